@@ -1,6 +1,6 @@
 """pytest fixtures: a real Durable Streams origin, and a gateway in front of it, on free ports of 127.0.0.1.
 
-Installed with the package, so any project that tests against Durable Streams has them:
+The package installs them, so every project that tests against Durable Streams can use them:
 
     async def test_my_reader(durable_origin):
         durable_origin.origin.faults.status(503, times=2)
@@ -10,16 +10,17 @@ Installed with the package, so any project that tests against Durable Streams ha
     durable_origin            a running in-memory origin: `.url`, `.origin.store`, `.origin.faults`, `.origin.counters`,
                               `await .stop()`
     durable_gateway           a gateway in front of it: `.gateway_url`, `.admin_url`, `await .stop()`
-    durable_origin_settings   override it to return other `OriginSettings`
-    durable_gateway_settings  override it to return fields of the gateway's configuration, by name
+    durable_origin_settings   override to return other `OriginSettings`
+    durable_gateway_settings  override to return fields of the gateway's configuration, by name
 
-The first two are asynchronous and live for one test.  They need pytest-asyncio (pytest-aiohttp brings it), and the test
-has to run under it: set `asyncio_mode = "auto"` in pytest's configuration, or mark the test `@pytest.mark.asyncio`.
-Without pytest-asyncio this module still loads, so that installing the gateway does not break a synchronous project.
+The first two are asynchronous and have function scope.  They need pytest-asyncio, which pytest-aiohttp installs, and
+the test must run under it: set `asyncio_mode = "auto"` in pytest's configuration, or mark the test
+`@pytest.mark.asyncio`.  Without pytest-asyncio this module still loads, so that installing the gateway does not break a
+synchronous project.
 
-pytest loads this module in every project of an environment that has the gateway installed.  It therefore has a name of
-its own outside the package, and imports the package when a fixture is used: a project with a folder named `gateway`
-hides the package, and only its tests that ask for a fixture fail, with an error that names the folder.
+pytest loads this module in every project of an environment with the gateway installed.  It is therefore a module
+outside the package, and imports the package only when a fixture is used.  A project with a folder named `gateway` hides
+the package; only its tests that request a fixture fail, with an error that names the folder.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ Fixture = TypeVar("Fixture", bound=Callable[..., Any])
 def _asynchronous(function: Fixture) -> Fixture:
     try:
         import pytest_asyncio
-    except ImportError:  # a test that asks for the fixture then fails with pytest's own message about asynchronous ones
+    except ImportError:  # a test that requests the fixture then fails with pytest's own message about async fixtures
         return cast(Fixture, pytest.fixture(function))
     return cast(Fixture, pytest_asyncio.fixture(function))
 
 
 @contextmanager
 def _naming_what_hides_the_package() -> Iterator[None]:
-    """Fail the test with one line where an import fails because another package named `gateway` comes first."""
+    """Fail the test with one line if an import fails because another package named `gateway` hides this one."""
     try:
         yield
     except ImportError as error:
@@ -62,7 +63,7 @@ def _naming_what_hides_the_package() -> Iterator[None]:
 
 @pytest.fixture
 def durable_origin_settings() -> OriginSettings:
-    """What `durable_origin` is started with: a free port, long-polls of 30 s, chunks of 1 MiB."""
+    """Settings of `durable_origin`: a free port, long-polls of 30 s, chunks of 1 MiB."""
     with _naming_what_hides_the_package():
         from gateway.origin.app import OriginSettings
 
@@ -71,7 +72,7 @@ def durable_origin_settings() -> OriginSettings:
 
 @pytest.fixture
 def durable_gateway_settings() -> dict[str, Any]:
-    """Fields of the gateway's server, limits and route that `durable_gateway` is started with, by their own names."""
+    """Configuration of `durable_gateway`: fields of its server, limits and route, by their names."""
     return {}
 
 

@@ -1,7 +1,7 @@
-"""The composition root: the only file that knows everything.
+"""The composition root: the only module that knows all parts of the gateway.
 
-It builds the engine and its parts, listens, and takes everything down in order: stop accepting, end live readers spread
-over the first half of the time, let what is in flight finish, drop the rest.
+It builds the engine and its parts, listens, applies reloads, and shuts down in order: stop accepting, end live readers
+spread over the first part of the drain, let requests in flight finish, drop the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError, load_plan
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, Load
@@ -55,7 +56,7 @@ _log = logging.getLogger("gateway.app")
 
 
 class RunningGateway:
-    """A gateway that accepts.  `stop` is owed."""
+    """A gateway that accepts connections.  The caller must call `stop`."""
 
     def __init__(
         self,
@@ -67,16 +68,16 @@ class RunningGateway:
         planned: PlanApplier,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
-        shown_files: Stamp = (),
+        certificate_stamp: Stamp = (),
     ) -> None:
         self._environ = environ
-        self._shown_files = shown_files
+        self._certificate_stamp = certificate_stamp
         self.config = config
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
         self.access_log: AccessLog = log or NO_ACCESS_LOG
-        """Where requests are noted."""
+        """The access log; `NO_ACCESS_LOG` if it is off."""
         self._log = log
         self.routes = frontend.routes
         self.clients = frontend.clients
@@ -90,16 +91,16 @@ class RunningGateway:
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
         self._tasks = Tasks()
-        """What goes on beside the engine, from the first client to the last."""
+        """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
-        # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
+        # Always the system's clock: it measures the event loop itself.
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
         self.history = History()
         self._sampling = Sampling(engine.clock, lambda: self.history.take(self.sample()))
         self._is_open = False
         self.gateway_url = ""
-        """Where clients reach the first listener."""
+        """URL of the first listener."""
         self.admin_url = ""
 
     @property
@@ -116,8 +117,8 @@ class RunningGateway:
         return sampled(self.metrics, self.engine.clock.now(), self.engine.clock.wall())
 
     async def listen(self, admin: web.Application) -> Self:
-        """Accept at all listeners, and on the admin port with `admin`; OSError when a port is taken."""
-        # A page that closes a live tail leaves no reader behind on the public port.
+        """Accept at all listeners, and serve `admin` on the admin port.  Raises OSError if a port is taken."""
+        # Handlers are cancelled with their connection, so that a closed console page leaves no live reader behind.
         self._admin = web.AppRunner(
             admin,
             access_log=None,
@@ -139,9 +140,9 @@ class RunningGateway:
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if certificate_files(self.config.every_listener):
-                self._tasks.start(self._watch.run(self._shown_files), "certificates")
+                self._tasks.start(self._watch.run(self._certificate_stamp), "certificates")
         except BaseException:
-            self.planned.leave()
+            self.planned.stop()
             self._loop_delay.close()
             self._sampling.close()
             await self._admin.cleanup()
@@ -153,22 +154,22 @@ class RunningGateway:
         return self
 
     def drain(self, within_s: float | None = None) -> None:
-        """Be no longer ready, and send live readers off in order within `within_s` or the configured time.
+        """Stop being ready, and end live reads cleanly within `within_s`, by default `shutdown_timeout_s`.
 
-        Who still comes is answered, until `stop`: whoever sends clients here needs a while to notice.
+        New requests are still answered until `stop`, because a load balancer needs time to notice.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
-        self.planned.leave()
+        self.planned.stop()
         self.engine.begin_drain(within_s * 0.8, within_s)
 
     async def reload(self) -> Change:
-        """Read the configuration again and take from it what can be taken while connections are open.
+        """Read the configuration again, and apply what can change while connections are open.
 
-        ConfigError where it, or the plan that it names, cannot be used, and NothingToRead where there is none: then all
-        stays as it was.
+        Raises ConfigError if the configuration or a file that it names cannot be used, and NothingToRead if the gateway
+        has no configuration to read.  After an error nothing has changed.
         """
         if self._load is None:
-            raise NothingToRead("this gateway was started without a configuration that could be read again")
+            raise NothingToRead("this gateway was started without a configuration to read again")
         try:
             change = await self._take_anew()
         except Exception:
@@ -184,26 +185,26 @@ class RunningGateway:
             self._frontend.show(certificates)
             self.config = change.config
             if anew := self.engine.take(change.config, credentials, tls):
-                # A secret may be another one in the same place.
+                # A credential may change while the configuration that names its file stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
             self._frontend.take(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
-                # It may be another document by the same name.
+                # The file may hold another plan under the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
             return change
 
     def _loaded(self) -> _Loaded:
-        """The configuration as it is now, its plan, what its routes show their origins, how TLS is spoken there, and
-        what its listeners show."""
+        """The current configuration with its plan, its origins' credentials and TLS settings, and its listeners'
+        certificates.  Runs in the reader's thread."""
         assert self._load is not None
         config = self._load()
         shown = config_change(self.config, config).config.every_listener
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
-        return config, load_plan(config), _shown(config, self._environ), load_tls(config), certificates
+        return config, load_plan(config), _origin_credentials(config, self._environ), load_tls(config), certificates
 
     async def _renew(self) -> None:
-        """Show what is in the certificates' files now, as far as it can be used."""
+        """Load the listeners' certificate files again; keep the old certificates if they cannot be used."""
         listeners, now = self.config.every_listener, self.listeners
         reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)
         async with self._reloading:
@@ -213,19 +214,19 @@ class RunningGateway:
                 _log.warning("certificates are not taken: %s", error)
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
-        """Have this plan in effect, with the configuration that is; whether it is another than before."""
+        """Apply this plan under the current configuration; return whether it differs from the one before."""
         grants, limits = self.config.cache.plan, self.config.limits
         budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
         _configure(self.metrics, self.config, budget)
-        is_new = self.planned.take(plan, grants, self.routes.routes, budget)
+        is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
         return is_new
 
     async def stop(self) -> None:
-        """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
+        """Drain and stop within `shutdown_timeout_s`; connections that are still open then are dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
-        self.planned.leave()
+        self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         self.listeners.close()
@@ -239,7 +240,7 @@ class RunningGateway:
         await self._tasks.close()
         await self.engine.close()
         if self._log is not None:
-            # Every request has ended by now; what is left of the time is the log's.
+            # Every request has ended by now, so the log may use the rest of the time.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         if self._admin is not None:
@@ -257,21 +258,21 @@ async def start_gateway(
     load: Load | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> RunningGateway:
-    """Start a gateway on the running loop.  OSError when a port is taken, ConfigError where the plan that the
-    configuration names cannot be used.
+    """Start a gateway on the running loop.
 
-    `load` reads the configuration again, in a thread, raising ConfigError; without it there is no reload.  `environ` is
-    where the admin port's token and credentials for origins are, the process's own environment by default; ConfigError
-    where one is needed.
+    `load` reads the configuration again, in a thread, and may raise ConfigError; without it there is no reload.
+    `environ` holds the admin port's token and credentials for origins; the default is the process's environment.
+    `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.  `tracer` replaces
+    the one that `config.tracing` describes.
 
-    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.  `tracer` stands in
-    for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
+    Raises OSError if a port is taken.  Raises ConfigError if a file that the configuration names cannot be used, if a
+    token or credential is missing, or if tracing needs an extra that is not installed.
     """
     clock = clock or SystemClock()
     environ = os.environ if environ is None else environ
     plan = load_plan(config)
     known = stamp(tls_files(config))
-    credentials, tls = _shown(config, environ), load_tls(config)
+    credentials, tls = _origin_credentials(config, environ), load_tls(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
@@ -282,7 +283,7 @@ async def start_gateway(
     log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
     frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners)
-    shown_files = stamp(certificate_files(config.every_listener))
+    certificate_stamp = stamp(certificate_files(config.every_listener))
     frontend.show(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
     metrics.before_collect = clients.count
@@ -290,7 +291,7 @@ async def start_gateway(
     metrics.listeners.refused = frontend.refused
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(
-        config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, shown_files
+        config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, certificate_stamp
     )
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
@@ -300,20 +301,20 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
-    engine.renewal.start(known)
+    engine.tls_reloader.start(known)
     return await gateway.listen(application)
 
 
 _Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates]
 
 
-def _shown(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:
+def _origin_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:
     found = load_credentials(config, environ).items()
-    return {route: (shown.header, shown.value.get_secret_value()) for route, shown in found}
+    return {route: (one.header, one.value.get_secret_value()) for route, one in found}
 
 
 def _is_budget_set(config: GatewayConfig) -> bool:
-    """Whether an operator has named a budget, be it the default's."""
+    """Whether the operator has set `limits.cache_bytes`, even to its default."""
     return "cache_bytes" in config.limits.model_fields_set
 
 
@@ -323,7 +324,7 @@ def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
 
 
 def _sampled_trace() -> str | None:
-    """The trace of the running request, where it can be looked at."""
+    """The trace id of the current request, if the trace is sampled; for exemplars."""
     span = current()
     return span.trace_id if span.is_sampled else None
 

@@ -1,8 +1,8 @@
-"""Everything that can go wrong, as a small tree.
+"""The gateway's exceptions.
 
-Each class fixes its HTTP status, whose fault it is, and whether a client may retry.  `upstream/` translates foreign
-exceptions into these, once; `server/` turns them into responses, once.  Texts are fixed: nothing an origin or a
-client sent is ever echoed.
+Each class fixes its HTTP status, whose fault the failure is, and whether a retry can help.  `upstream/` translates
+foreign exceptions into these, once; `server/` turns them into responses, once.  Texts are fixed: they never contain
+anything that an origin or a client sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is."""
+    """The party that caused a failure."""
 
     CLIENT = "client"
     UPSTREAM = "upstream"
@@ -23,7 +23,7 @@ class Fault(StrEnum):
 
 
 class GatewayError(Exception):
-    """A failure with a status, an owner and a one-line text fit for a client."""
+    """A failure with an HTTP status, the party at fault, and a one-line text for the client."""
 
     status: ClassVar[int] = 500
     fault: ClassVar[Fault] = Fault.GATEWAY
@@ -32,7 +32,7 @@ class GatewayError(Exception):
     def __init__(self, text: str | None = None, *, is_unsent: bool = False) -> None:
         super().__init__(text or self.text)
         self.is_unsent = is_unsent
-        """Whether the origin has certainly not had the request: no byte of it was sent."""
+        """Whether no byte of the request was sent, so that the origin cannot have received it."""
 
     def anew(self) -> Self:
         """The same failure, to be raised where this one is kept for others.
@@ -46,7 +46,7 @@ class GatewayError(Exception):
 
     @property
     def retry_after_s(self) -> int | None:
-        """Seconds a client should wait, or None where a retry cannot help or needs no pause."""
+        """Seconds that a client should wait before a retry; None if a retry cannot help or needs no pause."""
         return 1 if self.status in (502, 503, 504) else None
 
 
@@ -75,7 +75,7 @@ class BodyTooLarge(GatewayError):
 
 
 class VersionNotSupported(GatewayError):
-    """A major version of HTTP that is not spoken here (RFC 9110 §15.6.6)."""
+    """The request's major version of HTTP is not supported (RFC 9110 §15.6.6)."""
 
     status = 505
     fault = Fault.CLIENT
@@ -83,7 +83,7 @@ class VersionNotSupported(GatewayError):
 
 
 class UnknownTransferCoding(GatewayError):
-    """The request body is in a transfer coding beside chunked, which would be lost on the way (RFC 9112 §6.1)."""
+    """The request body has a transfer coding other than chunked, which a relay would lose (RFC 9112 §6.1)."""
 
     status = 501
     fault = Fault.CLIENT
@@ -107,21 +107,21 @@ class LoopDetected(GatewayError):
 
 
 class TooManyFollowed(GatewayError):
-    """As many streams are followed live as the configuration allows."""
+    """The number of streams followed live has reached the configured bound."""
 
     status = 503
     text = "Too many live streams"
 
 
 class TooManyAbsent(GatewayError):
-    """Reads of streams that do not exist come faster than the origin may be asked for them."""
+    """Reads of streams that do not exist exceed the configured rate at which the origin may be asked."""
 
     status = 503
     text = "Too many reads of unknown streams"
 
 
 class UpstreamUnreachable(GatewayError):
-    """No connection to the origin, or it was lost before an answer."""
+    """The connection to the origin failed, or was lost before the answer."""
 
     status = 502
     fault = Fault.UPSTREAM
@@ -129,7 +129,7 @@ class UpstreamUnreachable(GatewayError):
 
 
 class UpstreamBroken(GatewayError):
-    """The origin's answer is not valid: broken HTTP, a body that ends early, offsets that contradict."""
+    """The origin's answer is invalid: malformed HTTP, a truncated body, or contradictory offsets."""
 
     status = 502
     fault = Fault.UPSTREAM
@@ -137,7 +137,7 @@ class UpstreamBroken(GatewayError):
 
 
 class UpstreamTimeout(GatewayError):
-    """The origin did not answer within its bound."""
+    """The origin did not answer within its timeout."""
 
     status = 504
     fault = Fault.UPSTREAM
@@ -145,7 +145,7 @@ class UpstreamTimeout(GatewayError):
 
 
 class UpstreamUnavailable(GatewayError):
-    """The origin is known to be failing and its answer was not waited for."""
+    """The origin is known to fail, so the gateway does not wait for its answer."""
 
     status = 503
     fault = Fault.UPSTREAM
@@ -153,8 +153,8 @@ class UpstreamUnavailable(GatewayError):
 
 
 class CircuitOpen(UpstreamUnavailable):
-    """The origin's circuit breaker is open, or no connection to it may be added: nothing was sent, and an answer is to
-    be had at once."""
+    """The origin's circuit breaker is open, or its connections are at their bound.  Nothing was sent to the origin, and
+    the client is answered at once."""
 
     def __init__(self, retry_in_s: float = 0.0) -> None:
         super().__init__(is_unsent=True)
@@ -162,12 +162,12 @@ class CircuitOpen(UpstreamUnavailable):
 
     @property
     def retry_after_s(self) -> int:
-        """Until the next probe is due; a whole number of seconds (RFC 9110 §10.2.3)."""
+        """Whole seconds until the next probe, 1 at least (RFC 9110 §10.2.3)."""
         return max(1, math.ceil(self._retry_in_s))
 
 
 class TailMovedBack(UpstreamBroken):
-    """The origin's tail lies before one it gave out: the stream is not the one that was known."""
+    """The origin's tail is before an offset that it gave out earlier: the stream was re-created."""
 
     text = "Stream was re-created"
 

@@ -1,8 +1,8 @@
 """Durable Streams as a Spark data source: `spark.read.format("durable_streams")`, and the same for `readStream`,
 `write` and `writeStream`.
 
-Spark finds a top-level package of this kind of name by itself and takes `DefaultSource` from it.  Any origin or gateway
-that speaks the protocol will do; what a gateway's admin API knows beyond that is used where it is named.
+Spark finds a top-level package with a name of this kind and takes `DefaultSource` from it.  Any origin or gateway that
+speaks the protocol will do.  A gateway's admin API is used only if an option names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DefaultSource", "by_stream"]
 
 
 def __getattr__(name: str) -> Any:
-    # Not before somebody wants them: they bring PySpark along, and counting messages (`framing`) needs none.
+    # Imported on demand: they load PySpark, which counting messages (`framing`) does not need.
     match name:
         case "DefaultSource":
             from pyspark_durable_streams.source import DefaultSource

@@ -1,6 +1,6 @@
-"""A gateway's admin API, as far as it is of use to a reader: how far streams have come, and what lies between offsets.
+"""The parts of a gateway's admin API that help a reader: the tails of streams, and counts between offsets.
 
-A gateway's paths are as its origin is asked for them, so the path of the reader's URL has to be the origin's there.
+The gateway lists paths as its origin knows them, so the path of the reader's URL must be the path at the origin.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from pyspark_durable_streams.client import Client, refusal
+from pyspark_durable_streams.client import Client, origin_error
 from pyspark_durable_streams.errors import BadReply, DurableStreamsError
-from pyspark_durable_streams.framing import Tally
+from pyspark_durable_streams.framing import Checksum
 from pyspark_durable_streams.places import START
 
-_MOST_PAGES: Final = 10_000
-_MOST_NAMED: Final = 5_000
+_MAX_PAGES: Final = 10_000
+_MAX_NAMES: Final = 5_000
 _MOST_COUNTS_BYTES: Final = 1 << 20
-"""An answer with a thousand runs."""
+"""Enough for an answer with a thousand runs."""
 _MOST_COUNTS_S: Final = 30.0
 _TOKEN: Final = re.compile(r"[!-~]{1,300}")
-_MOST_UNITS: Final = 1 << 48
+_MAX_UNITS: Final = 1 << 48
 _LONGEST_REST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CountedRun:
-    """What lies between two offset tokens: `size` bytes with this CRC-32, in the form in which `framing` hands out."""
+    """The bytes between two offset tokens, in the form that `framing` yields: `size` bytes with this CRC-32."""
 
     token: str
     next: str
@@ -39,13 +39,13 @@ class CountedRun:
     crc: int
 
     @property
-    def tally(self) -> Tally:
-        """What is read there has this one, where it was counted right."""
-        return Tally(self.units, self.size, self.crc)
+    def checksum(self) -> Checksum:
+        """The checksum that a read of the run must match."""
+        return Checksum(self.units, self.size, self.crc)
 
 
 class AdminApi:
-    """Asks it; safe to use from several threads."""
+    """A client of the admin API; safe to use from several threads."""
 
     def __init__(self, client: Client, base: str, warn: Callable[[str], None]) -> None:
         self._client = client
@@ -55,30 +55,30 @@ class AdminApi:
         self._leaving = threading.Lock()
         self._failures = 0
         self._rest = 0
-        """For so many batches it is not asked for counts."""
-        self._has_told = self._has_failed = False
-        """In this batch."""
+        """Batches for which counts are not requested."""
+        self._has_answered = self._has_failed = False
+        """In the current batch."""
 
     def close(self) -> None:
-        """Give its connections back."""
+        """Release the connections."""
         self._client.close()
 
     def tails_of(self, streams: Iterable[str]) -> dict[str, str | None]:
-        """Tails of these streams, None where none is known.  BadReply, Refused and Unreachable."""
+        """The tails of these streams, None for an unknown one.  Raises BadReply, Refused and Unreachable."""
         names = list(streams)
         found: dict[str, str | None] = {}
-        for at in range(0, len(names), _MOST_NAMED):
-            paths = {self._path(name): name for name in names[at : at + _MOST_NAMED]}
+        for at in range(0, len(names), _MAX_NAMES):
+            paths = {self._path(name): name for name in names[at : at + _MAX_NAMES]}
             body = json.dumps({"streams": list(paths)}).encode()
             tails = self._tails("POST", "/api/tails", body)["tails"]
             found.update({name: tails.get(path) for path, name in paths.items()})
         return found
 
     def tails_below(self, prefix: str) -> dict[str, str | None]:
-        """Tails of all streams whose names begin so.  Errors as above."""
+        """The tails of all streams whose names have this prefix.  Errors as above."""
         found: dict[str, str | None] = {}
         after = ""
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             query = f"prefix={quote(self._path(prefix), safe='')}&after={quote(after, safe='')}"
             page = self._tails("GET", f"/api/tails?{query}", None)
             for path, tail in page["tails"].items():
@@ -86,61 +86,61 @@ class AdminApi:
             after = page["next"]
             if after is None:
                 return found
-        raise BadReply("the catalogue has no end")
+        raise BadReply("the catalogue does not end")
 
-    def ask_again(self) -> None:
-        """A batch begins: one that knew no counts may know some by now."""
-        if self._has_told and not self._has_failed:
+    def begin_batch(self) -> None:
+        """Begin a batch: counts that failed before may be available by now."""
+        if self._has_answered and not self._has_failed:
             self._failures = 0
-        self._has_told = self._has_failed = False
+        self._has_answered = self._has_failed = False
         self._counts = self._rest == 0
         self._rest = max(self._rest - 1, 0)
 
     def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
-        """What the gateway has counted from `token` on of the stream that it gave this ETag for, in runs of about
-        `size` bytes; nothing where it cannot tell.
+        """The runs of about `size` bytes that the gateway has counted from `token` on, in the stream with this ETag;
+        empty if it has none.
 
-        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is told of once, and not
-        asked any more in this batch, nor in more and more of those that follow.
+        The counts only save reading.  A gateway without counts, or one that does not answer, is reported once.  It is
+        not asked again in this batch, nor in a growing number of later ones.
         """
         if not self._counts:
             return
         try:
-            found = self._told(stream, token, size, etag)
+            found = self._request_counts(stream, token, size, etag)
             runs = [_run(row, is_json=is_json) for row in found]
         except (DurableStreamsError, ValueError, TypeError, KeyError, RecursionError) as error:
-            self._leave(str(error) if isinstance(error, DurableStreamsError) else "an answer that is not a gateway's")
+            self._stop_asking(str(error) if isinstance(error, DurableStreamsError) else "the answer is not a gateway's")
             return
-        self._has_told = True
+        self._has_answered = True
         for run in runs:
-            # They lead from one to the next, and onward.
+            # Each run must begin where the last one ended, and lead forward.
             if run is None or run.token != token or run.next == START or (token != START and run.next <= token):
                 return
             yield run
             token = run.next
 
-    def _leave(self, reason: str) -> None:
+    def _stop_asking(self, reason: str) -> None:
         with self._leaving:
             if not self._counts:
-                return  # somebody else was told so at the same time
+                return  # another thread had the same failure
             if not self._failures:
-                self._warn(f"catalogue: streams are counted by reading them, because it does not tell counts: {reason}")
+                self._warn(f"catalogue: streams are counted by reading them, because it gives no counts: {reason}")
             self._counts, self._has_failed = False, True
             self._rest = min((1 << self._failures) - 1, _LONGEST_REST)
             self._failures += 1
 
-    def _told(self, stream: str, token: str, size: int, etag: str) -> list[Any]:
+    def _request_counts(self, stream: str, token: str, size: int, etag: str) -> list[Any]:
         query = (
             f"stream={quote(self._path(stream), safe='')}&etag={quote(etag, safe='')}"
             f"&offset={quote(token, safe='')}&run_bytes={size}"
         )
         reply = self._client.request(
-            "GET", f"/api/counts?{query}", retry=False, most_bytes=_MOST_COUNTS_BYTES, most_s=_MOST_COUNTS_S
+            "GET", f"/api/counts?{query}", retry=False, max_bytes=_MOST_COUNTS_BYTES, max_s=_MOST_COUNTS_S
         )
         if reply.status == 422:
-            return []  # a name that is no path's
+            return []  # the name is not a path
         if reply.status != 200:
-            raise refusal(reply, "/api/counts")
+            raise origin_error(reply, "/api/counts")
         found = json.loads(reply.body)["runs"]
         if not isinstance(found, list):
             raise TypeError
@@ -153,26 +153,26 @@ class AdminApi:
         headers: Mapping[str, str] | None = {"content-type": "application/json"} if body is not None else None
         reply = self._client.request(method, path, headers, body)
         if reply.status != 200:
-            raise refusal(reply, "catalogue")
+            raise origin_error(reply, "catalogue")
         try:
             said = json.loads(reply.body)
             if not isinstance(said["tails"], dict):
                 raise TypeError
             said.setdefault("next", None)
         except (ValueError, TypeError, KeyError) as error:
-            raise BadReply("catalogue: an answer that is not a gateway's; is it the URL of its admin port?") from error
+            raise BadReply("catalogue: the answer is not a gateway's; is it the URL of its admin port?") from error
         return said
 
 
 def _run(row: Mapping[str, Any], *, is_json: bool) -> CountedRun | None:
-    """None where the gateway took the stream for one of another kind."""
+    """None if the gateway counted the stream as another kind."""
     messages, size, crc = row["messages"], row["bytes"], row["crc32"]
     if (messages is not None) is not is_json:
         return None
     units = messages if is_json else size
     if any(type(number) is not int for number in (units, size, crc)):
         raise TypeError
-    if not (0 < units <= size <= _MOST_UNITS and 0 <= crc < 1 << 32):
+    if not (0 < units <= size <= _MAX_UNITS and 0 <= crc < 1 << 32):
         raise ValueError
     if not all(_TOKEN.fullmatch(token) for token in (row["offset"], row["next"])):
         raise ValueError

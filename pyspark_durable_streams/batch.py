@@ -1,7 +1,7 @@
-"""A batch read: all there is between two offsets, at the moment it is planned.
+"""A batch read: everything between two offsets at the time of planning.
 
-The driver walks the streams once, counting, and what it reads goes to the spool for the tasks; so a stream that nobody
-has cut into parts is still read by several of them, and a task that is run again reads the same.
+The driver walks the streams once and counts.  The bytes it reads go to the spool for the tasks.  Several tasks can thus
+share a stream that has no parts, and a task that runs again reads the same.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.formats import Rows, check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
-from pyspark_durable_streams.plan import Share, dealt
+from pyspark_durable_streams.plan import Share, split_evenly
 from pyspark_durable_streams.reading import Run, Task, fragments
 from pyspark_durable_streams.spool import Spool
 from pyspark_durable_streams.survey import News, Surveyor, Target
-from pyspark_durable_streams.taken import Allowance
 from pyspark_durable_streams.walk import Gone
 
 _log: Final = logging.getLogger("pyspark_durable_streams")
@@ -40,7 +40,7 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The batch's tasks."""
+        """The tasks of the batch."""
         options = self._options
         client, admin = Client(options.client), admin_of(options)
         surveyor = Surveyor(
@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
             warn=_log.warning,
         )
         spool = Spool(options.spool_bytes)
-        _keep(spool)
+        _retain(spool)
         surveyor.begin(spool)
         found: dict[str, News] = {}
         try:
@@ -68,7 +68,7 @@ class BatchReader(DataSourceReader):
             for name in sorted(found)
             for stretch in found[name].stretches
         ]
-        return tasks_of(dealt(shares, options.partitions), surveyor)
+        return tasks_of(split_evenly(shares, options.partitions), surveyor)
 
     def _look(self, surveyor: Surveyor, stream: str, found: dict[str, News]) -> None:
         options = self._options
@@ -92,7 +92,7 @@ class BatchReader(DataSourceReader):
 
 
 def rows_of(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows of one task; none for the empty one that Spark makes of no tasks at all."""
+    """The rows of one task; none for the empty partition that Spark makes if there are no tasks."""
     if not isinstance(partition, Task):
         return iter(())
     messages = fragments(
@@ -107,7 +107,7 @@ def rows_of(partition: InputPartition, options: ReadOptions, schema: StructType)
 
 
 def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[InputPartition]:
-    """Tasks that know what of theirs the driver has."""
+    """The tasks, each with the spool extents of its stretches."""
     extents = surveyor.extents if surveyor is not None else {}
     return [
         Task([Run(share, extents.get((share.stream, share.stretch.place.count))) for share in group])
@@ -118,8 +118,8 @@ def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[Input
 _kept: list[Spool] = []
 
 
-def _keep(spool: Spool) -> None:
-    """The process that plans a batch lives on for the next: its last few spools stay, for the tasks."""
+def _retain(spool: Spool) -> None:
+    """Keep the last few spools for their tasks, and close older ones: the planning process outlives its batch."""
     _kept.append(spool)
     while len(_kept) > 2:
         _kept.pop(0).close()

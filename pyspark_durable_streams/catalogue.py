@@ -1,8 +1,8 @@
-"""Which streams there are: the protocol has no listing, so somebody has to say.
+"""The list of streams to read; the protocol itself has none.
 
-Either a gateway's admin API does, which lists the streams that it holds and how far each has come, ten thousand in one
-answer; or a stream of names does, whose JSON messages are names, or objects with a `stream` and, for one that is gone,
-`"deleted": true`.  Names are below the reader's URL.
+The list comes either from a gateway's admin API, which gives the streams that it holds and their tails, ten thousand in
+one answer, or from a stream of names.  The messages of that JSON stream are names, or objects with a `stream` and, for
+one that no longer exists, `"deleted": true`.  Names are relative to the reader's URL.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _log: Final = logging.getLogger("pyspark_durable_streams")
 
 
 class Listing(Protocol):
-    """Names of streams, and how far they have come where that is known."""
+    """Names of streams, with their tails if they are known."""
 
     is_complete: bool
-    """Whether a stream that is not named is none that is read."""
+    """Whether streams that are not listed must not be read."""
 
     def tails(self) -> Mapping[str, str | None]:
-        """All streams that are to be read; None for a tail that is not known."""
+        """All streams to read; None for an unknown tail."""
 
 
 def admin_of(options: ReadOptions) -> AdminApi | None:
-    """The admin API of the gateway that this read goes through, where it was named."""
+    """The admin API of the gateway for this read, if an option names it."""
     admin = options.catalogue.admin if options.catalogue is not None else None
     return AdminApi(Client(admin), urlsplit(options.client.url).path, _log.warning) if admin is not None else None
 
 
 def listing_of(options: ReadOptions, client: Client, admin: AdminApi | None) -> Listing:
-    """Where this read has its streams from."""
+    """The source of this read's list of streams."""
     catalogue = options.catalogue
     if catalogue is not None and catalogue.stream is not None:
         return _NamesStream(client, catalogue.stream, options.prefix or "")
@@ -52,7 +52,7 @@ def listing_of(options: ReadOptions, client: Client, admin: AdminApi | None) -> 
 
 
 class _Named:
-    """The streams that the user named."""
+    """The streams that the options name."""
 
     is_complete = True
 
@@ -64,7 +64,7 @@ class _Named:
 
 
 class _NamesStream:
-    """A stream of names; what was read of it is not read again."""
+    """A stream of names, read incrementally."""
 
     is_complete = True
 
@@ -79,7 +79,7 @@ class _NamesStream:
         walk = Walk(self._client, self._stream, self._place)
         for part in walk.parts():
             if walk.unit is not Unit.ELEMENT:
-                raise BadOption(f"option catalogueStream: {self._stream} is no stream of JSON")
+                raise BadOption(f"option catalogueStream: {self._stream} is not a stream of JSON")
             for line in part.piece.data.split(b"\n")[:-1]:
                 self._take(json.loads(line))
         self._place = walk.place
@@ -91,7 +91,7 @@ class _NamesStream:
             name, is_gone = said.get("stream"), said.get("deleted") is True
         if not isinstance(name, str) or not name.lstrip("/"):
             raise BadReply(
-                f'stream {self._stream}: a message that names no stream: a text or {{"stream": …}} is wanted'
+                f'stream {self._stream}: a message that names no stream: a text or {{"stream": …}} is expected'
             )
         name = name.lstrip("/")
         if is_gone:
@@ -101,7 +101,7 @@ class _NamesStream:
 
 
 class _Admin:
-    """A gateway's bulk tails; one that it has forgotten may well be there."""
+    """The tails that a gateway lists; a stream that it has evicted may still exist."""
 
     is_complete = False
 

@@ -1,13 +1,13 @@
-"""HTTP as the source and the sink need it: synchronous, pooled, and every answer whole or an error.
+"""A synchronous, pooled HTTP client for source and sink; each answer is complete or an error.
 
-A body that ends before its length, or without its last chunk, is no answer: it is tried again where trying again is
-allowed, and an error where it is not; so is a body whose end only the closing of the connection tells.  A request that
-may be repeated is, after connection errors, 429 and 5xx, with pauses that double and are jittered, with Retry-After as
-their floor; any other 4xx is final.  Redirects are not followed, because credentials would go along.
+A body that ends before its length or without its last chunk is not an answer, and neither is one that ends only with
+the connection.  Such a request is repeated if it may be, else it fails.  Repeatable requests are repeated after
+connection errors, 429 and 5xx, with jittered pauses that double; Retry-After is their lower bound.  Any other 4xx is
+final.  Redirects are not followed, because they would carry the credentials along.
 
-Nothing waits for ever: connecting, silence inside a reply, and the whole of a request with its repetitions are
-bounded.  The configuration pickles, so that each worker makes a client and connections of its own; the values of
-headers are in no repr, because Spark prints plans and logs what is in them.
+Every wait is bounded: connecting, silence within a reply, and a request with all its repetitions.  The configuration
+can be pickled, so that each worker makes its own client and connections.  Header values appear in no repr, because
+Spark prints plans and logs their contents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark_durable_streams.errors import BadOption, BadReply, Refused, Unreach
 
 _CHUNK_BYTES: Final = 1 << 20
 _CONNECTIONS: Final = 16
-# What a path may have as it is (RFC 3986), and `%`: names that are encoded already stay as they are.
+# Characters that a path may contain (RFC 3986), and `%`: names that are already encoded stay as they are.
 _SAFE: Final = "/:@!$&'()*+,;=~-._%?"
 _DRAINED_BYTES: Final = 1 << 17
 _SHOWN_CHARS: Final = 200
@@ -36,17 +36,17 @@ _T = TypeVar("_T")
 
 
 class Clock(Protocol):
-    """Time as the client needs it."""
+    """The client's source of time."""
 
     def now(self) -> float:
-        """Seconds that only ever grow."""
+        """Monotonic seconds."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for this long."""
 
 
 class MachineClock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def now(self) -> float:
         return time.monotonic()  # noqa: TID251  (runs in Spark's processes, which hand in no clock)
@@ -57,39 +57,39 @@ class MachineClock:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Where requests go, with which headers, and how long they may take; what a worker makes its client from."""
+    """The URL, headers and time limits of requests; a worker makes its client from it."""
 
     url: str
-    """What every path is below, without a slash at its end."""
+    """The base of every path, without a trailing slash."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request; never shown."""
+    """Sent with every request; never in a repr."""
     connect_s: float = 10.0
     read_s: float = 60.0
-    """Longest silence before and inside a reply."""
+    """The longest silence before and within a reply, in seconds."""
     total_s: float = 300.0
-    """Longest that a request may take with all its tries and pauses."""
+    """The longest time for a request with all its tries and pauses, in seconds."""
     tries: int = 12
-    """Enough for an origin to restart: the pauses between them add up to about 40 s."""
+    """Enough for an origin to restart: the pauses add up to about 40 s."""
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
 
     def __post_init__(self) -> None:
-        wrong = "url: http://host[:port][/path] or https://… without a query is wanted"
+        wrong = "url: http://host[:port][/path] or https://… without a query is expected"
         try:
             parts = urlsplit(self.url)
-            # A port that is none is found out when it is asked for.
+            # An invalid port raises only when it is read.
             is_wrong = parts.port == 0 or parts.scheme not in ("http", "https") or not parts.hostname
         except ValueError:
             raise BadOption(wrong) from None
         if is_wrong or parts.query or parts.fragment:
             raise BadOption(wrong)
         if parts.username is not None or parts.password is not None:
-            raise BadOption("url: credentials belong into the header Authorization, where no plan shows them")
+            raise BadOption("url: credentials belong in the header Authorization, which no plan shows")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer; the names of `headers` are matched in any case."""
+    """A complete answer; the names of `headers` are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
@@ -98,7 +98,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class OpenReply:
-    """An answer whose body is still coming; `chunks` raises Unreachable when it ends early or falls silent."""
+    """An answer whose body is still arriving; `chunks` raises Unreachable if it ends early or stalls."""
 
     status: int
     headers: Mapping[str, str]
@@ -106,14 +106,14 @@ class OpenReply:
 
 
 class Client:
-    """Requests to one origin or gateway; safe to use from several threads."""
+    """Sends requests to one origin or gateway; safe to use from several threads."""
 
     def __init__(
         self, config: ClientConfig, *, clock: Clock | None = None, uniform: Callable[[], float] = random.random
     ) -> None:
         self.config = config
         self.requests = 0
-        """Sent so far, tries counted."""
+        """Requests sent so far, including repetitions."""
         self._clock = clock if clock is not None else MachineClock()
         self._uniform = uniform
         self._base = config.url.rstrip("/")
@@ -128,7 +128,7 @@ class Client:
         return type(self), (self.config,)
 
     def close(self) -> None:
-        """Give all idle connections back."""
+        """Close all idle connections."""
         self._pool.clear()
 
     def request(
@@ -139,16 +139,16 @@ class Client:
         body: bytes | None = None,
         *,
         retry: bool = True,
-        most_bytes: int | None = None,
-        most_s: float = inf,
+        max_bytes: int | None = None,
+        max_s: float = inf,
     ) -> Reply:
-        """The whole answer, of any status; `path` is below the configured URL, with its query.
+        """The complete answer, of any status; `path` is relative to the configured URL and includes the query.
 
-        With `retry`, which is for what may be done twice, a failed connection, a body cut short, 429 and 5xx are tried
-        again, and Unreachable is raised when the tries or the time are used up.  Without, they are not: Unreachable for
-        the first two, and the answer for the others.  Any other 4xx is the answer, with as much of its body as came.  A
-        body longer than `most_bytes` is BadReply, and one that takes longer than `most_s` is given up at its next
-        chunk, or where it falls silent.
+        With `retry`, for idempotent requests, a failed connection, a truncated body, 429 and 5xx are tried again;
+        Unreachable when the tries or the time are used up.  Without it nothing is tried again: Unreachable for the
+        first two, and the answer for the others.  Any other 4xx is the answer, with as much of its body as arrived.  A
+        body longer than `max_bytes` raises BadReply.  One that takes longer than `max_s` fails at its next chunk, or
+        when it stalls.
         """
 
         def whole(deadline: float) -> Reply:
@@ -156,72 +156,72 @@ class Client:
             try:
                 chunks: list[bytes] = []
                 size = 0
-                # Of a refusal the status is enough.
+                # For a refusal the status is enough.
                 is_refusal = 400 <= raw.status < 500 and raw.status != 429
                 with suppress(Unreachable) if is_refusal else nullcontext():
                     for chunk in self._chunks(raw, method, path, deadline):
                         chunks.append(chunk)
                         size += len(chunk)
-                        if most_bytes is not None and size > most_bytes:
-                            raise BadReply(f"{method} {self._shown(path)}: an answer of more than {most_bytes} bytes")
+                        if max_bytes is not None and size > max_bytes:
+                            raise BadReply(f"{method} {self._shown(path)}: answer of more than {max_bytes} bytes")
                 reply = Reply(raw.status, raw.headers, b"".join(chunks))
             finally:
-                _let_go(raw)
+                _release(raw)
             if retry:
-                _raise_if_passing(reply.status, reply.headers, reply.body, f"{method} {self._shown(path)}")
+                _raise_if_transient(reply.status, reply.headers, reply.body, f"{method} {self._shown(path)}")
             return reply
 
-        return self._tried(whole, self.config.tries if retry else 1, most_s)
+        return self._with_retries(whole, self.config.tries if retry else 1, max_s)
 
     @contextmanager
     def open(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[OpenReply]:
-        """The answer to a GET with its body still to come; leaving the block early drops the connection.
+        """The answer to a GET whose body is still arriving; leaving the block early drops the connection.
 
-        Until the head is there it is tried again as `request` is.  After that a failure is Unreachable: whoever reads
-        knows how much of the body to pass over when asking once more.  A body may be a whole stream, so only silence in
-        it is bounded.
+        Until the head arrives, the request is tried again as in `request`.  After that a failure is Unreachable: only
+        the reader knows how much of the body to skip in a repetition.  A body may be a whole stream, so only silence
+        within it is bounded.
         """
 
         def begun(deadline: float) -> urllib3.BaseHTTPResponse:
             raw = self._send("GET", path, headers, None, deadline)
             try:
-                _raise_if_passing(raw.status, raw.headers, b"", f"GET {self._shown(path)}")
+                _raise_if_transient(raw.status, raw.headers, b"", f"GET {self._shown(path)}")
             except BaseException:
-                _let_go(raw)
+                _release(raw)
                 raise
             return raw
 
-        raw = self._tried(begun, self.config.tries)
+        raw = self._with_retries(begun, self.config.tries)
         try:
             yield OpenReply(raw.status, raw.headers, self._chunks(raw, "GET", path, inf))
         finally:
-            _let_go(raw)
+            _release(raw)
 
-    def _tried(self, attempt: Callable[[float], _T], tries: int, most_s: float = inf) -> _T:
+    def _with_retries(self, attempt: Callable[[float], _T], tries: int, max_s: float = inf) -> _T:
         config = self.config
-        deadline = self._clock.now() + min(config.total_s, most_s)
+        deadline = self._clock.now() + min(config.total_s, max_s)
         pause = config.first_pause_s
         for number in range(1, tries + 1):
             try:
                 return attempt(deadline)
-            except _Passing as passing:
-                wait = max(pause * (0.5 + 0.5 * self._uniform()), passing.floor_s)
+            except _TransientError as transient:
+                wait = max(pause * (0.5 + 0.5 * self._uniform()), transient.floor_s)
                 if number == tries or self._clock.now() + wait >= deadline:
                     tried = f" ({number} tries)" if number > 1 else ""
-                    raise Unreachable(f"{passing}{tried}") from passing.__cause__
+                    raise Unreachable(f"{transient}{tried}") from transient.__cause__
                 self._clock.sleep(wait)
                 pause = min(config.longest_pause_s, pause * 2)
-        raise AssertionError("at least one try is made")
+        raise AssertionError("unreachable: tries must be at least 1")
 
     def _send(
         self, method: str, path: str, headers: Mapping[str, str] | None, body: bytes | None, deadline: float
     ) -> urllib3.BaseHTTPResponse:
-        if leads_out(path):
-            raise BadOption(f"{path.partition('?')[0]!r} leads out of the url: a name has no . or .. between slashes")
+        if leaves_base(path):
+            raise BadOption(f"{path.partition('?')[0]!r} leads out of the url: no . or .. is allowed between slashes")
         self.requests += 1
         config = self.config
         left = max(deadline - self._clock.now(), 0.001)
-        # What the user gave is overridden by what a request needs, whatever the case of the names.
+        # A request's own headers override the user's, whatever the case of the names.
         merged = {name.lower(): value for name, value in {"accept-encoding": "identity", **config.headers}.items()}
         merged.update({name.lower(): value for name, value in (headers or {}).items()})
         try:
@@ -236,54 +236,54 @@ class Client:
                 timeout=urllib3.Timeout(connect=min(config.connect_s, left), read=min(config.read_s, left)),
             )
         except HTTPError as error:
-            raise _Passing(f"{method} {self._shown(path)}: {_reason(error)}") from error
+            raise _TransientError(f"{method} {self._shown(path)}: {_reason(error)}") from error
 
     def _chunks(self, raw: urllib3.BaseHTTPResponse, method: str, path: str, deadline: float) -> Iterator[bytes]:
         is_framed = raw.headers.get("Content-Length") is not None or (
             raw.headers.get("Transfer-Encoding", "").lower().endswith("chunked")
         )
         if not (is_framed or method == "HEAD" or raw.status in (204, 304)):
-            raise _Passing(f"{method} {self._shown(path)}: a reply that does not say where it ends may lack its end")
+            raise _TransientError(f"{method} {self._shown(path)}: the reply states no length and may be truncated")
         is_coded = "Content-Encoding" in raw.headers
         try:
             while chunk := raw.read1(_CHUNK_BYTES, decode_content=is_coded):
                 if self._clock.now() > deadline:
-                    raise _Passing(f"{method} {self._shown(path)}: still sending when its time was up")
+                    raise _TransientError(f"{method} {self._shown(path)}: time is up, and the body is not complete")
                 yield chunk
         except HTTPError as error:
-            raise _Passing(f"{method} {self._shown(path)}: {_reason(error)}") from error
+            raise _TransientError(f"{method} {self._shown(path)}: {_reason(error)}") from error
 
     def _shown(self, path: str) -> str:
         return self._base + path
 
 
-class _Passing(Unreachable):
-    """It may work the next time; not before `floor_s` seconds have gone by."""
+class _TransientError(Unreachable):
+    """A failure that a later try may not have; wait at least `floor_s` seconds."""
 
     def __init__(self, text: str, floor_s: float = 0.0) -> None:
         super().__init__(" ".join(text.split()))
         self.floor_s = floor_s
 
 
-def leads_out(path: str) -> bool:
-    """Whether a path has a segment `.` or `..`, which clients and servers take out together with what is before it.
+def leaves_base(path: str) -> bool:
+    """Whether a path has a segment `.` or `..`, which clients and servers resolve against the segment before it.
 
-    Names of streams may come from data, and data must not choose what else at the origin is written to.
+    Names of streams may come from data, and data must not address other resources of the origin.
     """
     segments = path.partition("?")[0].replace("\\", "/").split("/")
     return any(unquote(segment) in (".", "..") for segment in segments)
 
 
-def refusal(reply: Reply, what: str) -> Refused:
-    """The error for an answer that is not what was asked for: one line with its status and what the origin said."""
+def origin_error(reply: Reply, what: str) -> Refused:
+    """The error for an unexpected answer: one line with its status and the beginning of its body."""
     said = " ".join(reply.body[:_SHOWN_CHARS].decode("utf-8", "replace").split())
     return Refused(f"{what}: {reply.status}{' ' + said if said else ''}", reply.status)
 
 
-def _raise_if_passing(status: int, headers: Mapping[str, str], body: bytes, what: str) -> None:
+def _raise_if_transient(status: int, headers: Mapping[str, str], body: bytes, what: str) -> None:
     if status == 429 or status >= 500:
-        text = str(refusal(Reply(status, headers, body), what))
-        raise _Passing(text, _retry_after_s(headers.get("Retry-After")))
+        text = str(origin_error(Reply(status, headers, body), what))
+        raise _TransientError(text, _retry_after_s(headers.get("Retry-After")))
 
 
 def _retry_after_s(value: str | None) -> float:
@@ -292,16 +292,16 @@ def _retry_after_s(value: str | None) -> float:
     try:
         return max(0.0, urllib3.Retry().parse_retry_after(value))
     except HTTPError:
-        return 0.0  # what cannot be read asks for nothing
+        return 0.0  # an unparsable value counts as absent
 
 
 def _reason(error: HTTPError) -> str:
-    # urllib3's texts begin with the address of a connection object, which is of no use to anybody.
+    # urllib3's texts begin with the repr of a connection object, which is of no use here.
     return f"{type(error).__name__}: {str(error).rpartition('>: ')[2]}"
 
 
-def _let_go(raw: urllib3.BaseHTTPResponse) -> None:
-    # One that was not read to its end must not go back to the pool with the rest of it unread: what is short is read.
+def _release(raw: urllib3.BaseHTTPResponse) -> None:
+    # A connection with an unread body must not return to the pool, so a short rest is read and a longer one is dropped.
     if not raw.closed:
         left = raw.headers.get("Content-Length", "")
         if left.isdigit() and int(left) <= _DRAINED_BYTES:

@@ -1,7 +1,7 @@
-"""What can go wrong between Spark and an origin, each with one line of text for whoever runs the query.
+"""The errors of this data source, each with one line of text for the user of the query.
 
-Spark shows the text of an exception that a source or a sink raises in the driver, so the text says which stream, what
-was found and what can be done; it never has a header's value in it.
+Spark shows the text of an exception from a source or sink in the driver.  The text therefore names the stream, what was
+found and what can be done.  It never contains the value of a header.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ class DurableStreamsError(Exception):
 
 
 class BadOption(DurableStreamsError, ValueError):
-    """An option that is unknown, contradicts another, or has a value that is none."""
+    """An option is unknown, contradicts another, or has an invalid value."""
 
 
 class Unreachable(DurableStreamsError):
-    """No whole answer within the tries and the time there were."""
+    """No complete answer within the allowed tries and time."""
 
 
 class Refused(DurableStreamsError):
-    """The origin answered, and its answer is not one that another try could change."""
+    """The origin's answer is an error that another try cannot change."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, int]]:
-        # Errors travel from Spark's workers by pickle, which would call with the text alone.
+        # Errors are pickled on their way from Spark's workers; the default would pass the text alone.
         return type(self), (str(self), self.status)
 
 
 class BadReply(DurableStreamsError):
-    """An answer that the protocol does not allow: no next offset, no JSON array, or one that goes nowhere."""
+    """The answer violates the protocol: no next offset, not a JSON array, or no progress."""
 
 
 class DataLost(DurableStreamsError):
-    """What was planned to be read is not there any more: deleted, expired, made anew, or cut by retention."""
+    """Planned data no longer exists: deleted, expired, re-created, or removed by retention."""
 
 
 class BadRow(DurableStreamsError, ValueError):
-    """A row that no message can be made of, or that is not where it must be."""
+    """A row cannot become a message, or is in the wrong task."""
 
 
 class StreamClosed(DurableStreamsError):
-    """There is no writing to a closed stream."""
+    """The stream is closed and cannot be written to."""
 
 
 class NotRepeatable(DurableStreamsError):
-    """What is needed to write exactly once is missing: who writes, or an order to write in."""
+    """Writing exactly once is not possible: the identity of the write or an order of its rows is missing."""

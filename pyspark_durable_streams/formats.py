@@ -1,15 +1,15 @@
-"""From messages to rows, as Arrow batches: nothing is made a Python object on the way.
+"""Conversion of messages to rows, as Arrow batches, without Python objects for single messages.
 
     messages   stream, pos, offset, value: a row for each message
-    chunks     stream, pos, count, offset, value: a row for many, JSON as an array again, other streams as bytes
-    typed      the user's own columns, parsed from JSON by Arrow; `_stream`, `_pos`, `_offset` where the schema has them
+    chunks     stream, pos, count, offset, value: a row for many messages, JSON as an array, other streams as bytes
+    typed      the user's own columns, parsed from JSON by Arrow; `_stream`, `_pos`, `_offset` if the schema has them
 
-`pos` counts messages (bytes in chunks of streams that are no JSON) from where the query began in the stream.  `offset`
-is a token from which the row is to be had again: the one behind which the row's stretch was read.  Both, and where one
-chunk ends and the next begins, are the same each time a batch is read.
+`pos` counts messages (bytes in chunks of non-JSON streams) from where the query began in the stream.  `offset` is a
+token from which the row can be read again: the one before the row's stretch.  Both, and the borders of chunks, are the
+same each time a batch is read.
 
-A JSON message that does not fit the schema is found by halving, and becomes what `mode` says: a row of nulls with its
-text in `_corrupt_record` where the schema has that (PERMISSIVE), nothing (DROPMALFORMED), or an error (FAILFAST).
+A JSON message that does not fit the schema is found by bisection.  `mode` decides its fate: a row of nulls with the
+text in `_corrupt_record` if the schema has that column (PERMISSIVE), no row (DROPMALFORMED), or an error (FAILFAST).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FEED: Final = 0x0A
 
 
 class Format(StrEnum):
-    """What a row is."""
+    """The content of a row."""
 
     MESSAGES = "messages"
     TYPED = "typed"
@@ -49,7 +49,7 @@ class Format(StrEnum):
 
 
 class Mode(StrEnum):
-    """What becomes of a message that does not fit the schema."""
+    """The treatment of a message that does not fit the schema."""
 
     PERMISSIVE = "PERMISSIVE"
     DROPMALFORMED = "DROPMALFORMED"
@@ -80,29 +80,27 @@ _DEFAULT: Final = {
 
 
 def default_schema(kind: Format) -> str:
-    """The columns where the user names none; BadOption for `typed`, which has none of its own."""
+    """The columns if the user names none; BadOption for `typed`, which has no default."""
     if kind is Format.TYPED:
         raise BadOption("format=typed needs your columns: give them with .schema(...)")
     return _DEFAULT[kind]
 
 
 def check_schema(kind: Format, schema: StructType) -> None:
-    """BadOption when rows of this schema cannot be made."""
+    """BadOption if rows of this schema cannot be made."""
     known = _COLUMNS[kind]
     for column in schema.fields:
         types = known.get(column.name)
         if types is not None:
             if not isinstance(column.dataType, types):
                 wanted = " or ".join(one.typeName() for one in types)
-                raise BadOption(f"column {column.name}: {wanted} is wanted, not {column.dataType.simpleString()}")
+                raise BadOption(f"column {column.name}: {wanted} is expected, not {column.dataType.simpleString()}")
         elif kind is not Format.TYPED:
             raise BadOption(f"column {column.name}: format={kind} has {', '.join(known)}")
         else:
             _check_type(column.name, column.dataType)
     if kind is Format.TYPED and all(column.name in known for column in schema.fields):
-        raise BadOption(
-            "format=typed needs a column of your own; for the messages as they are there is format=messages"
-        )
+        raise BadOption("format=typed needs a column of your own; format=messages reads the messages unparsed")
 
 
 def _check_type(name: str, kind: DataType) -> None:
@@ -135,7 +133,7 @@ class Rows:
     _parsed: pa.Schema | None = field(default=None, init=False)
 
     def of(self, fragments: Iterator[Fragment]) -> Iterator[pa.RecordBatch]:
-        """The rows of these messages, in their order."""
+        """The rows of these messages, in order."""
         match self.kind:
             case Format.MESSAGES:
                 yield from map(self._messages, fragments)
@@ -208,9 +206,9 @@ class Rows:
         yield from pa.Table.from_arrays(columns, schema=self.arrow).combine_chunks().to_batches()
 
     def _read(self, piece: Piece) -> pa.Table | None:
-        """The messages as columns; None when one of them does not fit."""
+        """The messages as columns; None if one of them does not fit."""
         view = np.frombuffer(piece.data, np.uint8)
-        # Arrow's reader crashes on a line that is `null`, and takes nothing but objects anyway.
+        # Arrow's reader crashes on a line that is `null`, and accepts only objects anyway.
         is_other = view[:-1] == _FEED
         is_other &= view[1:] != _OPEN_BRACE
         if view[0] != _OPEN_BRACE or is_other.any():
@@ -228,7 +226,7 @@ class Rows:
             return None
 
     def _halved(self, fragment: Fragment) -> tuple[pa.Table, pa.Array, list[int]]:
-        """The same where some do not fit: the columns, the texts of those that do not, and which rows are left."""
+        """The rows of a fragment with misfits: the columns, the misfits' texts, and the indices of the rows kept."""
         lines = [line + b"\n" for line in fragment.piece.data.split(b"\n")[:-1]]
         tables: list[pa.Table] = []
         texts: list[bytes | None] = []
@@ -262,12 +260,12 @@ class Rows:
 
     @property
     def _target(self) -> pa.Schema:
-        """The columns that come out of the messages themselves, as Spark wants them, but never not null."""
+        """The columns that come from the messages, with Spark's types, all nullable."""
         return pa.schema([pa.field(c.name, c.type) for c in self.arrow if c.name not in _COLUMNS[Format.TYPED]])
 
     @property
     def _wanted(self) -> pa.Schema:
-        """The same as Arrow's reader can parse them: dates by way of timestamps."""
+        """The same columns with types that Arrow's reader can parse: dates as timestamps."""
         if self._parsed is None:
             self._parsed = pa.schema([pa.field(column.name, _parsable(column.type)) for column in self._target])
         return self._parsed
@@ -284,7 +282,7 @@ def _parsable(kind: pa.DataType) -> pa.DataType:
 
 
 def _same(text: str, rows: int, kind: pa.DataType) -> pa.Array:
-    """One text in every row."""
+    """The same text in every row."""
     data = text.encode()
     offsets = np.arange(rows + 1, dtype=np.int32) * len(data)
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)])
@@ -296,7 +294,7 @@ def _one(data: bytes, kind: pa.DataType) -> pa.Array:
 
 
 def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
-    """Lines without their line feeds."""
+    """The lines without their line feeds."""
     ends = line_ends(piece.data)
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends - np.arange(ends.size)
@@ -305,12 +303,12 @@ def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
 
 
 def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
-    """The same messages in chunks of about `size` bytes, cut by their bytes alone; each stretch begins a new one."""
+    """The same messages in chunks of about `size` bytes, cut by bytes alone; each stretch begins a new chunk."""
     gathered: list[Fragment] = []
     held = 0
     for fragment in fragments:
         if gathered and not _follows(gathered[-1], fragment):
-            # What lay between them is lost, and the user goes on with what is there.
+            # The data between them is lost, and the user chose to continue.
             yield from _cut(gathered, size, is_last=True)
             gathered, held = [], 0
         gathered.append(fragment)
@@ -328,7 +326,7 @@ def _follows(before: Fragment, after: Fragment) -> bool:
 
 
 def _cut(gathered: list[Fragment], size: int, *, is_last: bool) -> Generator[Fragment, None, Fragment | None]:
-    """The chunks of messages that follow each other; what is left, which is nothing where no more will follow."""
+    """Chunks of consecutive messages; returns the rest, which is None if `is_last`."""
     data = b"".join([fragment.piece.data for fragment in gathered])
     first = gathered[0]
     begin, pos = 0, first.pos
@@ -336,7 +334,7 @@ def _cut(gathered: list[Fragment], size: int, *, is_last: bool) -> Generator[Fra
         if first.unit is Unit.BYTE:
             end = min(begin + size, len(data))
         else:
-            # Behind the last message that still fits, but behind one at least.
+            # After the last message that still fits, but after one at least.
             end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1
             if end == 0:
                 break

@@ -1,21 +1,20 @@
-"""From the bytes of replies to whole messages, a megabyte at a time.
+"""Framing: from the bytes of replies to whole messages, a megabyte at a time.
 
-What a message is depends on the stream's content type and on what is asked for:
+The unit of a stream depends on its content type and on the requested format:
 
-    elements   `application/json`: one element of the arrays that replies are (section 7.1 of the protocol)
-    lines      `text/*` and newline-delimited JSON: what a line feed ends; the last one without ends with the stream
-    bytes      anything, asked for as chunks and not `application/json`: each byte by itself
+    elements   `application/json`: one element of the arrays in replies (section 7.1 of the protocol)
+    lines      `text/*` and newline-delimited JSON: text up to a line feed; a last line without one ends with the stream
+    bytes      any other type read as chunks: each byte by itself
 
-Elements and lines leave here in one form, lines each ended by a line feed (an element's own line breaks, which can only
-be between its tokens, become spaces), so that what follows need not know the difference.  Nothing leaves before its
-end has been seen, and what leaves depends on the bytes of the stream alone, never on how they were cut into replies.
-What stands between two commas is taken for an element and not looked into: whether it is JSON is for those to say who
-parse it.
+Elements and lines leave in one form, as lines that end in a line feed, so the next stages need not distinguish them.
+(An element's own line breaks, which can only be between its tokens, become spaces.)  A message leaves only after its
+end was seen.  The result depends on the bytes of the stream alone, never on how they were cut into replies.  The text
+between two commas counts as an element and is not validated; the parser of the messages does that.
 
-Where an array's elements begin and end is found by looking at quotes and brackets only, with numpy over whole blocks.
-Whether a place lies in a string is a bit: that of the number of quotes up to it, 64 places at a time (as simdjson does
-it: Langdale and Lemire, VLDB Journal 2019).  Some four million messages a second on one core, three times what parsing
-them takes.
+The borders of elements are found from quotes and brackets alone, with numpy over whole blocks.  Whether a position lies
+in a string is one bit, the parity of the quotes up to it, computed for 64 positions at a time as in simdjson (Langdale
+and Lemire, VLDB Journal 2019).  This handles some four million messages a second on one core, and takes a third of the
+time of parsing them.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ LINED: Final = frozenset({"application/ndjson", "application/x-ndjson", "applica
 _SPACE: Final = b" \t\r\n"
 _QUOTE, _BACKSLASH, _COMMA = 0x22, 0x5C, 0x2C
 _FEED, _RETURN, _BLANK = 0x0A, 0x0D, 0x20
-# With bit 5 set `[` is `{` and `]` is `}`.
+# With bit 5 set, `[` becomes `{` and `]` becomes `}`.
 _OPEN, _CLOSE, _BIT = 0x7B, 0x7D, 0x20
 
 
 class Unit(StrEnum):
-    """What is counted in a stream."""
+    """The unit in which a stream is counted."""
 
     ELEMENT = "element"
     LINE = "line"
@@ -52,24 +51,24 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole messages: lines, each with its line feed, or bytes as they are."""
+    """Whole messages: lines, each with its line feed, or raw bytes."""
 
     data: bytes
     count: int
 
     def before(self, count: int, unit: Unit) -> Piece:
-        """Its first `count` messages."""
+        """The first `count` messages."""
         return self if count >= self.count else Piece(self.data[: self._at(count, unit)], count)
 
     def cut(self, count: int, unit: Unit) -> tuple[Piece, Piece]:
-        """Its first `count` messages, and all others."""
+        """The first `count` messages, and the rest."""
         if count >= self.count:
             return self, Piece(b"", 0)
         at = self._at(count, unit)
         return Piece(self.data[:at], count), Piece(self.data[at:], self.count - count)
 
     def after(self, count: int, unit: Unit) -> Piece:
-        """All but its first `count` messages."""
+        """All but the first `count` messages."""
         return self if count <= 0 else Piece(self.data[self._at(count, unit) :], max(self.count - count, 0))
 
     def _at(self, count: int, unit: Unit) -> int:
@@ -81,22 +80,22 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What messages are known by: how many, in how many bytes, and the CRC-32 of these."""
+class Checksum:
+    """A checksum of messages: their number, their bytes, and the CRC-32 of these."""
 
     units: int = 0
     size: int = 0
     crc: int = 0
 
     def add(self, piece: Piece) -> None:
-        """These too."""
+        """Include these messages."""
         self.units += piece.count
         self.size += len(piece.data)
         self.crc = zlib.crc32(piece.data, self.crc)
 
 
 def unit_of(content_type: str, *, as_chunks: bool) -> Unit | None:
-    """What is counted in a stream of this content type; None where it has no messages, only bytes."""
+    """The unit of a stream of this content type; None if it has no messages, only bytes."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == _JSON:
         return Unit.ELEMENT
@@ -106,18 +105,19 @@ def unit_of(content_type: str, *, as_chunks: bool) -> Unit | None:
 
 
 def line_ends(data: bytes) -> npt.NDArray[np.intp]:
-    """Where the line feeds are."""
+    """The positions of the line feeds."""
     return np.flatnonzero(np.frombuffer(data, np.uint8) == _FEED)
 
 
 class WrongGuess(Exception):
-    """The elements of an array are not what they were taken for."""
+    """The elements of an array do not have the assumed form."""
 
 
 class GuessedElements:
-    """The elements of one reply's array as lines, taken for objects that have `},{` between them and nowhere in them.
+    """The elements of one reply's array as lines, on the assumption that all are objects and that `},{` occurs exactly
+    between them.
 
-    In a third of the time, and right or wrong: for those who know the checksum of what has to come out.
+    It takes a third of the time but may be wrong, so the caller must know the checksum of the result.
     """
 
     def __init__(self) -> None:
@@ -126,14 +126,14 @@ class GuessedElements:
         self._has_begun = False
 
     def feed(self, chunk: bytes) -> Iterator[Piece]:
-        """More of the reply; what is whole by now.  WrongGuess where that can be seen."""
+        """Take more of the reply; yield what is complete.  Raises WrongGuess if the assumption is seen to fail."""
         self._rest.append(chunk)
         self._size += len(chunk)
         if self._size >= BLOCK_BYTES:
             yield from self._cut(is_end=False)
 
     def end(self) -> Iterator[Piece]:
-        """The reply is over: the rest of it.  WrongGuess where that can be seen."""
+        """The reply is over: yield the rest.  Raises WrongGuess if the assumption is seen to fail."""
         if self._size or not self._has_begun:
             yield from self._cut(is_end=True)
 
@@ -162,8 +162,10 @@ class GuessedElements:
 
 
 class Elements:
-    """The elements of one reply's array, as lines; so many bytes are looked at in one go, and an element that is longer
-    than `longest` is BadReply: whatever is looked at costs some 25 times its size in memory.
+    """The elements of one reply's array as lines.
+
+    `block_bytes` are scanned at a time, and an element longer than `longest` raises BadReply, because a scan takes some
+    25 times its size in memory.
     """
 
     def __init__(self, block_bytes: int | None = None, longest: int | None = None) -> None:
@@ -177,21 +179,21 @@ class Elements:
         self._wants_comma = False
 
     def feed(self, chunk: bytes) -> Iterator[Piece]:
-        """More of the reply; what is whole by now."""
+        """Take more of the reply; yield what is complete."""
         self._rest.append(chunk)
         self._size += len(chunk)
         if self._size >= self._scan_at:
             yield from self._scan()
             if self._longest is not None and self._size > self._longest:
-                raise BadReply(f"a message of more than {self._longest} bytes")
-            # An element longer than a block is not looked at again for every chunk of it.
+                raise BadReply(f"message of more than {self._longest} bytes")
+            # So that an element longer than a block is not scanned again for every chunk of it.
             self._scan_at = max(self._block_bytes, 2 * self._size)
 
     def end(self) -> Iterator[Piece]:
-        """The reply is over: the rest of it.  BadReply when it is no whole array."""
+        """The reply is over: yield the rest.  Raises BadReply if it is not a complete array."""
         yield from self._scan()
         if self._has_begun and not self._has_ended:
-            raise BadReply("a reply that is no whole JSON array")
+            raise BadReply("the reply is not a complete JSON array")
 
     def _scan(self) -> Iterator[Piece]:
         rest = b"".join(self._rest)
@@ -201,19 +203,19 @@ class Elements:
                 self._rest, self._size = [], 0
                 return
             if rest[:1] != b"[":
-                raise BadReply("a reply that is no JSON array")
+                raise BadReply("the reply is not a JSON array")
             self._has_begun, rest = True, rest[1:]
         piece, left = (None, rest) if self._has_ended else self._cut(rest)
         if self._has_ended and left.strip(_SPACE):
-            raise BadReply("a reply with something behind its JSON array")
+            raise BadReply("the reply has data after its JSON array")
         self._rest, self._size = [left], len(left)
         if piece is not None:
             yield piece
 
     def _cut(self, rest: bytes) -> tuple[Piece | None, bytes]:
-        """The whole elements of `rest`, and what is left.
+        """The complete elements of `rest`, and the remainder.
 
-        `rest` begins in the array and outside its elements: behind one of them, if there were any.
+        `rest` begins in the array and between elements: after one of them, if there were any.
         """
         begin = 0
         if self._wants_comma:
@@ -221,13 +223,13 @@ class Elements:
             if rest[:1] == b",":
                 begin = 1
             elif rest and rest[:1] != b"]":
-                raise BadReply("a reply whose JSON array lacks a comma")
+                raise BadReply("the reply's JSON array lacks a comma")
         marks = _marks(rest)
         end = None
         if marks.depths.size and marks.depths.min() < 0:
             end = int(marks.at[np.argmax(marks.depths < 0)])
             if rest[end : end + 1] != b"]":
-                raise BadReply("a reply whose JSON brackets do not match")
+                raise BadReply("the reply's JSON brackets do not match")
             self._has_ended = True
         piece, used = _containers(rest, begin, marks)
         if piece is None or (end is not None and rest[used:end].strip(_SPACE)):
@@ -238,16 +240,16 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Brackets outside strings: where, whether they open or close, and how deep one is behind them."""
+    """The brackets outside strings: their positions, whether they open, and the depth after each."""
 
     at: npt.NDArray[np.intp]
     opens: npt.NDArray[np.bool_]
     depths: npt.NDArray[np.int32]
     in_string: npt.NDArray[np.uint64]
-    """A bit for each byte, 64 in a word, the lowest first: whether it lies in a string."""
+    """One bit for each byte, 64 in a word, lowest first: whether it lies in a string."""
 
     def outside_strings(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Which of these places lie in no string."""
+        """Which of these positions lie outside strings."""
         found: npt.NDArray[np.bool_] = _bits(self.in_string, at) == 0
         return found
 
@@ -264,20 +266,20 @@ def _marks(rest: bytes) -> _Marks:
 
 
 def _bits(words: npt.NDArray[np.uint64], at: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
-    """The bits at these places."""
+    """The bits at these positions."""
     found: npt.NDArray[np.uint8] = (words.view(np.uint8)[at >> 3] >> (at & 7).astype(np.uint8)) & np.uint8(1)
     return found
 
 
 def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """A bit for each byte: whether the number of quotes up to it is odd."""
+    """One bit for each byte: whether the number of quotes up to it is odd."""
     is_quote = view == _QUOTE
     if b"\\" in rest:
         is_quote[_escaped(view)] = False
     words = np.zeros(-(-view.size // 64), "<u8")
     packed = np.packbits(is_quote, bitorder="little")
     words.view(np.uint8)[: packed.size] = packed
-    # Each bit becomes the sum of those up to it: first within the words, then over them.
+    # A prefix sum of bits: first within the words, then over them.
     for step in (1, 2, 4, 8, 16, 32):
         words ^= words << np.uint64(step)
     is_odd = np.bitwise_xor.accumulate((words >> np.uint64(63)).astype(np.bool_))
@@ -286,7 +288,7 @@ def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint6
 
 
 def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
-    """The places that an odd number of backslashes stands before."""
+    """The positions after an odd number of backslashes."""
     slashes = np.flatnonzero(view == _BACKSLASH)
     is_first = np.empty(slashes.size, np.bool_)
     is_first[0] = True
@@ -298,7 +300,7 @@ def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
 
 
 def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, int]:
-    """The quick way: elements are all objects or arrays, and there is nothing but one comma between two of them."""
+    """Fast path: all elements are objects or arrays, with exactly one comma between two of them."""
     starts = marks.at[marks.opens & (marks.depths == 1)]
     ends = marks.at[~marks.opens & (marks.depths == 0)]
     if not ends.size or starts[0] != begin:
@@ -319,7 +321,7 @@ def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, i
 
 
 def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[Piece | None, int]:
-    """The thorough way: whatever stands between commas that are in no string and in no bracket."""
+    """Slow path: the text between commas that are in no string and in no bracket."""
     commas = np.flatnonzero(np.frombuffer(rest, np.uint8)[:end] == _COMMA)
     commas = commas[commas >= begin]
     depths = np.concatenate(([0], marks.depths))[np.searchsorted(marks.at, commas)]
@@ -335,11 +337,11 @@ def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[
         return None, 0
     lines = [element.strip(_SPACE).replace(b"\n", b" ").replace(b"\r", b" ") for element in elements]
     if not all(lines):
-        raise BadReply("a reply whose JSON array has an empty element")
+        raise BadReply("the reply's JSON array has an empty element")
     return Piece(b"\n".join([*lines, b""]), len(elements)), used
 
 
 def cut_lines(rest: bytes) -> tuple[Piece | None, bytes]:
-    """The whole lines of some bytes, and what is left."""
+    """The complete lines of these bytes, and the rest."""
     end = rest.rfind(b"\n") + 1
     return (Piece(rest[:end], rest.count(b"\n")), rest[end:]) if end else (None, rest)

@@ -1,10 +1,10 @@
-"""Every row of a stream to one task, which is what lets tasks send side by side.
+"""`by_stream`: puts all rows of a stream into one task, so that tasks can send in parallel.
 
-A Python data source cannot ask Spark for a distribution, and it cannot see the plan that brings it its rows.  So the
-rows bring the proof along: a column with the number of the task that the stream belongs to, which is the one that
-Spark's own partitioning by that stream gives it, and with the stream's name.  A task takes only rows with its own
-number and with the name that the row goes to.  Where every task does so, no two can have rows of one stream, whatever
-has happened to the plan or to the column since.
+A Python data source cannot ask Spark for a distribution, nor see the plan that delivers its rows.  The rows therefore
+carry a proof: a column with the stream's name and the number of its task, which is the one that Spark's own
+partitioning by that stream gives it.  A task accepts only rows with its own number and the name of the stream that the
+row goes to.  If every task does so, no two can have rows of one stream, whatever has happened to the plan or to the
+column since.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM_TASK: Final = "_durable_streams_task_of_stream"
-"""The column that says which task a row's stream belongs to, and what that stream was: `3/name`."""
+"""The column with the task of a row's stream and the stream's name: `3/name`."""
 ONLY_TASK: Final = "_durable_streams_only_task"
-"""The column that says that all rows belong to one task, for a frame that goes into one stream."""
+"""The column that assigns all rows to one task, for a frame that goes into one stream."""
 
 
 def by_stream(df: DataFrame, stream: str | None = "stream", *, partitions: int | None = None) -> DataFrame:
-    """`df` with all rows of a stream in one task, so that the sink's tasks send themselves, side by side.
+    """`df` with all rows of a stream in one task, so that the sink's tasks send in parallel.
 
     `stream` is the column that names the stream; None: all rows go into one stream, the option `stream`, by one task.
     `partitions` is the number of tasks (default: `spark.sql.shuffle.partitions`); it may change between restarts.
-    Nothing may move rows between this and the write.
+    No step between this one and the write may move rows.
     """
     from pyspark.sql import functions as sf
 
@@ -36,8 +36,8 @@ def by_stream(df: DataFrame, stream: str | None = "stream", *, partitions: int |
     if partitions is None:
         partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
     if partitions < 1:
-        raise BadOption(f"partitions: at least 1 is wanted, not {partitions}")
-    # The very expression of HashPartitioning: the row's number is that of the task it will be in.
+        raise BadOption(f"partitions: at least 1 is expected, not {partitions}")
+    # The same expression as HashPartitioning: the result is the number of the row's task.
     task = sf.pmod(sf.hash(stream), sf.lit(partitions))
     mark = sf.concat_ws("/", task.cast("string"), sf.col(stream))
     return df.withColumn(STREAM_TASK, mark).repartition(partitions, sf.col(stream))

@@ -1,6 +1,6 @@
-"""What a user asks a read for: the options of the Kafka source where there is such a thing, in any case of letters.
+"""The options of a read: named as in the Kafka source if that has them, in any case of letters.
 
-An option that is unknown, has a value that is none, or contradicts another is one clear error before anything is read.
+An option that is unknown, has an invalid value or contradicts another raises one clear error before anything is read.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ class Offsets:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, stream: str) -> str:
-        """What holds for a stream: a token, or `latest`; `earliest` is the protocol's token for it."""
+        """The offset for a stream: a token, or `latest`; `earliest` becomes the protocol's token for it."""
         said = self.tokens.get(stream, self.general)
         return {EARLIEST: START, "now": LATEST}.get(said, said)
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Who knows more of streams than they say themselves: a gateway's admin API, or a stream of names."""
+    """The source of the list of streams: a gateway's admin API, or a stream of names."""
 
     admin: ClientConfig | None = None
     stream: str | None = None
     tells_news: bool = False
-    """Whether its tails are believed: a stream that has not moved there is not asked."""
+    """Whether its tails are trusted: a stream whose listed tail has not moved is not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """A read as it was asked for."""
+    """The parsed options of a read."""
 
     client: ClientConfig
     streams: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class ReadOptions:
     starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
     ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
     fails_on_loss: bool = True
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     most_rows: int | None = None
     partitions: int = 1
     format: Format = Format.MESSAGES
@@ -79,16 +79,16 @@ class ReadOptions:
 
     @property
     def as_chunks(self) -> bool:
-        """Streams that are no JSON are counted in bytes."""
+        """Whether non-JSON streams are counted in bytes."""
         return self.format is Format.CHUNKS
 
 
 def client_config(options: Mapping[str, str]) -> ClientConfig:
-    """Where requests go and how, from `url`, `headers.*` and the timeouts; for reading and for writing."""
+    """The client's configuration from `url`, `headers.*` and the timeouts; for reading and for writing."""
     found = {name.lower(): value for name, value in options.items()}
     url = found.get("url", "").strip()
     if not url:
-        raise BadOption("option url is missing: where streams are, as http://host:port/path")
+        raise BadOption("option url is missing: the base of the streams, as http://host:port/path")
     return _config(found, url, _HEADERS)
 
 
@@ -103,11 +103,11 @@ def _config(found: Mapping[str, str], url: str, headers: str) -> ClientConfig:
 
 
 def headers_of(found: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The headers that options of this prefix name; BadOption for what cannot be sent, without showing it."""
+    """The headers from options with this prefix; BadOption, without the value, for one that cannot be sent."""
     headers = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
     for name, value in headers.items():
         if not _HEADER.fullmatch(name):
-            # What was meant for its value may be in it.
+            # The name may contain a misplaced value.
             raise BadOption(f"option {prefix}{_beginning(name)}: not the name of a header")
         if not value.isascii() or not value.isprintable():
             raise BadOption(f"option {prefix}{name}: its value cannot be sent in a header")
@@ -115,21 +115,21 @@ def headers_of(found: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
-    """The options of a read.  BadOption, with one line that names the option."""
+    """Parse the options of a read.  BadOption with one line that names the option."""
     found = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(found, is_streaming=is_streaming)
     kind = format_of(found)
     if "mode" in found and kind is not Format.TYPED:
-        raise BadOption("option mode is for format=typed alone")
+        raise BadOption("option mode requires format=typed")
     if "chunkbytes" in found and kind is not Format.CHUNKS:
-        raise BadOption("option chunkBytes is for format=chunks alone")
+        raise BadOption("option chunkBytes requires format=chunks")
     streams, prefix, catalogue = _subscription(found)
     starting = _offsets(found, "startingOffsets", streams, prefix, LATEST if is_streaming else EARLIEST)
     if not is_streaming and starting.general == LATEST:
-        raise BadOption("option startingOffsets: a batch cannot start at latest, there is nothing behind it")
+        raise BadOption("option startingOffsets: a batch cannot start at latest, nothing follows it")
     ending = _offsets(found, "endingOffsets", streams, prefix, LATEST)
     if EARLIEST in (ending.general, *ending.tokens.values()):
-        raise BadOption("option endingOffsets: latest or a token for each stream is wanted, not earliest")
+        raise BadOption("option endingOffsets: latest or a token for each stream is expected, not earliest")
     return ReadOptions(
         client=client_config(found),
         streams=streams,
@@ -138,7 +138,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
         starting=starting,
         ending=ending,
         fails_on_loss=_boolean(found, "failOnDataLoss", True),
-        most_bytes=_count(found, "maxBytesPerTrigger"),
+        max_bytes=_count(found, "maxBytesPerTrigger"),
         most_rows=_count(found, "maxRowsPerTrigger"),
         partitions=_count(found, "minPartitions") or max(os.cpu_count() or 1, 2),
         format=kind,
@@ -149,7 +149,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
 
 
 def format_of(options: Mapping[str, str]) -> Format:
-    """What a row is to be."""
+    """The content of a row."""
     return _one_of({name.lower(): value for name, value in options.items()}, "format", Format, Format.MESSAGES)
 
 
@@ -158,28 +158,28 @@ def _refuse_unknown(found: Mapping[str, str], *, is_streaming: bool) -> None:
     for name in sorted(found):
         if name not in known and not name.startswith((_HEADERS, _CATALOGUE_HEADERS)):
             near = get_close_matches(name, known, 1)
-            hint = f"; is {known[near[0]]} meant?" if near else ""
+            hint = f"; did you mean {known[near[0]]}?" if near else ""
             raise BadOption(f"option {_beginning(name)} is unknown{hint}")
     for name in _ONLY_BATCH if is_streaming else _ONLY_STREAMING:
         if name.lower() in found:
-            raise BadOption(f"option {name} is for {'batches' if is_streaming else 'streaming'} alone")
+            raise BadOption(f"option {name} is only for {'batches' if is_streaming else 'streaming'}")
 
 
 def _subscription(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, Catalogue | None]:
     given = [name for name in ("path", "stream", "streams", "streamsprefix") if name in found]
     if len(given) != 1:
         said = "none is given" if not given else f"there are {' and '.join(given)}"
-        raise BadOption(f"exactly one of the options stream, streams and streamsPrefix is wanted; {said}")
+        raise BadOption(f"exactly one of the options stream, streams and streamsPrefix is expected; {said}")
     catalogue = _catalogue(found)
     if given == ["streamsprefix"]:
         if catalogue is None:
             raise BadOption(
-                "option streamsPrefix needs to know what streams there are: catalogue, the URL of a gateway's admin"
-                " API, or catalogueStream, a stream of names"
+                "option streamsPrefix needs a list of the streams: catalogue, the URL of a gateway's admin API, or"
+                " catalogueStream, a stream of names"
             )
         return (), found["streamsprefix"].lstrip("/"), catalogue
     if catalogue is not None and catalogue.stream is not None:
-        raise BadOption("option catalogueStream goes with streamsPrefix")
+        raise BadOption("option catalogueStream requires streamsPrefix")
     text = found[given[0]]
     names = [name.strip().lstrip("/") for name in (text.split(",") if given == ["streams"] else [text])]
     if not all(names):
@@ -193,9 +193,9 @@ def _catalogue(found: Mapping[str, str]) -> Catalogue | None:
     admin, stream = found.get("catalogue", "").strip(), found.get("cataloguestream", "").strip().lstrip("/")
     tails = found.get("tails", "ask").lower()
     if tails not in ("ask", "catalogue"):
-        raise BadOption(f"option tails: ask or catalogue is wanted, not {tails}")
+        raise BadOption(f"option tails: ask or catalogue is expected, not {tails}")
     if admin and stream:
-        raise BadOption("options catalogue and catalogueStream say the same thing twice: leave one of them out")
+        raise BadOption("options catalogue and catalogueStream exclude each other")
     if tails == "catalogue" and not admin:
         raise BadOption("option tails=catalogue needs catalogue, the URL of a gateway's admin API")
     if stream:
@@ -223,7 +223,7 @@ def _offsets(
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not all(isinstance(one, str) and one for one in value.values()):
-        raise BadOption(f'option {name}: earliest, latest or {{"stream": "offset", …}} is wanted, not {text[:60]}')
+        raise BadOption(f'option {name}: earliest, latest or {{"stream": "offset", …}} is expected, not {text[:60]}')
     if prefix is None and set(value) != set(streams):
         odd = min(set(value) ^ set(streams))
         reason = "is not read" if odd in value else "has none"
@@ -235,7 +235,7 @@ def _offsets(
 
 
 def _beginning(name: str) -> str:
-    """As much of an option's name as looks like one."""
+    """The part of an option's name that looks like one."""
     found = re.match(r"[\w.-]{0,60}", name)
     return found[0] if found else ""
 
@@ -250,13 +250,13 @@ def _one_of(found: Mapping[str, str], name: str, kinds: Callable[[str], _T], def
         except ValueError:
             continue
     wanted = ", ".join(str(one) for one in type(default))  # type: ignore[attr-defined]
-    raise BadOption(f"option {name}: one of {wanted} is wanted, not {text[:60]}")
+    raise BadOption(f"option {name}: one of {wanted} is expected, not {text[:60]}")
 
 
 def _boolean(found: Mapping[str, str], name: str, default: bool) -> bool:
     text = found.get(name.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
-        raise BadOption(f"option {name}: true or false is wanted, not {text[:60]}")
+        raise BadOption(f"option {name}: true or false is expected, not {text[:60]}")
     return text == "true"
 
 
@@ -268,7 +268,7 @@ def _count(found: Mapping[str, str], name: str, *, least: int = 1, default: int 
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1) if "byte" in name.lower() else 1
     digits = text[:-1] if factor > 1 else text
     if not _DIGITS.fullmatch(digits) or int(digits) * factor < least:
-        raise BadOption(f"option {name}: a whole number of at least {least} is wanted, not {text[:60]}")
+        raise BadOption(f"option {name}: a whole number of at least {least} is expected, not {text[:60]}")
     return int(digits) * factor
 
 
@@ -282,5 +282,5 @@ def _seconds(found: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 86_400:
-        raise BadOption(f"option {name}: seconds, more than 0 and at most 86400, are wanted, not {text[:60]}")
+        raise BadOption(f"option {name}: seconds, more than 0 and at most 86400, are expected, not {text[:60]}")
     return value

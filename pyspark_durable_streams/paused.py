@@ -1,9 +1,8 @@
-"""Walks that a batch's bound has stopped, kept for the next batch.
+"""Walks that a batch's bound has stopped, kept open for the next batch.
 
-Where an origin answers with everything up to its tail there is no token within the reply to go on from: the next batch
-would ask for the same reply again and pass over what it has, and a long backlog would be read as many times as it has
-batches.  So a few such replies stay open.  One that has broken off meanwhile, or was never kept, costs that reading
-again and nothing else.
+If an origin answers with everything up to its tail, there is no token within the reply to continue from.  The next
+batch would request the same reply and skip what was read, so a long backlog would be read as many times as it has
+batches.  A few such replies therefore stay open.  Losing one costs a repeated read and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pyspark_durable_streams.places import Place
 from pyspark_durable_streams.walk import Part, Walk
 
 _MOST: Final = 8
-"""Connections that are kept open."""
+"""The most connections kept open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Paused:
     walk: Walk
     parts: Iterator[Part]
     rest: Part
-    """Read, and not taken."""
+    """Read but not used."""
 
     def close(self) -> None:
         """Drop its connection."""
@@ -38,14 +37,14 @@ class Paused:
 
 
 class PausedWalks:
-    """At most one for a stream, the latest few of all; safe to use from several threads."""
+    """At most one walk per stream and a few in total, the latest ones; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._walks: OrderedDict[str, Paused] = OrderedDict()
 
     def keep(self, walk: Walk, parts: Iterator[Part], rest: Part) -> None:
-        """Keep a walk that has read `rest` beyond what was taken."""
+        """Keep a walk that has read `rest` beyond the batch."""
         with self._lock:
             self._walks[walk.stream] = Paused(walk, parts, rest)
             gone = self._walks.popitem(last=False)[1] if len(self._walks) > _MOST else None
@@ -53,7 +52,7 @@ class PausedWalks:
             gone.close()
 
     def take(self, stream: str, place: Place) -> Paused | None:
-        """The walk that goes on from this place; None where there is none."""
+        """The walk that continues at this place; None if there is none."""
         with self._lock:
             paused = self._walks.pop(stream, None)
         if paused is not None and paused.rest.place != place:
@@ -62,7 +61,7 @@ class PausedWalks:
         return paused
 
     def close(self) -> None:
-        """Drop all."""
+        """Drop all walks."""
         with self._lock:
             walks, self._walks = self._walks, OrderedDict()
         for paused in walks.values():

@@ -1,15 +1,15 @@
-"""Where reading stands: places in streams, stretches between them, and the offset that Spark keeps of it all.
+"""Reading positions: places in streams, stretches between them, and the offset that Spark stores.
 
-Offset tokens are opaque and come only at the ends of replies, so a place between two of them is the last token before
-it and how many units (messages, or bytes) to pass over behind that.  `count` is what makes places comparable: units
-read since the query's start in this stream.  To read from one place to another is to walk from the first and to take
-exactly the difference of their counts, whatever cuts the replies have by then.
+Offset tokens are opaque and come only at the ends of replies.  A place between two tokens is therefore the last token
+before it and a number of units (messages, or bytes) to skip after that.  `count`, the units read since the query's
+start in this stream, makes places comparable.  To read from one place to another, a walk starts at the first and takes
+exactly the difference of their counts, however the replies are cut by then.
 
-An offset has for each stream its place, and evidence of what stream it is: the digest of a few units behind a token
-that was passed before, which a stream that was deleted and made anew does not have there.  An *end* offset has the
-batch's plan as well: where each stream was entered (what the start offset does not say, or says no more), the
-stretches to read with their checksums, and how many tasks share them.  What Spark reads for a batch is thus a pure
-function of the start and end that are in its checkpoint, on any machine and at any time.
+An offset holds each stream's place and evidence of the stream's identity: the digest of a few units after a token that
+was passed before.  A stream that was deleted and re-created differs there.  An *end* offset also holds the batch's
+plan: where each stream was entered (unless the start offset says it), the stretches to read with their checksums, and
+the number of tasks that share them.  The content of a batch is thus a pure function of the start and end in the
+checkpoint, on any machine and at any time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark_durable_streams.errors import BadOption
-from pyspark_durable_streams.framing import Tally, Unit
+from pyspark_durable_streams.framing import Checksum, Unit
 
 VERSION: Final = 1
 START: Final = "-1"
-"""The protocol's own token for a stream's beginning."""
+"""The protocol's token for the beginning of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a stream: `skip` units behind a token; `count` units behind where the query began."""
+    """A place in a stream: `skip` units after a token, `count` units after the point where the query began."""
 
     token: str = START
     skip: int = 0
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The first `units` behind `token`, digested."""
+    """The digest of the first `units` after `token`."""
 
     token: str
     units: int
@@ -46,23 +46,23 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """So many units from a place on: `size` bytes with this CRC-32, in the form in which `framing` hands them out."""
+    """A number of units from a place on: `size` bytes with this CRC-32, in the form that `framing` yields."""
 
     place: Place
     units: int
     size: int
     crc: int
     next: str | None = None
-    """Where nobody has read it, because a gateway has counted it: the token that is said to be behind it."""
+    """For a stretch that was counted by a gateway and not read: the token that the gateway gives for its end."""
 
     @property
-    def tally(self) -> Tally:
-        """What is read there has this one."""
-        return Tally(self.units, self.size, self.crc)
+    def checksum(self) -> Checksum:
+        """The checksum that a read of the stretch must match."""
+        return Checksum(self.units, self.size, self.crc)
 
     @property
     def end_count(self) -> int:
-        """The count behind it."""
+        """The count after the stretch."""
         return self.place.count + self.units
 
 
@@ -73,27 +73,27 @@ class Position:
     place: Place
     unit: Unit
     is_closed: bool = False
-    """Nothing will ever come behind this place."""
+    """Whether the stream ends at this place."""
     evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far all streams have been read, and for the batch that ended here, how it is read."""
+    """How far all streams have been read, and the plan of the batch that ended here."""
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     stretches: Mapping[str, tuple[Stretch, ...]] = field(default_factory=dict)
     partitions: int = 1
     """The most tasks that share the batch."""
     last: str = ""
-    """The stream that got the last of a limited batch; the next one begins behind it, so that none starves."""
+    """The last stream that a limited batch took from; the next batch begins after it, so that no stream starves."""
     as_chunks: bool = False
-    """Streams that are no JSON are counted in bytes."""
+    """Whether non-JSON streams are counted in bytes."""
     has_begun: bool = False
-    """Streams that are found from now on are new, and are read from their beginnings."""
+    """Whether streams found from now on are new and read from their beginnings."""
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """The form that Spark stores."""
         return {
             "version": VERSION,
             "streams": {name: _position_to_json(position) for name, position in sorted(self.positions.items())},
@@ -109,7 +109,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
-        """What `to_json` made; BadOption when a checkpoint is not from here."""
+        """Parse the result of `to_json`; BadOption if the checkpoint is not from this source."""
         try:
             version = value["version"]
             if version != VERSION:

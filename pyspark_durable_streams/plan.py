@@ -1,7 +1,7 @@
-"""How the stretches of a batch are shared among tasks: a pure function of what is in the end offset.
+"""The distribution of a batch's stretches over tasks: a pure function of the end offset.
 
-Stretches are taken in the order of their streams' names and places and dealt out in runs of about the same size, so a
-stream's messages stay in order from task to task, and ten thousand quiet streams are a few tasks and not as many.
+Stretches are ordered by stream name and place and split into runs of about the same size.  A stream's messages thus
+stay in order from task to task, and ten thousand quiet streams become a few tasks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Share:
 
 
 def shares(start: Offset, end: Offset) -> list[list[Share]]:
-    """Who reads what of the batch between two offsets: a list for each task, none empty.
+    """The shares of the batch between two offsets: a list for each task, none empty.
 
-    BadOption when the one does not follow the other.
+    BadOption if the offsets do not follow each other.
     """
     if start.positions == end.positions:
         return []
@@ -36,14 +36,14 @@ def shares(start: Offset, end: Offset) -> list[list[Share]]:
         stretches = end.stretches[name]
         if before is not None and stretches and stretches[0].place.count != before.place.count:
             raise BadOption(
-                f"stream {name}: the offsets of the batch do not follow each other; is the checkpoint whole?"
+                f"stream {name}: the offsets of the batch do not follow each other; is the checkpoint complete?"
             )
         found += [Share(name, position.unit, stretch) for stretch in stretches]
-    return dealt(found, end.partitions)
+    return split_evenly(found, end.partitions)
 
 
-def dealt(found: list[Share], partitions: int) -> list[list[Share]]:
-    """At most so many runs of about the same size."""
+def split_evenly(found: list[Share], partitions: int) -> list[list[Share]]:
+    """At most `partitions` runs of about the same size."""
     total = sum(share.stretch.size for share in found)
     if not found:
         return []

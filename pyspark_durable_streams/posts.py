@@ -1,13 +1,13 @@
-"""From messages to POSTs: which messages go together, and what the body is.
+"""From messages to POSTs: how messages are grouped, and the bodies.
 
-The messages of one (batch, stream) are cut from the left: a POST takes messages while its body stays within
-`max_bytes`, and a message that is larger goes alone.  So the cut is a function of the messages' lengths and of that
-bound and of nothing else: not of the borders of Arrow's batches, not of the number of tasks.  That is what lets a
-replay give the same body to the same sequence number.
+The messages of one (batch, stream) are grouped from the first on: a POST takes messages while its body stays within
+`max_bytes`, and a larger message goes alone.  The grouping is a function of the messages' lengths and of that bound
+only: not of the borders of Arrow's batches, not of the number of tasks.  A replay therefore gives the same body to the
+same sequence number.
 
-A JSON stream's body is an array, of which the origin makes one message an element.  It is counted before it is sent:
-a value that is two JSON values would become two messages, and one that is half a value would spoil its neighbours.
-Any other stream is bytes: messages are put one behind the other, with the separator behind each.
+The body for a JSON stream is an array, whose elements the origin stores as messages.  The elements are counted before
+sending: a value of two JSON values would become two messages, and half a value would corrupt its neighbours.  For any
+other stream the body is bytes: the messages one after the other, each followed by the separator.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _SHOWN_BYTES: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How the messages of a POST are put together."""
+    """How the messages of a POST are combined."""
 
     is_json: bool
     separator: bytes = b""
-    """Behind each message of a stream that is not JSON."""
+    """Follows each message of a non-JSON stream."""
 
     @classmethod
     def of(cls, content_type: str, separator: bytes | None = None) -> Framing:
-        """For a stream of `content_type`; without a separator given, newline-delimited JSON has a newline."""
+        """The framing for `content_type`; the default separator is a newline for newline-delimited JSON, else empty."""
         essence = content_type.partition(";")[0].strip().lower()
         if essence == "application/json":
             return cls(is_json=True)
@@ -46,17 +46,17 @@ class Framing:
 
     @property
     def each_bytes(self) -> int:
-        """What a message costs beyond its own bytes."""
+        """The cost of a message beyond its own bytes."""
         return 1 if self.is_json else len(self.separator)
 
     @property
     def once_bytes(self) -> int:
-        """What a body costs beyond its messages: of JSON's two brackets, one stands where a comma is not."""
+        """The cost of a body beyond its messages: two brackets of JSON, minus the comma that the last message lacks."""
         return 1 if self.is_json else 0
 
 
 def cut(lengths: Any, limit: int) -> list[int]:
-    """Where each POST ends, as counts of messages from the start; `limit` bounds the sum of the lengths in one."""
+    """The end of each POST, as counts of messages from the start; `limit` bounds the sum of the lengths in one."""
     sums = np.cumsum(np.asarray(lengths, np.int64))
     ends: list[int] = []
     start, before = 0, 0
@@ -68,10 +68,10 @@ def cut(lengths: Any, limit: int) -> list[int]:
 
 
 def bodies(messages: pa.LargeBinaryArray, framing: Framing, max_bytes: int) -> list[bytes]:
-    """The bodies of the POSTs that bring `messages`, in order.  BadRow where one is not one JSON value.
+    """The bodies of the POSTs for `messages`, in order.  BadRow if one is not a single JSON value.
 
-    All of them are made, and looked at, before the first can be sent: a message that nobody can take must not be found
-    half-way.  A body that would be empty is left out: it has nothing to bring, and no origin takes it.
+    All of them are built and validated before the first can be sent, so that an invalid message is not found half-way.
+    An empty body is left out: it carries nothing, and no origin accepts it.
     """
     lengths = pc.binary_length(messages).to_numpy(zero_copy_only=False) + framing.each_bytes
     made: list[bytes] = []
@@ -96,15 +96,15 @@ def _body(messages: pa.LargeBinaryArray, framing: Framing) -> bytes:
     except orjson.JSONDecodeError:
         is_as_many = False
     if not is_as_many:
-        raise _culprit(messages)
+        raise _invalid_message(messages)
     return body
 
 
-def _culprit(messages: pa.LargeBinaryArray) -> BadRow:
+def _invalid_message(messages: pa.LargeBinaryArray) -> BadRow:
     for message in messages.to_pylist():
         try:
             orjson.loads(message)
         except orjson.JSONDecodeError as error:
             shown = message[:_SHOWN_BYTES].decode("utf-8", "replace")
             return BadRow(f"a value is not one JSON value ({error}): {shown!r}")
-    return BadRow("values that are JSON each, but not together")
+    return BadRow("the values are JSON one by one, but not together")

@@ -1,12 +1,12 @@
-"""An idempotent producer (section 5.2.1): the POSTs of one batch into one stream, each of them taken once.
+"""An idempotent producer (section 5.2.1): the POSTs of one batch into one stream, each stored once.
 
-Its id is made from the write and from the stream's name, never from a task: whoever brings the batch, in whichever
-attempt, is the same producer to the origin.  The epoch is the number of the batch, and the sequence begins at 0 in
-each; so a batch that is brought again is a row of duplicates (204), and one that is brought by a run that has been
-overtaken is refused (403).  One POST is on its way at a time, and the next one goes only when it was acknowledged: two
-attempts of one task may mix without harm, and none of them can leave a gap.
+The producer id is derived from the write and the stream's name, never from a task: all attempts to send the batch are
+the same producer to the origin.  The epoch is the number of the batch, and the sequence begins at 0 in each.  A batch
+sent again is a series of duplicates (204), and one sent by a run that was overtaken is refused (403).  One POST is in
+flight at a time, and the next is sent only after its acknowledgement: two attempts of one task may interleave without
+harm, and neither can leave a gap.
 
-`judge` decides what an answer means and does no I/O; the client has tried again by then whatever may pass.
+`judge` interprets an answer and does no I/O.  The client has already repeated requests that failed temporarily.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from pyspark_durable_streams.client import Client, Reply, leads_out, refusal
+from pyspark_durable_streams.client import Client, Reply, leaves_base, origin_error
 from pyspark_durable_streams.errors import BadRow, Refused, StreamClosed
 
 PRODUCER_ID: Final = "Producer-Id"
@@ -28,30 +28,30 @@ STREAM_CLOSED: Final = "Stream-Closed"
 
 
 def producer_id(write: str, stream: str) -> str:
-    """Who brings `stream`'s messages of a write: the same for each attempt of it, and for no other stream.
+    """The producer for `stream` in a write: the same for every attempt, different for every other stream.
 
-    The stream is part of it because two names may lead to one stream, and then are two producers of it.
+    The stream's name is part of it because two names may lead to one stream, and are then two producers of it.
     """
     both = "\0".join((write, stream))
     return f"spark-{hashlib.sha256(both.encode()).hexdigest()[:40]}"
 
 
 class Step(Enum):
-    """What to do after an answer."""
+    """The next step after an answer."""
 
     NEXT = auto()
-    """It is in the stream, once: now, or since an earlier attempt."""
+    """The stream holds the body, once: from now or from an earlier attempt."""
     CREATE = auto()
-    """There is no such stream."""
+    """The stream does not exist."""
     CLOSED = auto()
-    """The stream is closed, and this was not the request that closed it."""
+    """The stream is closed, and not by this request."""
     FAIL = auto()
-    """It is not going to be taken."""
+    """The origin will not accept the body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A step; for a failure, what went wrong and what can be done; whether the stream had the body already."""
+    """A step; for a failure, the reason and a remedy; whether the stream had the body already."""
 
     step: Step
     text: str = ""
@@ -59,42 +59,42 @@ class Verdict:
 
 
 def judge(status: int, headers: Mapping[str, str], epoch: int) -> Verdict:
-    """What the answer to a POST of batch `epoch` means."""
+    """Interpret the answer to a POST of batch `epoch`."""
     match status:
         case 200 | 201:
             return Verdict(Step.NEXT)
         case 204:
             return Verdict(Step.NEXT, is_duplicate=True)
         case 404:
-            return Verdict(Step.CREATE, "there is no such stream, and no option create to make it by")
+            return Verdict(Step.CREATE, "the stream does not exist, and the option create is not given")
         case 403 if PRODUCER_EPOCH in headers:
             known = headers[PRODUCER_EPOCH]
             return Verdict(
                 Step.FAIL,
-                f"it has batch {known} of this query already, and this is batch {epoch}: another run of the query is "
+                f"it already has batch {known} of this query, and this is batch {epoch}: another run of the query is "
                 "ahead of this one, or the checkpoint is an old one",
             )
         case 409 if headers.get(STREAM_CLOSED, "").lower() == "true":
             return Verdict(Step.CLOSED, "the stream is closed")
         case 409 if EXPECTED_SEQ in headers:
-            return Verdict(Step.FAIL, "the stream has lost what this batch had brought: it was made anew meanwhile")
+            return Verdict(Step.FAIL, "the stream has lost what this batch had sent: it was re-created meanwhile")
         case 413:
-            return Verdict(Step.FAIL, "a POST is too large for the origin: maxBatchBytes bounds them")
+            return Verdict(Step.FAIL, "a POST is too large for the origin: lower maxBatchBytes")
     return Verdict(Step.FAIL)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a producer did for one stream."""
+    """The result of a producer for one stream."""
 
     posts: int
-    """That the batch has for it."""
+    """POSTs of the batch for the stream."""
     duplicates: int
-    """Of which the stream had so many already."""
+    """How many of them the stream had already."""
 
 
 class Producer:
-    """One batch's way into one stream; owns the sequence number."""
+    """Sends one batch to one stream; owns the sequence number."""
 
     def __init__(
         self, client: Client, stream: str, write: str, epoch: int, content_type: str, *, creates: bool
@@ -108,9 +108,9 @@ class Producer:
         self._creates = creates
 
     def send(self, bodies: Sequence[bytes], *, may_be_closed: bool = False) -> Sent:
-        """Return once the origin has acknowledged all of them.  Raises Refused, StreamClosed, Unreachable.
+        """Return once the origin has acknowledged all bodies.  Raises Refused, StreamClosed, Unreachable.
 
-        With `may_be_closed` a closed stream is no error: who closed it comes out when it is closed again.
+        With `may_be_closed` a closed stream is not an error: closing it again will show whether this write closed it.
         """
         duplicates = 0
         for seq, body in enumerate(bodies):
@@ -123,7 +123,7 @@ class Producer:
         return Sent(len(bodies), duplicates)
 
     def close(self, seq: int) -> None:
-        """Close the stream behind `seq` POSTs; a stream that this very request has closed already is well too."""
+        """Close the stream after `seq` POSTs; succeeds if this same request has already closed it."""
         verdict = self._post(b"", seq)
         if verdict.step is Step.CLOSED:
             raise StreamClosed(f"{self._stream}: the stream is closed, and not by this write")
@@ -146,17 +146,17 @@ class Producer:
 
     def _create(self) -> None:
         reply = self._client.request("PUT", self._path, {"Content-Type": self._content_type})
-        # Somebody else may have made it meanwhile, in another way: the POST will show whether that will do.
+        # Another writer may have created it meanwhile with other parameters: the POST will show whether they fit.
         if reply.status not in (200, 201, 409):
-            raise refusal(reply, f"{self._stream}: cannot be created")
+            raise origin_error(reply, f"{self._stream}: cannot be created")
 
     def _refused(self, reply: Reply, text: str) -> Refused:
-        said = refusal(reply, self._stream)
+        said = origin_error(reply, self._stream)
         return Refused(f"{said} ({text})", reply.status) if text else said
 
 
 def path_of(stream: str) -> str:
-    """Where a stream of this name is below the configured URL.  Raises BadRow for what is no name."""
-    if not stream.strip("/") or "?" in stream or "#" in stream or leads_out(stream):
-        raise BadRow(f"{stream!r} is no name of a stream")
+    """The path of a stream below the configured URL.  Raises BadRow for an invalid name."""
+    if not stream.strip("/") or "?" in stream or "#" in stream or leaves_base(stream):
+        raise BadRow(f"{stream!r} is not a valid name of a stream")
     return "/" + stream.lstrip("/")

@@ -1,12 +1,12 @@
-"""What a task does: read its stretches again, exactly as they were planned, or fail.
+"""The reading side of a task: read its stretches exactly as planned, or fail.
 
-The bytes come from the driver's spool where that can be reached, else from the stream, by a walk from the stretch's
-place that takes exactly its units; stretches that follow each other are one walk.  Either way they are held against the
-stretch's checksum, so a stream that was made anew between planning and reading, or an origin that answers one way now
-and another way then, ends the task instead of passing for data.
+The bytes come from the driver's spool if the task can access it, else from the stream: a walk from the stretch's place
+takes exactly its units, and consecutive stretches share one walk.  Either way they are compared with the stretch's
+checksum.  If a stream was re-created between planning and reading, or an origin's answers are not stable, the task
+fails instead of returning wrong data.
 
-With a checksum at hand, elements can be guessed first: where the guess comes out as the checksum says, it is right, and
-where it does not, the stretch is walked again with care.
+With a checksum, elements can be parsed by a fast guess first.  If the result does not match, the stretch is walked
+again with the exact parser.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Final
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_durable_streams.client import Client, ClientConfig
+from pyspark_durable_streams.continuity import continues, head
 from pyspark_durable_streams.errors import DataLost
-from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Tally, Unit, WrongGuess, line_ends
-from pyspark_durable_streams.junction import begins_with, head
+from pyspark_durable_streams.framing import BLOCK_BYTES, Checksum, Piece, Unit, WrongGuess, line_ends
 from pyspark_durable_streams.places import START, Place
 from pyspark_durable_streams.plan import Share
 from pyspark_durable_streams.spool import Extent
 from pyspark_durable_streams.walk import Gone, Part, Walk
 
 _HELD_BYTES: Final = 32 << 20
-"""The longest stretch that is guessed: all of it is held until it has been found right."""
+"""The longest stretch to guess: it is buffered until its checksum is verified."""
 _NOTHING: Final = Piece(b"", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch to read, and where the driver has it."""
+    """A stretch to read, and its extent in the spool."""
 
     share: Share
     extent: Extent | None
 
     def leads_to(self, other: Run) -> bool:
-        """Whether reading it goes on into another that nobody has read either."""
+        """Whether `other` continues this stretch and was not read by the driver either."""
         mine, its = self.share, other.share
         return its.stretch.next is not None and (its.stream, its.stretch.place.count) == (
             mine.stream,
@@ -49,7 +49,7 @@ class Run:
 
 
 class Task(InputPartition):
-    """What one Spark task reads."""
+    """The work of one Spark task."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         super().__init__(None)
@@ -61,23 +61,23 @@ class Task(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Messages that follow each other in a stream."""
+    """Consecutive messages of a stream."""
 
     stream: str
     unit: Unit
     token: str
-    """From here they are to be had again."""
+    """A token from which they can be read again."""
     pos: int
-    """The first message's place in the stream, counted from where the query began."""
+    """The first message's position in the stream, counted from where the query began."""
     piece: Piece
     is_last: bool
-    """Whether a stretch ends with it."""
+    """Whether it ends a stretch."""
 
 
 def fragments(
     task: Task, config: ClientConfig, *, as_chunks: bool, fails_on_loss: bool, warn: Callable[[str], None]
 ) -> Iterator[Fragment]:
-    """All messages of a task.  DataLost when they are not what was planned, unless that is to be passed over."""
+    """All messages of a task.  Raises DataLost if they differ from the plan, unless `fails_on_loss` is false."""
     client = Client(config)
     walks = _Walks(client, as_chunks)
     try:
@@ -94,7 +94,7 @@ def fragments(
             except DataLost as lost:
                 if fails_on_loss:
                     raise
-                warn(f"{lost}; going on with what is there, as failOnDataLoss=false wants it")
+                warn(f"{lost}; continuing with the available data, because failOnDataLoss=false")
                 walks.forget()
     finally:
         walks.forget()
@@ -102,7 +102,7 @@ def fragments(
 
 
 def _spooled(share: Share, data: bytes) -> Iterator[Fragment]:
-    """Bytes that are there, a block at a time."""
+    """The fragments of bytes in memory, a block at a time."""
     units = share.stretch.units
     if len(data) <= 2 * BLOCK_BYTES:
         yield _fragment(share, 0, Piece(data, units), is_last=True)
@@ -126,7 +126,7 @@ def _fragment(share: Share, at: int, piece: Piece, *, is_last: bool) -> Fragment
 
 
 class _Walks:
-    """The walk that goes on from stretch to stretch, and what it has read beyond the last."""
+    """The walk that continues from stretch to stretch, and the data it has read beyond the last one."""
 
     def __init__(self, client: Client, as_chunks: bool) -> None:
         self._client = client
@@ -134,19 +134,19 @@ class _Walks:
         self._stream = ""
         self._unit = Unit.BYTE
         self._place: Place | None = None
-        """Where the stretches that were taken end, as this walk came there."""
+        """The end of the stretches taken so far, as this walk reached it."""
         self._walk: Walk | None = None
         self._parts: Generator[Part] | None = None
         self._part: Part | None = None
         self._rest = _NOTHING
-        """Of the latest part."""
+        """The unused rest of the latest part."""
         self.is_warned = False
-        """A guess was wrong."""
+        """Whether a guess was wrong."""
 
     def take(self, share: Share, *, guesses: bool = False) -> Iterator[Piece]:
-        """The pieces from the stretch's place on; whoever takes them tells by `back` what was too much.
+        """The pieces from the stretch's place on; the caller returns the excess by `back`.
 
-        Where the stretch before it was taken it goes on from there, and not from a token that somebody says is there.
+        If the stretch before it was taken, the walk continues from there and not from a token that a gateway gave.
         """
         reached = self._reached(share)
         if reached is None or self._walk is None or self._walk.guesses is not guesses:
@@ -154,14 +154,14 @@ class _Walks:
         return self._pieces()
 
     def may_guess(self, share: Share) -> bool:
-        """Whether a stretch may be guessed: none was wrong, and its walk is not under way with care."""
+        """Whether a stretch may be guessed: no guess was wrong, and no exact walk to it is under way."""
         is_careful = self._walk is not None and not self._walk.guesses
         return not (self.is_warned or (is_careful and self._reached(share) is not None))
 
     def _reached(self, share: Share) -> Place | None:
-        """Where this walk stands, if that is where the stretch begins."""
+        """The walk's place if the stretch begins there, else None."""
         place, mine = share.stretch.place, self._place
-        is_new = place.token == START and not place.skip  # of another life, where it is not the first
+        is_new = place.token == START and not place.skip  # a new life of the stream, unless it is the first stretch
         if is_new or mine is None or (self._stream, mine.count) != (share.stream, place.count):
             return None
         return mine
@@ -182,15 +182,15 @@ class _Walks:
             yield part.piece
 
     def back(self, rest: Piece) -> None:
-        """A stretch ends here, with `rest` read beyond it."""
+        """End a stretch; `rest` was read beyond it."""
         part = self._part
         assert part is not None
         self._rest, self._place = rest, part.inside(part.piece.count - rest.count, self._unit)
 
     def ends_at(self, share: Share, token: str) -> bool:
-        """Whether what follows here is what lies behind a token.  Gone where that is none of the stream's.
+        """Whether the data from here on equals the data after a token.  Gone if the stream does not have the token.
 
-        What was looked at for it is read again by who goes on here.
+        Data read for the comparison is read again by the next stretch.
         """
         assert self._walk is not None
         assert self._place is not None
@@ -209,44 +209,44 @@ class _Walks:
     def _begins(self, share: Share, token: str, walk: Walk) -> bool:
         following = head(self._pieces())
         there = Walk(self._client, share.stream, Place(token), self._as_chunks, share.unit, guesses=walk.guesses)
-        return begins_with(there, following, walk.place.token)
+        return continues(there, following, walk.place.token)
 
     def leave(self) -> None:
-        """Leave the walk, and its connection; another one goes on where it stood."""
+        """Drop the walk and its connection; another walk can continue at its place."""
         if self._parts is not None:
             self._parts.close()
         self._walk = self._parts = None
 
     def forget(self) -> None:
-        """Leave the walk, and where it stood."""
+        """Drop the walk and its place."""
         self.leave()
         self._place = None
 
 
 def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
-    """All of a stretch, guessed and right; None where it was wrong, or the stream is not as it was."""
+    """The fragments of a guessed stretch; None if the guess was wrong or the stream has changed."""
     stretch, unit = share.stretch, share.unit
     found: list[Fragment] = []
-    tally = Tally()
+    checksum = Checksum()
     try:
         for piece in walks.take(share, guesses=True):
-            at = tally.units
+            at = checksum.units
             taken, rest = piece.cut(stretch.units - at, unit)
-            tally.add(taken)
-            found.append(_fragment(share, at, taken, is_last=tally.units == stretch.units))
-            if tally.units == stretch.units or tally.size > stretch.size:
+            checksum.add(taken)
+            found.append(_fragment(share, at, taken, is_last=checksum.units == stretch.units))
+            if checksum.units == stretch.units or checksum.size > stretch.size:
                 break
     except (WrongGuess, Gone):
         return None
-    if tally != stretch.tally:
+    if checksum != stretch.checksum:
         return None
     walks.back(rest)
     return found
 
 
 def _walked(share: Share, walks: _Walks, *, is_strict: bool) -> Iterator[Fragment]:
-    """What a stretch has; the last of it not before all of it is seen to be right, or, unless that is strict, before
-    DataLost says that it is not.
+    """The fragments of a stretch.  The last one is yielded only after the checksum of the stretch was verified.  If not
+    `is_strict`, it is yielded in any case, before DataLost is raised.
     """
     stretch, unit = share.stretch, share.unit
     is_short = not stretch.place.skip and stretch.size <= _HELD_BYTES
@@ -257,33 +257,33 @@ def _walked(share: Share, walks: _Walks, *, is_strict: bool) -> Iterator[Fragmen
             return
         walks.is_warned = True
         walks.leave()
-    tally = Tally()
+    checksum = Checksum()
     last: Fragment | None = None
     try:
         for piece in walks.take(share):
-            at = tally.units
+            at = checksum.units
             taken, rest = piece.cut(stretch.units - at, unit)
-            tally.add(taken)
-            last = _fragment(share, at, taken, is_last=tally.units == stretch.units)
-            if tally.units == stretch.units:
+            checksum.add(taken)
+            last = _fragment(share, at, taken, is_last=checksum.units == stretch.units)
+            if checksum.units == stretch.units:
                 walks.back(rest)
                 break
             yield last
     except Gone as gone:
         raise DataLost(f"{gone}; it had {stretch.units} {unit}s there when the batch was planned") from gone
-    if tally.units < stretch.units:
+    if checksum.units < stretch.units:
         was = "had" if stretch.next is None else "was counted to have"
-        raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {tally.units}")
-    is_right = tally == stretch.tally
+        raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {checksum.units}")
+    is_right = checksum == stretch.checksum
     if last is not None and (is_right or not is_strict):
         yield last
     if not is_right:
-        raise _lost(share, "reads otherwise than when the batch was planned")
+        raise _lost(share, "differs from what it was when the batch was planned")
 
 
 def _check_end(share: Share, token: str, walks: _Walks) -> None:
-    """DataLost where a stretch that was taken does not end at a token."""
-    said = f"does not end at {token}, where the gateway had it end"
+    """Raise DataLost if a stretch does not end at this token."""
+    said = f"does not end at {token}, as the gateway said"
     try:
         is_there = walks.ends_at(share, token)
     except Gone as gone:
@@ -297,7 +297,7 @@ def _lost(share: Share, what: str) -> DataLost:
     said = f"stream {share.stream}: what follows {stretch.place.token} {what}"
     if stretch.next is not None:
         said += (
-            "; where nothing changed the stream, the gateway counted wrong: without catalogue, and without the batch's"
-            " file in the checkpoint's offsets, it is planned anew"
+            "; if nothing changed the stream, the gateway counted wrong: without catalogue, and without the batch's"
+            " file in the checkpoint's offsets, it is planned again"
         )
     return DataLost(said)

@@ -1,9 +1,8 @@
-"""How a batch's bound is shared among streams: pure.
+"""The distribution of a batch's bound over streams, as pure functions.
 
-All that may have news get equal parts, or fewer larger ones; what some leave goes to those that have more, in further
-rounds.  The first of
-a batch is the stream behind the one that got the last of the batch before, so that a bound smaller than the number of
-streams starves none.
+All streams that may have news get equal parts; if the parts would be too small, fewer streams get larger ones.  What
+some streams leave goes to the others in further rounds.  A batch begins with the stream after the last one that the
+batch before took from, so that a bound smaller than the number of streams starves none.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pyspark_durable_streams.taken import Allowance
+from pyspark_durable_streams.batch_slice import Allowance
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may still be taken in this batch; None where nothing bounds it."""
+    """What may still be taken in this batch; None means no bound."""
 
     units: int | None = None
     size: int | None = None
@@ -32,7 +31,7 @@ class Budget:
         return (self.units is not None and self.units <= 0) or (self.size is not None and self.size <= 0)
 
     def less(self, units: int, size: int) -> Budget:
-        """What is left when so much was taken."""
+        """The budget after taking this much."""
         return replace(
             self,
             units=None if self.units is None else self.units - units,
@@ -41,14 +40,14 @@ class Budget:
         )
 
 
-def in_turn(streams: Sequence[str], last: str) -> list[str]:
-    """Streams in order, beginning behind `last`."""
+def rotated(streams: Sequence[str], last: str) -> list[str]:
+    """The streams in order, beginning after `last`."""
     ordered = sorted(streams)
     return [name for name in ordered if name > last] + [name for name in ordered if name <= last]
 
 
-def dealt_out(pending: Sequence[str], budget: Budget, width: int) -> tuple[Sequence[str], Allowance]:
-    """The streams that are asked next, `width` at most, and how much each may take: equal parts."""
+def allocate(pending: Sequence[str], budget: Budget, width: int) -> tuple[Sequence[str], Allowance]:
+    """The streams to read next, at most `width`, and the equal part that each may take."""
     number = min(len(pending), width) if budget.units is None else min(len(pending), width, budget.units)
     return pending[:number], Allowance(
         None if budget.units is None else budget.units // number,
@@ -58,9 +57,10 @@ def dealt_out(pending: Sequence[str], budget: Budget, width: int) -> tuple[Seque
 
 
 def narrowed(width: int, asked: int, took: int) -> int:
-    """How many share the bound when of `asked` streams that have news `took` could take some of it.
+    """The number of streams that share the bound in the next round, if `took` of `asked` streams with news could take
+    a part.
 
-    A part that most streams' next message is larger than is no use to them.  Parts are doubled then, so that streams
-    are asked in vain a few times in a batch, and not once for each message of the others.
+    A part that is smaller than most streams' next message is useless.  The parts are then doubled, so that a stream is
+    read in vain a few times in a batch, and not once for each message of the others.
     """
     return width if 2 * took >= asked else max(width // 2, 1)

@@ -1,12 +1,12 @@
-"""From a frame's rows to messages: which columns say what, and a table of (stream, order, message).
+"""From a frame's rows to messages: the roles of the columns, and a table of (stream, order, message).
 
-As in Spark's Kafka sink, the option `stream` goes before the column `stream`, and a column `value` of text or bytes is
-the message.  Without one, a row is: all other columns become one JSON object, null columns left out, times in RFC 3339,
-bytes in base64, decimals as numbers, NaN as null.
+As in Spark's Kafka sink, the option `stream` takes precedence over the column `stream`, and a column `value` of text or
+bytes is the message.  Without it, all other columns of a row become one JSON object: null columns are left out, times
+are in RFC 3339, bytes in base64, decimals are numbers, NaN is null.
 
-The columns named in `orderBy` say in which order the messages of a stream are sent.  Ties are broken by the message
-itself, so that rows which are the same in both may swap places and nobody can tell: a set of rows has one order only,
-however Spark came by it.
+The columns in `orderBy` define the order in which the messages of a stream are sent.  The message itself breaks ties,
+so rows that are equal in both may swap places without a visible difference: a set of rows has exactly one order,
+however Spark delivers it.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _ORDERLESS: Final = frozenset({"array", "binary", "map", "struct", "variant"})
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the columns of a frame are for."""
+    """The roles of a frame's columns."""
 
     stream: str | None
-    """Where all rows go; None: the column `stream` says."""
+    """The stream for all rows; None: the column `stream` names it."""
     value: str | None
-    """The column that is the message; None: the columns of `fields`, as one JSON object."""
+    """The column with the message; None: the columns of `fields`, as one JSON object."""
     fields: tuple[str, ...]
     order: tuple[str, ...]
     task: str | None
-    """The column that proves that all rows of a stream are in one task; None: they may be anywhere."""
+    """The column that proves that all rows of a stream are in one task; None if there is no proof."""
 
     @classmethod
     def of(cls, schema: StructType, stream: str | None, order: tuple[str, ...]) -> Shape:
-        """For a frame of this schema, the option `stream` and those of `orderBy`.  Raises BadOption."""
+        """The shape of a frame with this schema, and the options `stream` and `orderBy`.  Raises BadOption."""
         types = {field.name: field.dataType.typeName() for field in schema.fields}
         if len(types) != len(schema.fields):
             raise BadOption("two columns have the same name")
         if stream is None and types.get(STREAM) not in ("string", "varchar", "char"):
-            raise BadOption("which stream? The option stream names one for all rows, or a column stream of text does")
+            raise BadOption("no stream: give the option stream for all rows, or a text column stream")
         if stream is not None and STREAM_TASK in types:
-            raise BadOption("the option stream sends all rows to one stream: by_stream(df, None) is for that")
+            raise BadOption("the option stream sends all rows to one stream: use by_stream(df, None) for that")
         if stream is None and ONLY_TASK in types:
-            raise BadOption("by_stream(df, None) is for one stream: name it by the option stream")
+            raise BadOption("by_stream(df, None) is for one stream: name it with the option stream")
         for name in order:
             if name not in types:
                 raise BadOption(f"option orderBy: there is no column {name}")
@@ -68,36 +68,36 @@ class Shape:
             raise BadOption(f"the column value must be of text or bytes, not {types[VALUE]}")
         fields = tuple(name for name in types if name not in _MARKS and not (name == STREAM and stream is None))
         if value is None and not fields:
-            raise BadOption("there is no column to make messages of")
+            raise BadOption("no column is left to make messages of")
         task = next((name for name in _MARKS if name in types), None)
         return cls(stream, value, fields if value is None else (), order, task)
 
     def schema(self, batch: pa.Schema) -> pa.Schema:
-        """That of `messages`, for batches of this schema."""
+        """The schema of `messages` for batches of this schema."""
         keys = [pa.field(f"key{index}", batch.field(name).type) for index, name in enumerate(self.order)]
         return pa.schema([pa.field(STREAM, pa.large_string()), *keys, pa.field(VALUE, pa.large_binary())])
 
     def messages(self, batch: pa.RecordBatch, task: int) -> pa.RecordBatch:
-        """The batch's messages: their stream, the keys of their order, their bytes.  Raises BadRow.
+        """The batch's messages: their streams, the keys of their order, their bytes.  Raises BadRow.
 
-        `task` is the number of the task that got the rows.
+        `task` is the number of the task that received the rows.
         """
         if self.task == ONLY_TASK:
-            _stand_by(pc.equal(batch.column(ONLY_TASK), task))
+            _check_layout(pc.equal(batch.column(ONLY_TASK), task))
         if self.stream is not None:
             streams = pa.repeat(pa.scalar(self.stream, pa.large_string()), batch.num_rows)
         else:
             streams = batch.column(STREAM).cast(pa.large_string())
             if streams.null_count:
-                raise BadRow("the column stream is null: which stream is the row for?")
+                raise BadRow("the column stream is null in a row")
             if self.task == STREAM_TASK:
                 mark = pa.scalar(str(task), pa.large_string())
                 wanted = pc.binary_join_element_wise(mark, streams, pa.scalar("/", pa.large_string()))
-                _stand_by(pc.equal(batch.column(STREAM_TASK).cast(pa.large_string()), wanted))
+                _check_layout(pc.equal(batch.column(STREAM_TASK).cast(pa.large_string()), wanted))
         if self.value is not None:
             values = batch.column(self.value).cast(pa.large_binary())
             if values.null_count:
-                raise BadRow(f"the column {self.value} is null, and no message says that: filter such rows out")
+                raise BadRow(f"the column {self.value} is null, which no message can express: filter such rows out")
         else:
             values = pa.array(_objects(batch, self.fields), pa.large_binary())
         keys = [batch.column(name) for name in self.order]
@@ -107,7 +107,7 @@ class Shape:
 def streams_of(messages: pa.Table) -> Iterator[tuple[str, pa.LargeBinaryArray]]:
     """Each stream of the table, by name, with its messages in the order of their keys.
 
-    Without keys they stay in the order they have.
+    Without keys the messages keep their order.
     """
     keys = [name for name in messages.column_names if name not in (STREAM, VALUE)]
     whole = messages.combine_chunks()
@@ -125,11 +125,11 @@ def streams_of(messages: pa.Table) -> Iterator[tuple[str, pa.LargeBinaryArray]]:
         start = end
 
 
-def _stand_by(stands: pa.BooleanArray) -> None:
-    # Also null where the mark was lost.
+def _check_layout(stands: pa.BooleanArray) -> None:
+    # A null means that the mark was lost.
     if not pc.all(stands, skip_nulls=False).as_py():
         raise BadRow(
-            "rows have moved since by_stream, or their streams changed: it must be the last step before the write"
+            "rows have moved since by_stream, or their streams changed: by_stream must be the last step before write"
         )
 
 
@@ -142,7 +142,7 @@ def _objects(batch: pa.RecordBatch, fields: tuple[str, ...]) -> Iterator[bytes]:
 
 def _plain(column: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # The same instant reads the same whatever the session's time zone is.
+        # So that an instant has the same text in every session time zone.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     values: list[Any] = column.to_pylist()
     convert = _converter(column.type)
@@ -150,7 +150,7 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes JSON's kind of object from Arrow's list of pairs, at any depth; None where there is no map."""
+    """A function that turns Arrow's lists of pairs into JSON objects, at any depth; None if the type has no map."""
     if pa.types.is_map(kind):
         inner = _converter(kind.item_type) or _same
         return lambda pairs: {str(key): None if value is None else inner(value) for key, value in pairs}

@@ -1,7 +1,7 @@
-"""One batch's messages out to their streams: each stream in order, several streams side by side.
+"""Sends one batch's messages to their streams: each stream in order, several streams in parallel.
 
-The sender is given a table of messages and who is writing them (a `Batch`), and does the same with it in whichever
-process it stands: in a task, for the streams that belong to that task, or in the driver, for all of them.
+The sender receives a table of messages and the identity of the write (a `Batch`).  It works the same in a task, for the
+streams that belong to that task, and in the driver, for all streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyspark_durable_streams.client import Client, refusal
+from pyspark_durable_streams.client import Client, origin_error
 from pyspark_durable_streams.errors import BadReply, BadRow, NotRepeatable
 from pyspark_durable_streams.posts import Framing, bodies
 from pyspark_durable_streams.producer import Producer, Sent, path_of
@@ -25,14 +25,14 @@ _SIDE_BY_SIDE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Whose messages they are: the write (a query, or one `save`), and which batch of it."""
+    """The identity of the messages: the write (a query, or one `save`), and the number of its batch."""
 
     write: str
     epoch: int
 
 
 class Sender:
-    """Sends for one task, or for one commit; closes its connections at the end of the `with` block."""
+    """Sends for one task or for one commit; closes its connections at the end of the `with` block."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -47,8 +47,8 @@ class Sender:
     def send(self, messages: pa.Table, batch: Batch, *, may_come_again: bool) -> dict[str, Sent]:
         """Return, by stream, what was sent, once all of it is acknowledged.  Raises the first failure.
 
-        `may_come_again` says that another attempt may bring the same batch with its rows in another order, where no
-        column orders them.
+        `may_come_again` means that another attempt may send the same batch with its rows in another order, unless
+        columns order them.
         """
         must_fit = may_come_again and not self._options.order
         with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="durable-streams") as lanes:
@@ -65,7 +65,7 @@ class Sender:
         return {stream: future.result() for stream, future in sending.items()}
 
     def close(self, posts: Mapping[str, int], batch: Batch) -> None:
-        """Close each stream behind its number of POSTs."""
+        """Close each stream after its number of POSTs."""
         for stream, count in posts.items():
             self._producer(stream, batch, self._options.content_type or "").close(count)
 
@@ -79,8 +79,8 @@ class Sender:
             raise BadRow(f"{stream}: {error}") from None
         if must_fit and len(made) > 1:
             raise NotRepeatable(
-                f"{stream}: {sum(map(len, made))} bytes of one batch are more than one POST, and in which order would "
-                "they come again? Name the columns that order them (orderBy), or raise maxBatchBytes"
+                f"{stream}: {sum(map(len, made))} bytes of one batch do not fit one POST, and a repetition may have "
+                "another order: name the columns that order them (orderBy), or raise maxBatchBytes"
             )
         producer = self._producer(stream, batch, content_type)
         return producer.send(made, may_be_closed=options.close and options.write_id is not None)
@@ -92,9 +92,9 @@ class Sender:
     def _content_type(self, stream: str) -> str:
         reply = self._client.request("HEAD", path_of(stream))
         if reply.status != 200:
-            advice = " (the option create=<content type> makes a missing stream)" if reply.status == 404 else ""
-            raise type(error := refusal(reply, stream))(f"{error}{advice}", reply.status)
+            advice = " (the option create=<content type> creates a missing stream)" if reply.status == 404 else ""
+            raise type(error := origin_error(reply, stream))(f"{error}{advice}", reply.status)
         try:
             return reply.headers["Content-Type"]
         except KeyError:
-            raise BadReply(f"{stream}: the origin does not say its content type; the option contentType does") from None
+            raise BadReply(f"{stream}: the origin gives no content type; set the option contentType") from None

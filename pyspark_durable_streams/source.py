@@ -1,4 +1,4 @@
-"""What Spark finds under the name `durable_streams`: who reads and who writes."""
+"""The data source that Spark finds under the name `durable_streams`: its readers and writers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Durable Streams, read and written, in batches and as they grow."""
+    """Durable Streams as source and sink, for batches and for streaming queries."""
 
-    # What a worker does not need it does not import: each of these brings its own.
+    # The methods import what they need, so that a worker loads nothing else.
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `format`."""
         return "durable_streams"
 
     def schema(self) -> str:
-        """The columns where the user names none."""
+        """The columns if the user names none."""
         from pyspark_durable_streams.formats import default_schema
         from pyspark_durable_streams.options import format_of
 
@@ -54,7 +54,7 @@ class DefaultSource(DataSource):
         return batch_writer(schema, self.options, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Writes what a query makes, batch by batch."""
+        """Writes the result of a streaming query, batch by batch."""
         from pyspark_durable_streams.writer import stream_writer
 
         return stream_writer(schema, self.options, overwrite)

@@ -1,9 +1,9 @@
-"""What planning has read, for the tasks to read again without asking the origin.
+"""The spool: bytes read while planning, so that tasks need not request them from the origin again.
 
-The messages of a batch are counted in the driver, so their bytes are there.  They are kept in a file that has no name:
-it is gone with the process, however that ends.  A task on the same machine and of the same user finds it below `/proc`
-by the driver's process id, and knows it by the nonce that it begins with; any other task, and one that is planned again
-after a restart, walks the stream.  So this is a shortcut and nothing else: bounded, and never needed.
+The driver counts the messages of a batch, so it has their bytes.  It keeps them in an unnamed file, which disappears
+with the process in every case.  A task of the same user on the same machine opens the file below `/proc` by the
+driver's process id, and verifies the nonce at its beginning.  Any other task, and one planned again after a restart,
+walks the stream.  The spool is a bounded optimisation and never required.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NONCE_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A run of bytes in a spool."""
+    """A range of bytes in a spool."""
 
     path: str
     nonce: bytes
@@ -30,8 +30,8 @@ class Extent:
     size: int
 
     def read(self) -> bytes | None:
-        """The bytes; None where this process cannot get at them."""
-        # On another machine the path may be anything, a pipe of somebody's too: that is neither waited for nor read.
+        """The bytes; None if this process cannot read them."""
+        # On another machine the path may be anything, such as another user's pipe: never block on it.
         try:
             if not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116  (a descriptor's path, not a file's)
                 return None
@@ -50,7 +50,7 @@ class Extent:
 
 
 class Spool:
-    """One batch's bytes, at most `limit` of them; safe to use from several threads."""
+    """The bytes of one batch, at most `limit`; safe to use from several threads."""
 
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Spool:
             os.pwrite(self._file.fileno(), self._nonce, 0)
 
     def add(self, data: bytes) -> Extent | None:
-        """Keep some bytes; None where there is no room."""
+        """Store these bytes; None if there is no room."""
         with self._lock:
             if self._file is None or len(data) > self._left:
                 return None
@@ -76,11 +76,11 @@ class Spool:
             while done < len(data):
                 done += os.pwrite(self._file.fileno(), data[done:], at + done)
         except OSError:
-            return None  # a disk that is full is no reason not to go on
+            return None  # a full disk must not stop the batch
         return Extent(f"/proc/{os.getpid()}/fd/{self._file.fileno()}", self._nonce, at, len(data))
 
     def close(self) -> None:
-        """Let the bytes go."""
+        """Discard the bytes."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,11 +1,11 @@
-"""A streaming read: batch after batch of what is new, each the same whenever it is read again.
+"""A streaming read: batches of new data, each the same whenever it is read again.
 
-The driver's part is to find the end of the next batch (`latestOffset`), and all that is needed to read it goes into
-that end: see `places`.  Nothing that is remembered here matters for what a batch is; it only spares requests.
+The driver finds the end of the next batch (`latestOffset`) and puts everything that is needed to read the batch into
+that end (see `places`).  State remembered in the driver never affects the content of a batch; it only saves requests.
 
-`initialOffset` is empty and always the same, because Spark asks for it again when the first batch is replayed: where
-streams are entered is resolved with the first batch and is in its end.  With `latest` that end is places and no
-messages, and Spark runs an empty batch for it, so that a restart begins there and not at a later tail.
+`initialOffset` is empty and always the same, because Spark asks for it again when it replays the first batch.  The
+entry points of streams are resolved with the first batch and stored in its end.  With `latest` that end has places and
+no messages, and Spark runs an empty batch for it, so that a restart begins there and not at a later tail.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_durable_streams.batch import rows_of, tasks_of
+from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import Listing, admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError
@@ -34,14 +35,13 @@ from pyspark_durable_streams.formats import check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.places import START, Offset, Position, Stretch
 from pyspark_durable_streams.plan import shares
-from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn, narrowed
+from pyspark_durable_streams.rounds import Budget, allocate, narrowed, rotated
 from pyspark_durable_streams.spool import Spool
 from pyspark_durable_streams.survey import News, Surveyor, Target
-from pyspark_durable_streams.taken import Allowance
 from pyspark_durable_streams.walk import Gone
 
 _MOST_ASKED: Final = 64
-"""Of so many streams that a bound left behind, the tail is asked for, to report it."""
+"""The most streams left behind by a bound whose tails are requested for the report."""
 _log: Final = logging.getLogger("pyspark_durable_streams")
 
 
@@ -55,50 +55,50 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver: _Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # It goes to the workers, who have no use for what the driver has open.
+        # Spark sends the reader to the workers, which must not get the driver's connections.
         return {**self.__dict__, "_driver": None}
 
     @property
-    def _here(self) -> _Driver:
+    def _state(self) -> _Driver:
         if self._driver is None:
             self._driver = _Driver(self._options)
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
-        """Nowhere yet."""
+        """The empty offset."""
         return Offset(as_chunks=self._options.as_chunks).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options bound a batch to."""
+        """The batch bound from the options."""
         if self._options.most_rows is not None:
             return ReadMaxRows(self._options.most_rows)
-        if self._options.most_bytes is not None:
-            return ReadMaxBytes(self._options.most_bytes)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch; `start` itself where there is nothing new."""
-        end = self._here.end_of_batch(Offset.from_json(start), self._budget(limit))
-        self._here.planned = None if end is None else end.to_json()
-        return start if self._here.planned is None else self._here.planned
+        """The end of the next batch; `start` itself if there is nothing new."""
+        end = self._state.end_of_batch(Offset.from_json(start), self._budget(limit))
+        self._state.planned = None if end is None else end.to_json()
+        return start if self._state.planned is None else self._state.planned
 
     def _budget(self, limit: ReadLimit) -> Budget:
         match limit:
             case ReadMaxRows():
-                # Spark knows one bound at a time: where the options have both, the other one comes along.
-                return Budget(limit.max_rows, self._options.most_bytes)
+                # Spark passes one bound only; if the options have both, the other one is added here.
+                return Budget(limit.max_rows, self._options.max_bytes)
             case ReadMaxBytes():
                 return Budget(None, limit.max_bytes)
             case _:
                 return Budget()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What there is now is all that will be read."""
-        self._here.stop_at_tails()
+        """Stop at the current tails: later data will not be read."""
+        self._state.stop_at_tails()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the streams have come, as far as the last look at them told."""
-        return self._here.report()
+        """How far the streams have grown, as of the last time they were read."""
+        return self._state.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch between two offsets."""
@@ -110,20 +110,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows_of(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The batch will not be read again: its bytes may go."""
-        # Spark commits a batch behind planning the next one, whose bytes are yet to be read.
+        """The batch will not be read again: drop its bytes."""
+        # Spark may commit a batch after planning the next one, whose bytes are still needed.
         if self._driver is not None and self._driver.planned == end:
-            self._driver.let_go()
+            self._driver.drop_spools()
 
     def stop(self) -> None:
-        """The query is over."""
+        """The query has ended."""
         if self._driver is not None:
             self._driver.close()
             self._driver = None
 
 
 class _Driver:
-    """What the driver holds while a query runs."""
+    """The driver's state while a query runs."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -143,30 +143,30 @@ class _Driver:
         self._tails: dict[str, str] = {}
         self._behind: set[str] = set()
         self.planned: dict[str, Any] | None = None
-        """The end of the batch whose bytes the spool has."""
+        """The end of the batch whose bytes are in the spool."""
         self._finished: dict[str, int] = {}
-        """Streams that were found closed, and the count at which."""
+        """The streams found closed, with the count at their end."""
 
     # -- the end of a batch
 
     def end_of_batch(self, start: Offset, budget: Budget) -> Offset | None:
-        """Where the batch behind `start` ends; None where there is nothing new."""
+        """The end of the batch after `start`; None if there is nothing new."""
         options = self._options
         if start.positions and start.as_chunks != options.as_chunks:
             raise BadOption("option format: chunks and other formats count differently; begin with a new checkpoint")
         tails = self._listing.tails()
         positions = dict(start.positions)
-        # What a stream was entered at is part of the batch's end even where nothing came behind it.
+        # A stream's entry point is part of the batch's end even if it has no data after it.
         entered = self._enter([name for name in tails if name not in positions], start)
-        self.let_go()
+        self.drop_spools()
         spool = Spool(options.spool_bytes)
         self._spools.append(spool)
         self.surveyor.begin(spool)
         if self._targets is not None and not self._listing.is_complete:
-            # Those that were read before and that nobody lists are there as well.
-            self._aim({name: None for name in positions if name not in self._targets})
+            # Streams that were read before exist even if the listing lacks them.
+            self._set_targets({name: None for name in positions if name not in self._targets})
         names = self._candidates(tails, {**positions, **entered})
-        found, last = self._collect(in_turn(names, start.last), {**positions, **entered}, budget)
+        found, last = self._collect(rotated(names, start.last), {**positions, **entered}, budget)
         stretches: dict[str, tuple[Stretch, ...]] = {}
         for name, news in found.items():
             if news.stretches:
@@ -179,7 +179,7 @@ class _Driver:
         return Offset(positions, stretches, options.partitions, last or start.last, options.as_chunks, has_begun=True)
 
     def _enter(self, names: Sequence[str], start: Offset) -> dict[str, Position]:
-        """Where streams that are new here are entered, unless at their beginnings."""
+        """The entry points of new streams, except those entered at their beginnings."""
         options = self._options
         entered: dict[str, Position] = {}
 
@@ -220,7 +220,7 @@ class _Driver:
     def _collect(
         self, names: Sequence[str], positions: Mapping[str, Position], budget: Budget
     ) -> tuple[dict[str, News], str]:
-        """What the streams have, within the bound; and who got the last of it."""
+        """The streams' news within the bound, and the last stream that took a part."""
         found: dict[str, News] = {}
         if not budget.is_bounded:
             self.surveyor.each(names, lambda name: self._look(name, positions.get(name), Allowance(), found))
@@ -229,7 +229,7 @@ class _Driver:
         pending, last = list(names), ""
         width, left, asked, fitted = len(pending), len(pending), 0, 0
         while pending and not budget.is_spent:
-            wave, allowance = dealt_out(pending, budget, width)
+            wave, allowance = allocate(pending, budget, width)
             round_: dict[str, News] = {}
             now = {name: found[name].position if name in found else positions.get(name) for name in wave}
             self.surveyor.each(wave, lambda name: self._look(name, now[name], allowance, round_))  # noqa: B023
@@ -242,7 +242,7 @@ class _Driver:
             more = [name for name in wave if name in round_ and round_[name].has_more]
             pending = pending[len(wave) :] + more
             if len(wave) == 1 and more and not took:
-                break  # all that is left of the bound is too little for who is next
+                break  # the rest of the bound is too small for the next message
             left, asked, fitted = left - len(wave), asked + len({*took, *more}), fitted + len(took)
             if left <= 0:
                 width = narrowed(min(width, max(len(pending), 1)), asked, fitted)
@@ -266,19 +266,19 @@ class _Driver:
             self._finished[name] = news.position.place.count
 
     def _missing(self, name: str, gone: Gone) -> None:
-        """A stream that was never there: an error where the user named it, for a name may be mistyped."""
+        """Handle a stream that never existed: an error if the user named it, because a name may be mistyped."""
         if self._options.prefix is None and self._options.fails_on_loss:
-            raise DataLost(f"{gone}; failOnDataLoss=false waits for streams that are not there") from gone
+            raise DataLost(f"{gone}; failOnDataLoss=false waits for streams that do not exist yet") from gone
 
     # -- the rest
 
     def stop_at_tails(self) -> None:
-        """Read no further than the streams have come now."""
+        """Read no further than the streams' current tails."""
         self._targets = {}
-        self._aim(self._listing.tails())
+        self._set_targets(self._listing.tails())
 
-    def _aim(self, tails: Mapping[str, str | None]) -> None:
-        """Take how far streams have come now for where reading them stops."""
+    def _set_targets(self, tails: Mapping[str, str | None]) -> None:
+        """Make the streams' current tails the targets of reading."""
         catalogue = self._options.catalogue
         tells_news = catalogue is not None and catalogue.tells_news
         targets: dict[str, Target | None] = {}
@@ -288,7 +288,7 @@ class _Driver:
             try:
                 targets[name] = Target(said if said is not None else self.surveyor.tail(name)[0])
             except Gone as gone:
-                # One that was read before is told about when it is looked at.
+                # A stream that was read before reports its loss when it is read.
                 self._missing(name, gone)
                 targets[name] = None
 
@@ -296,7 +296,7 @@ class _Driver:
         self._targets = {**(self._targets or {}), **targets}
 
     def report(self) -> dict[str, Any] | None:
-        """How far the streams have come."""
+        """How far the streams have grown."""
         if not self._tails:
             return None
         for name in sorted(self._behind)[:_MOST_ASKED]:
@@ -309,14 +309,14 @@ class _Driver:
                 break
         return {"streams": dict(sorted(self._tails.items())), "behind": len(self._behind)}
 
-    def let_go(self) -> None:
-        """Close the spools of batches that are done."""
+    def drop_spools(self) -> None:
+        """Close the spools of finished batches."""
         while self._spools:
             self._spools.pop().close()
 
     def close(self) -> None:
-        """Close all."""
-        self.let_go()
+        """Close everything."""
+        self.drop_spools()
         self.surveyor.close()
         self._client.close()
         if self._admin is not None:

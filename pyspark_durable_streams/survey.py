@@ -1,20 +1,19 @@
-"""How far streams have come: what the driver finds out before a batch.
+"""Planning in the driver: how far streams have grown before a batch.
 
-For each stream that may have news it walks from where the stream stands, counts what there is, and stops at the tail,
-at the batch's bound, or at a target that was set before.  What it read goes to the spool; what it found are stretches
-with checksums, which the tasks hold what they read against.
+For each stream that may have news, a walk starts at the stream's position, counts what there is, and stops at the tail,
+at the batch's bound, or at a target set before.  The bytes go to the spool.  The results are stretches with checksums,
+which the tasks verify.
 
-Where a gateway's admin API is known and has counted a long stretch already (`admin`), it is believed and not read here:
-only the last of what it speaks of is looked at, whether it is what a reader is given.  The tasks then hold all of it
-against the checksums, as they do anything.
+If a gateway's admin API is configured and has already counted a long stretch (`admin`), its counts are used instead of
+reading.  Only the last of its runs is read, to check that it matches.  The tasks then verify all of it against the
+checksums, as always.
 
-A token cannot be found inside a reply.  Where a target lies within one, the units up to it are those up to the reply's
-end less those from the target to the same end, which a second walk counts.
+A token cannot be located inside a reply.  If a target lies within one, the units up to the target are those up to the
+reply's end minus those from the target to the same end, which a second walk counts.
 
-Before news of a stream are taken, it is looked at whether it is the stream that was read before (see `places`).  One
-that nothing was read of has to begin, when more than one reply has been read, as it did at first, or is walked again.
-What is lost is an error, unless the user wants to go on with what there is: then a stream begins again where it begins
-now.
+Before news of a stream are used, its identity is checked (see `places`).  A stream that was never read before must,
+after a walk of several replies, still begin as it did at first; else it is walked again.  Lost data is an error, unless
+the user wants to continue with the available data: then the stream restarts at its current beginning.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ from itertools import chain
 from typing import Final
 
 from pyspark_durable_streams.admin import AdminApi, CountedRun
-from pyspark_durable_streams.client import Client, refusal
+from pyspark_durable_streams.batch_slice import EVIDENCE_UNITS, Allowance, BatchSlice, ExtentKey, evidence_at
+from pyspark_durable_streams.client import Client, origin_error
+from pyspark_durable_streams.continuity import continues, head
 from pyspark_durable_streams.errors import BadReply, DataLost, DurableStreamsError
-from pyspark_durable_streams.framing import BLOCK_BYTES, Tally, Unit
-from pyspark_durable_streams.junction import begins_with, head
+from pyspark_durable_streams.framing import BLOCK_BYTES, Checksum, Unit
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
-from pyspark_durable_streams.taken import EVIDENCE_UNITS, Allowance, ExtentKey, Taken, evidence_at
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
 _CHASED_BYTES: Final = 256 << 20
-"""Behind so much of one stream its tail is asked for and stopped at, or a fast writer would keep a batch for ever."""
+"""After this many bytes of one stream its tail is requested and made the target, so that a batch ends at all."""
 _WORTH_BYTES: Final = 8 << 20
-"""Less that is counted already is read all the same."""
+"""Smaller counted ranges are read all the same."""
 _RUN_BYTES: Final = 16 << 20
-"""The longest that is asked for as one."""
+"""The longest run to request."""
 _RUNS_OF_TASK: Final = 4
 _STEPS: Final = 1_000
 _ATTEMPTS: Final = 3
 
 
 class _Changed(Exception):
-    """A stream begins otherwise than it did when the walk began."""
+    """The stream no longer begins as it did when the walk began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where reading a stream has to stop: exactly there, or at the end of the reply that reaches it."""
+    """Where reading a stream must stop: exactly there, or at the end of the reply that reaches it."""
 
     token: str
     is_exact: bool = True
@@ -64,14 +63,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What one stream has behind where it stood."""
+    """The data of one stream after its position."""
 
     position: Position
     stretches: tuple[Stretch, ...] = ()
     tail: str | None = None
     """The furthest token seen."""
     has_more: bool = False
-    """Whether it was left before its tail or target."""
+    """Whether the walk stopped before its tail or target."""
 
     @property
     def units(self) -> int:
@@ -104,23 +103,23 @@ class Surveyor:
         self._spool: Spool | None = None
         self._paused = PausedWalks()
         self._counts: dict[str, dict[str, int]] = {}
-        """Of each stream, counts at targets that lie within replies; a stream is looked at by one thread at a time."""
+        """For each stream, the counts at targets within replies; one thread at a time uses a stream."""
         self.extents: dict[ExtentKey, Extent] = {}
-        """Where the spool has a stretch, by its stream and the count at its beginning."""
+        """The spool extents of stretches, by stream and count at the beginning."""
 
     def begin(self, spool: Spool) -> None:
-        """A batch begins: its bytes go to this spool."""
+        """Begin a batch whose bytes go to this spool."""
         self._spool = spool
         self.extents = {}
         if self._admin is not None:
-            self._admin.ask_again()
+            self._admin.begin_batch()
 
     def close(self) -> None:
-        """Nothing more will be asked."""
+        """Close the paused walks."""
         self._paused.close()
 
     def each(self, streams: Iterable[str], work: Callable[[str], object]) -> None:
-        """Do something for every stream, several at a time; the first failure is raised when all are done."""
+        """Run `work` for every stream, several at a time; raises the first failure when all are done."""
         names = list(streams)
         if len(names) < 2:
             for name in names:
@@ -131,10 +130,10 @@ class Surveyor:
                 pass
 
     def tail(self, stream: str) -> tuple[str, bool]:
-        """A stream's tail, and whether it is closed there; Gone when there is no such stream."""
+        """A stream's tail, and whether it is closed there; Gone if there is no such stream."""
         reply = self._client.request("HEAD", f"/{stream}")
         if reply.status != 200:
-            error = refusal(reply, f"stream {stream}")
+            error = origin_error(reply, f"stream {stream}")
             raise Gone(str(error), reply.status) if reply.status in (404, 410) else error
         token = reply.headers.get(NEXT_OFFSET)
         if not token:
@@ -142,10 +141,10 @@ class Surveyor:
         return token, reply.headers.get(CLOSED, "").lower() == "true"
 
     def enter(self, stream: str, token: str) -> Position | None:
-        """Where a stream stands that is entered at `token`; None for one that is entered at its beginning."""
+        """The position of a stream entered at `token`; None for one entered at its beginning."""
         if token == START:
             return None
-        # Told apart from one that is made anew by how it begins: of what lies just before the token nothing is known.
+        # Identified by its beginning, because the data just before the token is not known.
         walk = Walk(self._client, stream, Place(START), self._as_chunks)
         evidence = self._evidence(walk)
         if walk.unit is None:
@@ -155,10 +154,10 @@ class Surveyor:
     def news(
         self, stream: str, position: Position | None, allowance: Allowance, target: Target | None = None
     ) -> News | None:
-        """What a stream has behind its position (its beginning, where there is none).
+        """The news of a stream after its position (its beginning, if None).
 
-        Gone where nothing was read of it and it is not there; DataLost when it is not what was read before, or lacks
-        what would be next.  Where that is no error: None when there is nothing to go on with.
+        Gone if nothing of the stream was read and it does not exist; DataLost if it is not the stream that was read
+        before, or its next data is missing.  If a loss is no error: None if there is nothing to continue with.
         """
         if position is None:
             return self._first_news(stream, allowance, target)
@@ -166,8 +165,8 @@ class Surveyor:
             return self._news(stream, position, allowance, target)
         except Gone as gone:
             if self._fails_on_loss:
-                raise DataLost(f"{gone}; failOnDataLoss=false goes on with what is there") from gone
-            self._warn(f"{gone}; going on with what is there, as failOnDataLoss=false wants it")
+                raise DataLost(f"{gone}; failOnDataLoss=false continues with the available data") from gone
+            self._warn(f"{gone}; continuing with the available data, because failOnDataLoss=false")
             try:
                 news = self._first_news(stream, allowance, None, position.place.count)
             except Gone:
@@ -175,17 +174,17 @@ class Surveyor:
             return news if news is not None and news.stretches else None
 
     def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
-        """What a stream has from its beginning, of which nothing has been read, all of it from one life."""
+        """The news of a stream that was not read before, all from one life of the stream."""
         for _ in range(_ATTEMPTS):
-            self._counts.pop(stream, None)  # what was counted was of another life
+            self._counts.pop(stream, None)  # counted in another life of the stream
             try:
                 return self._news(stream, None, allowance, target, count)
             except _Changed:
                 continue
-        said = f"stream {stream}: it was made anew, or cut by retention, each time that its beginning was planned"
+        said = f"stream {stream}: it was re-created, or cut by retention, each time that its beginning was planned"
         if self._fails_on_loss:
             raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
-        self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
+        self._warn(f"{said}; continuing with the available data, because failOnDataLoss=false")
         self._counts.pop(stream, None)
         try:
             return self._news(stream, None, allowance, target, count, is_whole=False)
@@ -210,7 +209,7 @@ class Surveyor:
         paused = self._paused.take(stream, place)
         walk = paused.walk if paused is not None else Walk(self._client, stream, place, self._as_chunks, unit)
         fresh = paused.parts if paused is not None else walk.parts()
-        taken = Taken(stream, allowance, self._spool, self.extents)
+        taken = BatchSlice(stream, allowance, self._spool, self.extents)
 
         def leap(place: Place, unit: Unit, etag: str) -> Place | None:
             nonlocal target
@@ -237,7 +236,7 @@ class Surveyor:
                     break
         except Gone as gone:
             if position is None and walk.replies:
-                raise _Changed from gone  # it was there a moment ago
+                raise _Changed from gone  # it existed a moment ago
             raise
         assert walk.unit is not None
         end = taken.end if taken.was_cut else walk.place
@@ -249,7 +248,7 @@ class Surveyor:
         stretches = taken.stretches()
         evidence = position.evidence if position is not None else None
         if stretches and evidence is not None and not self._is_same(stream, walk.unit, evidence):
-            raise Gone(f"stream {stream} was deleted and made anew: behind {evidence.token} is not what was read there")
+            raise Gone(f"stream {stream} was deleted and re-created: the data after {evidence.token} has changed")
         begin = taken.begin if position is None and is_whole and walk.replies > 1 else None
         if begin is not None and not self._still_begins(stream, walk.unit, begin):
             raise _Changed
@@ -258,13 +257,13 @@ class Surveyor:
         return News(found, stretches, walk.reply_end, has_more=not reached)
 
     def _tail_now(self, stream: str) -> Target:
-        """Where reading stops that would chase a tail otherwise."""
+        """The current tail as a target, so that the walk does not chase a growing stream."""
         return Target(self.tail(stream)[0], is_exact=False)
 
-    def _leap(self, taken: Taken, place: Place, unit: Unit, etag: str, target: Target | None) -> Place | None:
-        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it."""
+    def _leap(self, taken: BatchSlice, place: Place, unit: Unit, etag: str, target: Target | None) -> Place | None:
+        """Take the runs that the gateway has counted from this place on; returns their end, None if too short."""
         if unit is Unit.LINE or not etag:
-            return None  # a line may begin before the place
+            return None  # a line may have begun before the place
         runs: list[CountedRun] = []
         units = size = 0
         for run in self._counted(taken, place.token, etag, is_json=unit is Unit.ELEMENT):
@@ -281,12 +280,12 @@ class Surveyor:
         evidence = self._confirmed(taken.stream, runs[-1], unit)
         return taken.leap(place, runs, evidence) if evidence is not None else None
 
-    def _counted(self, taken: Taken, token: str, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
-        """All runs that the gateway has counted from a token on, the longer the more there is."""
+    def _counted(self, taken: BatchSlice, token: str, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
+        """All runs that the gateway has counted from a token on; they grow with what was taken."""
         assert self._admin is not None
         before = taken.size
         for _ in range(_STEPS):
-            # So that each task has several, and as few as will do: where one ends, bytes in hand are cut.
+            # Each task should get several runs, but few: bytes in memory are cut at each end of a run.
             size = min(max(BLOCK_BYTES, before // (_RUNS_OF_TASK * self._partitions)), _RUN_BYTES)
             last: CountedRun | None = None
             for last in self._admin.runs(taken.stream, token, size, etag, is_json=is_json):
@@ -297,25 +296,25 @@ class Surveyor:
             token = last.next
 
     def _confirmed(self, stream: str, run: CountedRun, unit: Unit) -> Evidence | None:
-        """Evidence from a run, where it reads as it was counted and what follows it is what it leads to."""
+        """Evidence from a run, if it reads as counted and the stream after it continues at its next token."""
         evidence: Evidence | None = None
-        tally = Tally()
+        checksum = Checksum()
         walk = Walk(self._client, stream, Place(run.token), self._as_chunks, unit)
         with closing(walk.parts()) as parts:
             for part in parts:
                 evidence = evidence or evidence_at(part, unit)
-                piece, rest = part.piece.cut(run.units - tally.units, unit)
-                tally.add(piece)
-                if tally.units == run.units or tally.size > run.size:
+                piece, rest = part.piece.cut(run.units - checksum.units, unit)
+                checksum.add(piece)
+                if checksum.units == run.units or checksum.size > run.size:
                     break
-            if tally != run.tally:
+            if checksum != run.checksum:
                 return None
             following = head(chain([rest], (part.piece for part in parts)))
         there = Walk(self._client, stream, Place(run.next), self._as_chunks, unit)
-        return evidence if begins_with(there, following, walk.place.token) else None
+        return evidence if continues(there, following, walk.place.token) else None
 
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
-        """The count at a token that lies within the reply that has this place."""
+        """The count at a token within the reply that contains this place."""
         if place.skip == 0 and place.token == token:
             return place.count
         counts = self._counts.setdefault(stream, {})
@@ -337,21 +336,21 @@ class Surveyor:
                     passed[number][end] = units
                 for end in passed[0].keys() & passed[1].keys():
                     return passed[0][end] - passed[1][end]
-                # The one behind catches up.  Two at the tail ask at the same moment: of a stream that grows faster than
-                # requests go to and fro they would never see the same tail else.
+                # The walk that is behind catches up.  Two walks at the tail request at the same moment: if the stream
+                # grows faster than a round trip, they would otherwise never see the same tail.
                 ends = [max(found) for found in passed]
                 is_behind = 0 if ends[0] < ends[1] else 1
                 going = [0, 1] if all(walk.is_at_tail for walk in walks) else [is_behind]
-        raise BadReply(f"stream {stream}: no end that the replies from two of its offsets have in common")
+        raise BadReply(f"stream {stream}: the replies from two of its offsets have no end in common")
 
     def _is_same(self, stream: str, unit: Unit, evidence: Evidence) -> bool:
-        """Whether it is the stream that the evidence is of, as far as that can be told."""
+        """Whether the stream is the one that the evidence describes, as far as can be told."""
         walk = Walk(self._client, stream, Place(evidence.token), self._as_chunks, unit)
         try:
             return self._evidence(walk, evidence.units) == evidence
         except Gone as gone:
             if gone.status == 410:
-                return True  # retention has taken what lay there; what follows may well be the same stream
+                return True  # retention removed the data; what follows may well be the same stream
             raise
 
     def _still_begins(self, stream: str, unit: Unit, begin: Evidence) -> bool:
@@ -382,7 +381,7 @@ def _passes(reply_end: str | None, token: str) -> bool:
 
 
 def _ends(walk: Walk) -> Iterator[tuple[str, int]]:
-    """Where each reply ends, with the units up to there; behind the tail it is asked for once more, for ever."""
+    """The end of each reply, with the units up to there; at the tail the walk asks again, for ever."""
     told = 0
     while True:
         for _ in walk.parts():

@@ -1,8 +1,8 @@
-"""One stream from a place on, piece by piece: the chain of replies that Stream-Next-Offset makes.
+"""A walk: one stream from a place on, piece by piece, along the chain of replies that Stream-Next-Offset forms.
 
-A reply may be anything from one message to the whole stream, so it is worked on as it comes.  A connection that fails
-in the middle of one is made again from the place that has been reached, until there is no progress.  The place behind
-each piece is known, so a walk may be left after any of them and gone on with by somebody else.
+A reply may be anything from one message to the whole stream, so it is processed as it arrives.  If a connection fails
+in the middle, the walk reconnects at the place reached, as long as it makes progress.  The place after each piece is
+known, so a walk may stop after any piece, and another walk may continue there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
-from pyspark_durable_streams.client import Client, Reply, refusal
+from pyspark_durable_streams.client import Client, Reply, origin_error
 from pyspark_durable_streams.errors import BadReply, DataLost, Unreachable
 from pyspark_durable_streams.framing import BLOCK_BYTES, Elements, GuessedElements, Piece, Unit, cut_lines, unit_of
 from pyspark_durable_streams.places import START, Place
@@ -24,11 +24,11 @@ CLOSED: Final = "Stream-Closed"
 _LONG_BYTES: Final = 1 << 20
 _SAID_BYTES: Final = 1 << 10
 _RESUMES: Final = 5
-"""How often a reply may break off without one more message in it."""
+"""How often a reply may break off without a further message."""
 
 
 class Gone(DataLost):
-    """The stream does not have the place: 404, 410, 400 for a token of its own, or a tail before it."""
+    """The stream no longer has the place: 404, 410, 400 for its own token, or a tail before it."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -40,14 +40,14 @@ class Gone(DataLost):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece, and the places before and behind it."""
+    """A piece, and the places before and after it."""
 
     place: Place
     piece: Piece
     end: Place
 
     def inside(self, units: int, unit: Unit) -> Place:
-        """The place behind its first `units`."""
+        """The place after the first `units`."""
         if units == self.piece.count:
             return self.end
         step = units if unit is not Unit.LINE else len(self.piece.before(units, unit).data)
@@ -56,37 +56,37 @@ class Part:
 
 @dataclass(slots=True)
 class Walk:
-    """A stream from a place on; `place` is where it stands."""
+    """A stream from a place on; `place` is the current place."""
 
     client: Client
     stream: str
     place: Place
     as_chunks: bool = False
     unit: Unit | None = None
-    """What is counted, once a reply has told the content type; given when a place was counted in it."""
+    """The unit, once a reply has shown the content type; given in advance for a place that was counted in it."""
     token: str | None = None
     """The furthest token seen."""
     is_at_tail: bool = False
-    """Whether the last reply ended where the stream did."""
+    """Whether the last reply ended at the stream's tail."""
     is_closed: bool = False
-    """Whether nothing will ever follow."""
+    """Whether the stream is closed at its end."""
     replies: int = 0
-    """How many there were that had a stream in them."""
+    """Successful replies so far."""
     reply_end: str | None = None
-    """Where the reply that is being read ends."""
+    """The end token of the current reply."""
     passed: list[tuple[str, int]] = field(default_factory=list)
-    """Where replies ended, and the counts there; of lines, those that a line feed ends."""
+    """The ends of replies and the counts there; of lines, only those that a line feed ends."""
     leap: Callable[[Place, Unit, str], Place | None] | None = None
-    """Asked before a long reply is read, with its place and ETag: how far nothing need be read, because it is counted.
-    Where that is nowhere it is not asked again."""
+    """Called before a long reply is read, with its place and ETag: returns the place up to which counts make reading
+    unnecessary.  After a None it is not called again."""
     guesses: bool = False
-    """Whether the elements of arrays are guessed: WrongGuess is raised where that is seen to be wrong."""
+    """Whether the elements of arrays are guessed; WrongGuess is raised if a guess is seen to fail."""
     _resumes: int = field(default=0, init=False)
 
     def parts(self) -> Generator[Part]:
-        """Everything up to the tail as it is when it is reached.
+        """Everything up to the tail at the time when it is reached.
 
-        Raises Gone when the stream has no such place (any more), BadReply, Refused and Unreachable.
+        Raises Gone if the stream does not have the place (any more), BadReply, Refused and Unreachable.
         """
         request = self.place.token
         left = self.place.skip
@@ -97,7 +97,7 @@ class Walk:
             try:
                 with self.client.open(offset_path(self.stream, request)) as reply:
                     has_head = True
-                    headers = self._judged(reply.status, reply.headers, request, reply.chunks)
+                    headers = self._parse_head(reply.status, reply.headers, request, reply.chunks)
                     self.replies += 1
                     self.reply_end = headers.next
                     ahead = self._ahead(headers, request, is_amid=bool(left or carry.rest))
@@ -106,7 +106,7 @@ class Walk:
             except Unreachable:
                 self._resumes = self._resumes + 1 if self.place == before else 0
                 if not has_head or self._resumes >= _RESUMES:
-                    raise  # the client has tried often enough
+                    raise  # the client has used up its tries
                 request, left = self.place.token, self.place.skip
                 carry = _Carry()
                 continue
@@ -117,13 +117,13 @@ class Walk:
                 continue
             request, left = headers.next, carry.left
             self.token = headers.next
-            # One that was asked for again may end before the place that was reached.
+            # A repeated reply may end before the place that was reached.
             if not left:
                 self.passed.append((headers.next, self.place.count - carry.unended))
             self.is_at_tail, self.is_closed = headers.is_at_tail, headers.is_closed
 
     def _ahead(self, headers: _Headers, request: str, *, is_amid: bool) -> Place | None:
-        """Where reading goes on in place of this reply; None where it is to be read."""
+        """The place to continue at instead of reading this reply; None if it must be read."""
         if self.leap is None or is_amid or not headers.is_long or self.unit is None:
             return None
         ahead = self.leap(Place(request, 0, self.place.count), self.unit, headers.etag)
@@ -134,7 +134,7 @@ class Walk:
     def _reply(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry
     ) -> Iterator[Part]:
-        """The parts of one reply; behind the last of them `place` is where its end is, or where a line began."""
+        """The parts of one reply; after the last, `place` is the reply's end, or where an unfinished line began."""
         assert self.unit is not None
         if self.unit is Unit.LINE:
             yield from self._lines(chunks, request, skip, headers, carry)
@@ -166,7 +166,7 @@ class Walk:
     def _lines(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry
     ) -> Iterator[Part]:
-        """Lines may begin in one reply and end in another: their place is where they began."""
+        """Lines may begin in one reply and end in another; their place is where they began."""
         at = 0
         for block in _blocks(chunks):
             fresh = block[max(skip - at, 0) :] if at < skip else block
@@ -195,11 +195,11 @@ class Walk:
         else:
             self.place = Place(carry.token, carry.skip, self.place.count)
 
-    def _judged(self, status: int, headers: Mapping[str, str], request: str, chunks: Iterator[bytes]) -> _Headers:
+    def _parse_head(self, status: int, headers: Mapping[str, str], request: str, chunks: Iterator[bytes]) -> _Headers:
         if status != 200:
             whole = Reply(status, headers, _beginning(chunks))
-            error = refusal(whole, f"stream {self.stream} from offset {request}")
-            # A token that the origin gave and now refuses is one of a stream that is not there any more.
+            error = origin_error(whole, f"stream {self.stream} from offset {request}")
+            # An offset that the origin issued and now rejects belongs to a stream that no longer exists.
             is_gone = status in (404, 410) or (status == 400 and request != START)
             raise Gone(str(error), status) if is_gone else error
         following = headers.get(NEXT_OFFSET)
@@ -212,7 +212,7 @@ class Walk:
             kind = headers.get("Content-Type", "no content type")
             raise BadReply(f"stream {self.stream} is {kind}, which has no messages: read it with format=chunks")
         if self.unit is not None and unit is not self.unit:
-            raise Gone(f"stream {self.stream}: it was counted in {self.unit}s and now has {unit}s; it was made anew")
+            raise Gone(f"stream {self.stream} was re-created: it was counted in {self.unit}s and now has {unit}s")
         self.unit = unit
         is_closed = headers.get(CLOSED, "").lower() == "true"
         is_at_tail = is_closed or headers.get(UP_TO_DATE, "").lower() == "true" or following == request
@@ -223,17 +223,17 @@ class Walk:
 
 @dataclass(slots=True)
 class _Carry:
-    """What one reply leaves to the next."""
+    """State carried from one reply to the next."""
 
     rest: bytes = b""
-    """A line that has not ended."""
+    """An unfinished line."""
     token: str = START
     skip: int = 0
     """Where that line began."""
     left: int = 0
-    """Units still to be passed over: a reply ended before the place did."""
+    """Units still to be skipped: a reply ended before the place."""
     unended: int = 0
-    """Lines that the stream's end ended."""
+    """Lines that ended with the stream, without a line feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +242,17 @@ class _Headers:
     is_at_tail: bool
     is_closed: bool
     is_long: bool
-    """Whether it is worth asking how to get around it."""
+    """Whether asking `leap` about it is worthwhile."""
     etag: str
 
 
 def offset_path(stream: str, token: str) -> str:
-    """The target of a catch-up read below the URL."""
+    """The target of a catch-up read, relative to the URL."""
     return f"/{stream}{'&' if '?' in stream else '?'}offset={quote(token, safe='')}"
 
 
 def _beginning(chunks: Iterator[bytes]) -> bytes:
-    """What a refusal says, as far as it can be had: its status is enough."""
+    """The text of a refusal, as far as it arrives; its status is enough."""
     found = b""
     with suppress(Unreachable):
         for chunk in chunks:

@@ -1,18 +1,18 @@
-"""The sink's options, with the names and habits of Spark's Kafka sink; an unknown one is an error.
+"""The sink's options, with the names and conventions of Spark's Kafka sink; an unknown option is an error.
 
-url                 what the streams' names are below
-stream              where all rows go, as does `save(name)`; without it the column `stream` says
+url                 the base URL of the streams' names
+stream              the stream for all rows, as with `save(name)`; without it the column `stream` names it
 create              content type to create a missing stream with; without it a missing stream is an error
-contentType         the streams' content type, where `create` does not say; without both, each stream is asked once
+contentType         the streams' content type, if `create` does not give it; without both, each stream is asked once
 orderBy             columns, separated by commas: the order in which a stream's rows of a batch are sent
-maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); a query keeps it, as it keeps its checkpoint
+maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); fixed for a query, like its checkpoint
 maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 128 MiB)
-lineSep             put behind each message of a stream that is not JSON (default: a newline for ndjson and jsonl)
+lineSep             follows each message of a non-JSON stream (default: a newline for ndjson and jsonl)
 headers.<name>      sent with every request
 connectTimeout, readTimeout, requestTimeout
                     seconds: to connect, of silence, and for a request with all its repetitions (10, 60, 300)
-writeId             batch only: writes of the same id are one write, however often they are run
-close               batch only: true closes the streams behind the last row
+writeId             batch only: writes with the same id are one write, however often they run
+close               batch only: true closes the streams after the last row
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _NAMES: Final = (
     "close",
 )
 _BATCH_ONLY: Final = ("writeId", "close")
-# Spark's own, which it hands on.
+# Spark's own options, which it passes on.
 _SPARKS: Final = ("checkpointLocation", "queryName", "outputMode")
 _ESCAPES: Final = {"\\n": "\n", "\\r\\n": "\r\n", "\\t": "\t"}
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What the user asked for."""
+    """The parsed options of a write."""
 
     client: ClientConfig
     stream: str | None = None
@@ -65,7 +65,7 @@ class WriteOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
-        """What `options` say, their names in any case.  Raises BadOption."""
+        """Parse options; their names are case-insensitive.  Raises BadOption."""
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in (*_NAMES, *_SPARKS)}
         for name in given:
@@ -73,9 +73,9 @@ class WriteOptions:
                 raise BadOption(f"option {name} is unknown; there are {', '.join(_NAMES)} and headers.<name>")
         for name in _BATCH_ONLY:
             if is_streaming and name.lower() in given:
-                raise BadOption(f"option {name} is for batches alone")
+                raise BadOption(f"option {name} is only for batches")
         if "path" in given and "stream" in given:
-            raise BadOption("options path and stream say the same thing twice: leave one of them out")
+            raise BadOption("options path and stream exclude each other")
         create = _text(given, "create")
         content_type = _text(given, "contentType")
         if create is not None and content_type is not None and create != content_type:
@@ -110,7 +110,7 @@ def _count(given: Mapping[str, str], name: str, default: int) -> int:
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1)
     digits = text[:-1] if factor > 1 else text
     if not digits.isascii() or not digits.isdecimal() or int(digits) < 1:
-        raise BadOption(f"option {name}: a number of bytes, at least 1, is wanted, not {value[:60]}")
+        raise BadOption(f"option {name}: a number of bytes, at least 1, is expected, not {value[:60]}")
     return int(digits) * factor
 
 
@@ -120,4 +120,4 @@ def _truth(given: Mapping[str, str], name: str) -> bool:
             return True
         case "false":
             return False
-    raise BadOption(f"option {name}: true or false is wanted, not {given[name.lower()][:60]}")
+    raise BadOption(f"option {name}: true or false is expected, not {given[name.lower()][:60]}")

@@ -1,32 +1,30 @@
-"""Writing: each row of a batch once, in order, whatever is killed on the way.
+"""The sink: each row of a batch is written once and in order, whatever process is killed meanwhile.
 
-Spark brings a batch again after any failure: to a second attempt of a task, or, after a restart from the checkpoint, to
-as many tasks as there are then.  What is sent again is taken once where the origin can tell that it is the same
-(producer.py), and for that three things must be the same each time: who writes, which rows go together in a POST, and
-in which order.
+Spark repeats a batch after any failure: in a second attempt of a task or, after a restart from the checkpoint, in a new
+set of tasks.  A repeated POST is stored once if the origin recognises it (producer.py).  For that, three things must be
+the same each time: the identity of the writer, the grouping of rows into POSTs, and their order.
 
-**Who** is the query and the batch, as Spark's local properties name them, or the write's own id; never a task.
+**Identity** is the query and the batch, from Spark's local properties, or the write's own id; never a task.
 
-**Which rows** is decided over all rows that a stream has in the batch.  Two tasks that send rows of one stream would
-take the same numbers for different rows, and the origin would take the second for repetitions of the first: they would
-be lost without a word.  A Python data source cannot ask Spark to bring a stream's rows together, so this is how it is
-made sure of:
+**Grouping** covers all rows that a stream has in the batch.  Two tasks that send rows of one stream would use the same
+sequence numbers for different rows.  The origin would take the second set for repetitions, and rows would be lost
+silently.  A Python data source cannot ask Spark to bring a stream's rows together, so the sink ensures it:
 
-* a frame that `by_stream` has laid out proves it row by row (layout.py), and its tasks send, side by side.  A row
-  that is not where it belongs fails its task before anything of it is sent;
-* any other frame is sent by the driver: the tasks send nothing, they hand their messages over, and when all of them
-  have done so `commit` sends them.  That is right for any plan and any number of tasks, and as fast as one machine;
-  `maxDriverBytes` bounds what the driver takes on, and past it nothing is sent at all.
+* A frame laid out by `by_stream` proves it row by row (layout.py), and its tasks send in parallel.  A misplaced row
+  fails its task before the task sends anything.
+* Any other frame is sent by the driver: the tasks hand over their messages, and `commit` sends them when all tasks are
+  done.  This is correct for any plan and any number of tasks, and as fast as one machine.  `maxDriverBytes` bounds what
+  the driver accepts; beyond it nothing is sent.
 
-**In which order** is said by the columns of `orderBy`, with the message itself to break ties, so that a set of rows has
-one order however Spark came by it (rows.py).  Without them rows keep the order they come in, which is that of
-`collect`; a replay may see another, so all that a stream has in a batch must then fit into one POST, which is taken
-whole or not at all.  Where it does not fit, the write fails before it sends any of it.
+**Order** comes from the columns of `orderBy`, with the message itself as tie-breaker, so that a set of rows has one
+order however Spark delivers it (rows.py).  Without `orderBy`, rows keep the order of `collect`.  A replay may see
+another order, so all rows of a stream in a batch must then fit into one POST, which is stored completely or not at all.
+If they do not fit, the write fails before it sends any of them.
 
-What the origin cannot see is a replay with other rows under the same number.  So a batch that has begun must come back
-as it was: the source replays its rows, and the query keeps its columns, its `orderBy` and its `maxBatchBytes` while
-one of its batches is unfinished.  Producers are remembered by the origin for as long as it says (the protocol
-recommends seven days in memory, else the stream's life): a query that was away longer may repeat its last batch.
+The origin cannot detect a replay with other rows under the same number.  A batch that has begun must therefore be
+repeated unchanged: the source replays its rows, and the query keeps its columns, its `orderBy` and its `maxBatchBytes`
+while a batch is unfinished.  The origin remembers producers for a limited time (the protocol recommends seven days in
+memory, else the stream's life).  A query that paused for longer may repeat its last batch.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _FIRST: Final = 0
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """A task's word that it has sent: how many POSTs each stream had."""
+    """Reports that a task has sent: the number of POSTs of each stream."""
 
     batch: Batch
     posts: dict[str, int]
@@ -63,7 +61,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class HandedOver(WriterCommitMessage):
-    """A task's messages, for the driver to send: an Arrow stream."""
+    """A task's messages for the driver to send, as an Arrow stream."""
 
     batch: Batch
     size: int
@@ -72,14 +70,14 @@ class HandedOver(WriterCommitMessage):
 
 
 class _Writer:
-    """What batch and streaming writes share; Spark pickles it out to the tasks."""
+    """The common part of batch and streaming writes; Spark pickles it for the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         self._options = options
         self._shape = Shape.of(schema, options.stream, options.order)
 
     def _take(self, batches: Iterator[pa.RecordBatch], batch: Batch, task: int) -> WriterCommitMessage:
-        """In a task: send what it got, or hand it over."""
+        """In a task: send its rows, or hand them over."""
         is_handed_over, most = self._shape.task is None, self._options.max_driver_bytes
         taken: list[pa.RecordBatch] = []
         size = 0
@@ -98,7 +96,7 @@ class _Writer:
         return Written(batch, {stream: by.posts for stream, by in sent.items()})
 
     def _finish(self, messages: Iterable[WriterCommitMessage | None], *, may_come_again: bool) -> dict[str, int]:
-        """In the driver: send what was handed over; return how many POSTs each stream had."""
+        """In the driver: send what was handed over; returns the number of POSTs of each stream."""
         batch: Batch | None = None
         posts: dict[str, int] = {}
         tables: list[pa.Table] = []
@@ -128,13 +126,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: see the module.  Raises a DurableStreamsError."""
+        """In a task: send or hand over, as the module describes.  Raises a DurableStreamsError."""
         context = _context()
         query, number = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if not query or number is None or not number.isdecimal():
             raise NotRepeatable(
-                f"this Spark does not tell a task its query and its batch ({_QUERY}, {_BATCH}): without them nothing "
-                "can be written exactly once"
+                f"this Spark does not give a task its query and its batch ({_QUERY}, {_BATCH}), which writing exactly "
+                "once requires"
             )
         return self._take(iterator, Batch(query, int(number)), context.partitionId())
 
@@ -151,17 +149,17 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         super().__init__(schema, options)
-        # Drawn once, in the driver, and the same in each attempt of each task.
+        # Drawn once, in the driver, so that it is the same in each attempt of each task.
         write = f"save {options.write_id}" if options.write_id is not None else f"once {uuid.uuid4().hex}"
         self._batch = Batch(write, _FIRST)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: see the module.  Raises a DurableStreamsError."""
+        """In a task: send or hand over, as the module describes.  Raises a DurableStreamsError."""
         return self._take(iterator, self._batch, _context().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver, when all tasks are done: send what they handed over, and close what is to be closed."""
-        # The driver sends once; only another run under the same id can come again.
+        """In the driver, when all tasks are done: send what they handed over, and close streams if `close` is set."""
+        # The driver sends once; only another run with the same id can repeat it.
         posts = self._finish(messages, may_come_again=self._options.write_id is not None)
         if self._options.close:
             if self._options.stream is not None:
@@ -171,16 +169,16 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 def stream_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> StreamWriter:
-    """What a streaming query writes rows of `schema` by.  BadOption where that cannot be."""
+    """The writer of a streaming query for rows of `schema`.  Raises BadOption."""
     if overwrite:
-        raise BadOption("output mode complete writes all rows anew each time, and a stream only grows: use append")
+        raise BadOption("output mode complete rewrites all rows each time, and a stream only grows: use append")
     return StreamWriter(schema, WriteOptions.of(options, is_streaming=True))
 
 
 def batch_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> BatchWriter:
-    """What one `save` writes rows of `schema` by.  BadOption where that cannot be."""
+    """The writer of one `save` for rows of `schema`.  Raises BadOption."""
     if overwrite:
-        raise BadOption("a stream only grows and is not overwritten: use mode append")
+        raise BadOption("a stream only grows and cannot be overwritten: use mode append")
     return BatchWriter(schema, WriteOptions.of(options, is_streaming=False))
 
 
@@ -197,13 +195,13 @@ def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, size: int) -> Hand
 
 def _too_much(size: int, most: int) -> BadOption:
     return BadOption(
-        f"option maxDriverBytes: a batch of at least {size} bytes is more than the driver takes on ({most}), and "
-        "nothing of it was sent; write by_stream(df), which lets the tasks send, or take less at a time"
+        f"option maxDriverBytes: a batch of at least {size} bytes exceeds the driver's limit ({most}), and nothing of "
+        "it was sent; write by_stream(df), so that the tasks send, or take less at a time"
     )
 
 
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise NotRepeatable("rows are written by Spark's tasks only")
+        raise NotRepeatable("rows can be written by Spark's tasks only")
     return context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
-from gateway.config.file import every_field
+from gateway.config.sections import every_field
 from gateway.config.values import format_bytes
 
 

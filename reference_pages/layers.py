@@ -11,7 +11,7 @@ _ROOT: Final = Path(__file__).parent.parent
 _PURPOSES: Final = {
     "aio": "clock, tasks, signals",
     "app": "puts it together",
-    "cli": "command line",
+    "cli": "command line, server processes",
     "commands": "clients at the terminal",
     "config": "values and their sources",
     "engine": "the life of one request",
@@ -23,7 +23,6 @@ _PURPOSES: Final = {
     "pipeline": "access logs on Spark",
     "plan": "cache plan",
     "protocol": "Durable Streams on the wire, pure",
-    "pytest_plugin": "fixtures for tests",
     "server": "client connections",
     "tape": "what is remembered",
     "telemetry": "access record, metrics protocol, tracing",

@@ -38,6 +38,6 @@ def _everything() -> Metrics:
     state = PlanState(**{**nothing, "plan": parse_plan(_PLAN.read_bytes())})
     metrics.plan = lambda: state
     origins = Origins(ManualClock(), Random(1), lambda line: None)
-    origins.take([RouteConfig(origin="http://a")], OriginsConfig(), {})
+    origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
     metrics.look = lambda: State(origins=origins.look())
     return metrics

@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.http.reply import Head
-from gateway.upstream.asking import Asker, answer_to
+from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reply import Body, Bounds, Reply
 
@@ -79,7 +79,7 @@ class Asked:
         self.body = body
         self.is_live = is_live
         self.inflow = MemoryInflow()
-        self._asker: Asker
+        self._asker: Requester
         self._has_left = False
         self._answer: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
 
@@ -102,9 +102,9 @@ class Asked:
         else:
             self._answer.set_exception(error)
 
-    def tell(self, asker: Asker) -> None:
-        """Have `asker` told of the answer."""
-        self._asker = asker
+    def tell(self, requester: Requester) -> None:
+        """Have `requester` told of the answer."""
+        self._asker = requester
         self._answer.add_done_callback(self._tell)
 
     def _tell(self, answer: asyncio.Future[Head]) -> None:
@@ -130,7 +130,7 @@ class MemoryUpstream:
 
     def ask(
         self,
-        asker: Asker,
+        requester: Requester,
         method: str,
         url: str,
         headers: CIMultiDict[str],
@@ -141,8 +141,8 @@ class MemoryUpstream:
     ) -> Asked:
         asked = Asked(method, url, headers, bounds, body, is_live=is_live)
         self.asked.append(asked)
-        asked.tell(asker)
-        asker.sent()
+        asked.tell(requester)
+        requester.sent()
         self.script(asked)
         self._came.set()
         self._came = asyncio.Event()
@@ -160,7 +160,7 @@ class MemoryUpstream:
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         return await answer_to(
-            lambda asker: self.ask(asker, method, url, headers, bounds, body, is_live=is_live), on_sent
+            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live), on_sent
         )
 
     async def until(self, count: int) -> Asked:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from gateway import __version__
-from gateway.config.file import every_field
+from gateway.config.sections import every_field
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0
@@ -255,17 +255,17 @@ def test_a_port_in_use_is_one_line_and_status_1(start: Start, arguments: list[st
 def test_a_second_signal_does_not_wait_for_the_drain() -> None:
     script = """
 import asyncio, sys
-from gateway import cli
+from gateway.cli import program, servers
 
 async def never_done(*_):
-    departure = cli.Departure()
+    shutdown = servers.Shutdown()
     print("READY origin nowhere", flush=True)
-    await departure.asked()
+    await shutdown.requested()
     print("draining", flush=True)
     await asyncio.Event().wait()
 
-cli._origin = never_done
-sys.exit(cli.main())
+program.run_origin = never_done
+sys.exit(program.main())
 """
     command = Command(["-c", script, "origin"])
     try:

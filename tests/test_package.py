@@ -61,7 +61,7 @@ def test_the_metadata_is_complete(metadata: Message) -> None:
 def test_the_wheel_has_what_runs_and_no_more(wheel: zipfile.ZipFile) -> None:
     tops = {re.sub(r"^durable_gateway-[^/]+\.", "*.", name.partition("/")[0]) for name in wheel.namelist()}
     assert tops == {"durable_gateway_pytest.py", "gateway", "pyspark_durable_streams", "*.data", "*.dist-info"}
-    for name in ("gateway/py.typed", "gateway/cli.py", "gateway/ops/console/static/vendor/uplot/LICENSE"):
+    for name in ("gateway/py.typed", "gateway/cli/program.py", "gateway/ops/console/static/vendor/uplot/LICENSE"):
         assert name in wheel.namelist()
     (page,) = (name for name in wheel.namelist() if ".data/" in name)
     assert page.endswith("/data/share/man/man1/durable-gateway.1")

@@ -1,1 +1,1 @@
-"""Time, tasks and signals on one event loop: what asyncio leaves to its users."""
+"""Clocks, task ownership, signals and deadlines for one event loop."""

@@ -1,7 +1,7 @@
 """Time as an argument.
 
-Everything below `server/` and `upstream/` that needs the time or a timer takes a `Clock`.  `SystemClock` reads the
-machine and schedules on the running loop; `ManualClock` stands still until a test moves it, so no test sleeps.
+Code below `server/` and `upstream/` that needs the time or a timer takes a `Clock`.  `SystemClock` reads the machine's
+clocks and schedules on the running loop.  `ManualClock` stands still until a test advances it, so no test sleeps.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-NOBODY: Final = contextvars.Context()
-"""The context in which what is due for many runs: the one who set the timer is not the one it is about."""
+DETACHED: Final = contextvars.Context()
+"""An empty context for timer callbacks and shared work, so that they do not inherit the request that scheduled them."""
 
 
 class Timer(Protocol):
-    """A scheduled call that can be taken back."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Monotonic seconds for durations, wall seconds (Unix) for what the wire says, and timers."""
+    """Monotonic seconds for durations, Unix seconds for times on the wire, and timers."""
 
     def now(self) -> float: ...
 
@@ -41,7 +41,7 @@ class SystemClock:
     wall = staticmethod(time.time)
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback, context=NOBODY)
+        return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback, context=DETACHED)
 
 
 class _ManualTimer:
@@ -56,13 +56,16 @@ class _ManualTimer:
 
 
 class ManualClock:
-    """A clock that a test owns: `advance` moves it and fires what has come due, in order."""
+    """A clock for tests.  `advance` moves it and runs the timers that fall due, in order."""
 
     def __init__(self, now: float = 1_000.0, wall: float = 1_790_000_000.0) -> None:
         self._now = now
         self._wall = wall
         self._timers: list[tuple[float, int, _ManualTimer]] = []
         self._ids = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"<ManualClock {self._now:g} s, {self.pending} pending>"
 
     def now(self) -> float:
         return self._now
@@ -76,25 +79,25 @@ class ManualClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks and run every timer that has come due, earliest first."""
+        """Move both clocks and run every timer that falls due, earliest first."""
         target = self._now + seconds
         while self._timers and self._timers[0][0] <= target:
             due, _, timer = heapq.heappop(self._timers)
             self._wall += due - self._now
             self._now = due
             if not timer.cancelled:
-                NOBODY.copy().run(timer.callback)
+                DETACHED.copy().run(timer.callback)
         self._wall += target - self._now
         self._now = target
 
     @property
     def pending(self) -> int:
-        """Timers that would still fire."""
+        """The number of timers that would still fire."""
         return sum(not timer.cancelled for _, _, timer in self._timers)
 
 
 async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: float) -> bool:
-    """Wait for `future` for at most `delay_s`; True when it is done.  The future is never cancelled here."""
+    """Wait for `future` for at most `delay_s`; return whether it is done.  Never cancels the future."""
     if future.done():
         return True
     loop = asyncio.get_running_loop()
@@ -115,5 +118,5 @@ async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: floa
 
 
 async def pause(clock: Clock, delay_s: float) -> None:
-    """Let `delay_s` go by on `clock`."""
+    """Sleep for `delay_s` on `clock`."""
     await wait_until(asyncio.get_running_loop().create_future(), clock, delay_s)

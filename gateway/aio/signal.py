@@ -1,8 +1,8 @@
-"""A broadcast: everyone who waits now is woken by the next firing, and by no earlier one.
+"""A broadcast signal: firing it wakes every task that is waiting at that moment.
 
-Each waiter has a future of its own.  One shared by all would be simpler, but whoever leaves it, because the time ran
-out or the client went, has to be looked for among all the others: 10,000 idle subscribers stopped the loop for 0.8 s
-at every round of heartbeats, and stop it for 0.04 s like this.
+Each waiter has its own future.  With one shared future, a waiter that times out or is cancelled has to be searched for
+among all the others: 10,000 idle subscribers then block the loop for 0.8 s at every round of heartbeats.  With one
+future each, they block it for 0.04 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.aio.clock import Clock
 
 
 class Signal:
-    """`fire` wakes, in the order of their coming, all who wait; it costs nothing when none do."""
+    """`fire` wakes all waiters in the order in which they came; it costs nothing when there are none."""
 
     __slots__ = ("_waiting",)
 
@@ -21,11 +21,14 @@ class Signal:
         self._waiting: dict[asyncio.Future[bool], None] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return len(self._waiting)
 
+    def __repr__(self) -> str:
+        return f"<Signal {len(self)} waiting>"
+
     async def wait(self) -> None:
-        """Wait for the coming firing."""
+        """Wait for the next firing."""
         gate = self._enter()
         try:
             await gate
@@ -33,7 +36,7 @@ class Signal:
             self._waiting.pop(gate, None)
 
     async def wait_within(self, clock: Clock, delay_s: float) -> bool:
-        """Wait for the coming firing for at most `delay_s`; whether it came."""
+        """Wait for the next firing for at most `delay_s`; return whether it came."""
         gate = self._enter()
 
         def give_up() -> None:
@@ -53,7 +56,7 @@ class Signal:
         return gate
 
     def fire(self) -> None:
-        """Wake everyone who waits."""
+        """Wake every waiter."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, {}

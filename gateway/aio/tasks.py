@@ -1,7 +1,7 @@
-"""The one place that starts background tasks, so that each has an owner and none is collected half-way.
+"""Background tasks with an owner.
 
-`asyncio` keeps only a weak reference to a task.  `Tasks` keeps strong ones, logs what died of an
-unexpected error, and ends all of them at shutdown.
+The event loop keeps only weak references to tasks, so a task that nothing else refers to can be collected while it
+runs.  `Tasks` keeps strong references, logs tasks that die of an unexpected error, and cancels all of them at shutdown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _log = logging.getLogger("gateway.aio.tasks")
 
 
 class Tasks:
-    """Owns background tasks: strong references, errors logged, ended together."""
+    """Owns background tasks: holds strong references, logs errors, cancels them together."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -39,7 +39,7 @@ class Tasks:
             _log.error("task %s died", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel the tasks that still run and wait for them to end."""
         pending = list(self._tasks)
         for task in pending:
             task.cancel()

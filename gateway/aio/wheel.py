@@ -1,8 +1,8 @@
-"""A wheel: many coarse deadlines behind one timer.
+"""A timer wheel: many coarse deadlines behind one event-loop timer.
 
-An event loop's timer costs about half a kilobyte and some microseconds to set and to cancel; ten thousand connections
-that are mostly idle would pay that for deadlines that hardly ever come.  Here a deadline is a place in a set, found
-again by the number of its tick.  It comes due at most one tick late and never early.
+A loop timer costs about half a kilobyte, and some microseconds to set and to cancel.  Ten thousand mostly idle
+connections would pay that for deadlines that rarely expire.  Here a deadline is an entry in the set of its tick, and
+the tick number finds it again.  It fires at most one tick late and never early.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _log = logging.getLogger("gateway.aio.wheel")
 TICK_S: Final = 1 / 16
 
 NEVER: Final = -1
-"""The tick of what is on no wheel."""
+"""The tick of an entry that is on no wheel."""
 
 
 class Entry(Protocol):
-    """What has a deadline."""
+    """An object with a deadline."""
 
     def due(self) -> None:
-        """The deadline has come; the entry is no longer on the wheel."""
+        """The deadline has passed; the entry is no longer on the wheel."""
 
 
 class Wheel:
-    """Entries by tick.  Owner of one timer, which runs while there are any."""
+    """Entries by tick.  Owner of one loop timer, which runs while there are entries."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,8 +42,11 @@ class Wheel:
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
 
+    def __repr__(self) -> str:
+        return f"<Wheel {len(self)} entries>"
+
     def add(self, entry: Entry, delay_s: float) -> int:
-        """Have `entry.due` called after `delay_s`; the tick to take it off again by."""
+        """Call `entry.due` after `delay_s`; return the tick, which `drop` takes."""
         # The sum is rounded before it is rounded up: 1000.1 + 0.15 is a hair above 1000.25.
         tick = math.ceil(round((self._clock.now() + delay_s) / TICK_S, 6))
         entries = self._entries.get(tick)
@@ -56,7 +59,7 @@ class Wheel:
         return tick
 
     def drop(self, entry: Entry, tick: int) -> None:
-        """Take the entry off, if it is still there."""
+        """Remove the entry if it is still on the wheel."""
         entries = self._entries.get(tick)
         if entries is not None:
             entries.discard(entry)
@@ -65,9 +68,9 @@ class Wheel:
         if self._timer is not None:
             self._timer.cancel()
         self._armed = self._ticks[0]
-        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._turn)
+        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._fire_due)
 
-    def _turn(self) -> None:
+    def _fire_due(self) -> None:
         self._timer = None
         reached = math.floor(round(self._clock.now() / TICK_S, 6))
         while self._ticks and self._ticks[0] <= reached:
@@ -75,10 +78,10 @@ class Wheel:
                 try:
                     entry.due()
                 except Exception:
-                    # One entry's trouble is not the others'.
+                    # An error in one entry must not keep the others from firing.
                     _log.exception("a deadline failed")
         while self._ticks and not self._entries[self._ticks[0]]:
-            # All of its entries have been taken off: not worth waking for.
+            # All entries of this tick have been dropped: skip it instead of waking up for nothing.
             del self._entries[heapq.heappop(self._ticks)]
         if self._ticks:
             self._arm()

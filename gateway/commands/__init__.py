@@ -1,10 +1,10 @@
-"""Commands for people at a terminal, and for their scripts: one file a command.
+"""Client commands for terminals and scripts, one file per command.
 
 `tail`, `append` and `bench` speak the protocol to any gateway or origin.  `top`, `streams`, `purge`, `drain` and
-`reload` speak to the admin port.  All of them are clients in a process of their own: they share names, offsets and SSE
-parsing with the gateway and nothing of its engine.
+`reload` call the admin port.  All of them are clients in a process of their own: they share names, offsets and SSE
+parsing with the gateway, and nothing of its engine.
 
-stdout has what was asked for and nothing else, so that it can be piped; notices, progress and refusals go to stderr.
-What cannot be done is `CommandFailed`, one line and exit status 1; what was asked wrongly is a usage error, status 2.
-Whatever takes time to import is imported when a command runs, so that `--help` answers at once.
+stdout carries the result only, so that it can be piped; notices, progress and errors go to stderr.  A command that
+cannot be carried out raises `CommandFailed`: one line, exit status 1.  A wrong command line is a usage error, status 2.
+Slow imports happen when a command runs, so that `--help` answers at once.
 """

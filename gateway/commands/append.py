@@ -1,4 +1,4 @@
-"""`append URL`: put what comes on stdin behind a stream."""
+"""`append URL`: append stdin to a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gateway.commands.standard_input import Cutter, StandardInput
 
 _BATCH_BYTES: Final = 1024 * 1024
-"""Most bytes of one append, unless a single message is larger: few round trips, little to send again."""
+"""Most bytes of one append, unless a single message is larger: few round trips, and little to send again."""
 
 
 def append(
@@ -41,14 +41,14 @@ def append(
     ] = None,
     close: Annotated[bool, typer.Option("--close", help="Close the stream at the end of stdin.")] = False,
     retry_for: Annotated[
-        float, typer.Option("--retry-for", metavar="SECONDS", min=0, help="How long an append is tried again.")
+        float, typer.Option("--retry-for", metavar="SECONDS", min=0, help="How long a failed append is retried.")
     ] = 60,
     header: Headers = None,
 ) -> None:
-    """Append stdin to a stream as it comes, each message once however often an append has to be repeated."""
+    """Append stdin to a stream as it arrives.  Retries never append a message twice."""
     asked = [name for name, is_set in (("json", json), ("lines", lines), ("binary", binary)) if is_set]
     if len(asked) > 1:
-        raise typer.BadParameter("take one of them", param_hint="'--json' / '--lines' / '--binary'")
+        raise typer.BadParameter("use only one of them", param_hint="'--json' / '--lines' / '--binary'")
     target, headers = stream_url(url), request_headers(header)
     if create is not None and (not create.isprintable() or "/" not in create):
         raise typer.BadParameter(f"expected a content type, got {create!r}", param_hint="'--create'")
@@ -62,7 +62,7 @@ def append(
 
 
 class _Sent:
-    """What the origin has acknowledged."""
+    """Messages and bytes that the origin has acknowledged."""
 
     def __init__(self) -> None:
         self.messages: int | None = None
@@ -111,7 +111,7 @@ async def _append(
 
 
 async def _copy(source: StandardInput, cutter: Cutter, producer: Producer, sent: _Sent, stderr: Console) -> None:
-    """From stdin to the stream, until stdin ends."""
+    """Copy stdin to the stream until stdin ends."""
     from gateway.commands.standard_input import BadInput
 
     with _progress(stderr, source.size_bytes) as advance:
@@ -120,7 +120,7 @@ async def _copy(source: StandardInput, cutter: Cutter, producer: Producer, sent:
             bad: BadInput | None = None
             messages: list[bytes] = []
             try:
-                # Not extend(): what was good before the bad is kept.
+                # Not extend(): the messages before a bad one are kept.
                 for message in cutter.feed(piece) if piece else cutter.finish():
                     messages.append(message)  # noqa: PERF402
             except BadInput as error:
@@ -152,7 +152,10 @@ def _batches(messages: list[bytes]) -> Iterator[list[bytes]]:
 
 @contextmanager
 def _progress(stderr: Console, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Call it with the bytes that have been appended.  Shown where somebody can see it and is not typing."""
+    """A progress bar; call the result with the number of bytes appended.
+
+    It is shown only if stderr is a terminal and stdin is not.
+    """
     if not stderr.is_terminal or sys.stdin.isatty():
         yield lambda _: None
         return
@@ -165,30 +168,30 @@ def _progress(stderr: Console, total_bytes: int | None) -> Iterator[Callable[[in
 
 
 async def _created(session: aiohttp.ClientSession, url: str, content_type: str) -> str:
-    """Create the stream, or find it there with the same type already; its content type."""
-    from gateway.commands.exchange import Transient, asking, refusal
+    """Create the stream, which may exist with the same type, and return its content type."""
+    from gateway.commands.exchange import Transient, origin_error, request
 
     try:
-        async with asking(session, "PUT", url, {"Content-Type": content_type}) as response:
+        async with request(session, "PUT", url, {"Content-Type": content_type}) as response:
             if response.status == 409:
-                raise CommandFailed(f"{url}: is there already, and not as an open stream of {content_type}")
+                raise CommandFailed(f"{url}: exists, but not as an open stream of {content_type}")
             if response.status not in (200, 201):
-                raise await refusal(response)
+                raise await origin_error(response)
             return content_type
     except Transient as error:
         raise CommandFailed(str(error)) from None
 
 
 async def _content_type(session: aiohttp.ClientSession, url: str) -> str:
-    """The type of a stream that is there and open."""
-    from gateway.commands.exchange import Transient, asking, refusal
+    """The content type of an existing open stream.  Raises CommandFailed."""
+    from gateway.commands.exchange import Transient, origin_error, request
 
     try:
-        async with asking(session, "HEAD", url) as response:
+        async with request(session, "HEAD", url) as response:
             if response.status == 404:
                 raise CommandFailed(f"{url}: no such stream; --create TYPE makes one")
             if response.status != 200:
-                raise await refusal(response)
+                raise await origin_error(response)
             if names.STREAM_NEXT_OFFSET not in response.headers:
                 raise CommandFailed(f"{url}: not a durable stream: no {names.STREAM_NEXT_OFFSET} in the answer")
             if names.is_true(response.headers.get(names.STREAM_CLOSED)):
@@ -199,7 +202,7 @@ async def _content_type(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def _cutter(asked: str | None, content_type: str) -> Cutter:
-    """How stdin becomes messages: as was asked, or as fits the stream's type."""
+    """The cutter of the flag in `asked`, or the one that fits the stream's type."""
     from gateway.commands.standard_input import JsonValues, Lines, Pieces
 
     is_json = names.is_json(content_type)
@@ -212,6 +215,6 @@ def _cutter(asked: str | None, content_type: str) -> Cutter:
         case "lines":
             return Lines(as_json=is_json)
         case _ if is_json:
-            raise CommandFailed("--binary is not for JSON streams: take --json or --lines")
+            raise CommandFailed("--binary is not for JSON streams: use --json or --lines")
         case _:
             return Pieces()

@@ -1,4 +1,4 @@
-"""`bench URL`: a quick look at any gateway.  For figures to compare, use a machine of its own for the clients."""
+"""`bench URL`: a quick measurement of any gateway.  For figures to compare, run the clients on a separate machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 1024
 _LEFTOVER_TTL_S: Final = 600
-"""Should the bench be killed, its streams go by themselves."""
+"""Stream-TTL in seconds, so that the streams expire if the bench is killed."""
 
 _BUSY: Final = 0.85
-"""Share of its core above which a client is likely to be what limits the figure."""
+"""Share of a core above which the client itself probably limits the figure."""
 
 
 def bench(
@@ -44,7 +44,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     header: Headers = None,
 ) -> None:
-    """Measure cached reads a second and the delay of live deliveries, on two streams that are deleted afterwards."""
+    """Measure cached reads per second and the delay of live deliveries, on two streams that are deleted afterwards."""
     base = http_url(url, "URL").rstrip("/")
     if "?" in base:
         raise typer.BadParameter("a gateway's URL has no query", param_hint="'URL'")
@@ -64,7 +64,7 @@ async def _bench(
     name = f"{base}/durable-gateway-bench-{random.SystemRandom().getrandbits(48):012x}"
     async with open_session(base, headers) as session:
         with _progress("reading", seconds):
-            # Only at the end of a closed stream can a gateway answer every read by itself.
+            # Only of a closed stream can a gateway answer every read without the origin.
             async with _stream(session, f"{name}-read", "text/plain", b"." * _READ_BYTES, is_closed=True) as stream:
                 target = f"{stream}?offset=-1"
                 reads = await measure_reads(
@@ -74,7 +74,7 @@ async def _bench(
             async with _stream(session, f"{name}-live", names.JSON_TYPE, b"[%s]" % message(0)) as stream:
 
                 async def append(body: bytes) -> None:
-                    await _must(session, "POST", stream, {"Content-Type": names.JSON_TYPE}, body)
+                    await _require(session, "POST", stream, {"Content-Type": names.JSON_TYPE}, body)
 
                 delays = await measure_delay(
                     stream, headers, append, subscribers=subscribers, seconds=seconds, clock=clock
@@ -90,25 +90,26 @@ async def _bench(
 async def _stream(
     session: aiohttp.ClientSession, url: str, content_type: str, body: bytes, *, is_closed: bool = False
 ) -> AsyncIterator[str]:
-    """A stream that holds `body`, deleted in the end."""
+    """Create a stream that holds `body`; delete it at the end of the block."""
     closed = {names.STREAM_CLOSED: "true"} if is_closed else {}
     headers = {"Content-Type": content_type, names.STREAM_TTL: str(_LEFTOVER_TTL_S), **closed}
-    await _must(session, "PUT", url, headers, body)
+    await _require(session, "PUT", url, headers, body)
     try:
         yield url
     finally:
-        await _must(session, "DELETE", url, {}, None)
+        await _require(session, "DELETE", url, {}, None)
 
 
-async def _must(
+async def _require(
     session: aiohttp.ClientSession, method: str, url: str, headers: dict[str, str], body: bytes | None
 ) -> None:
-    from gateway.commands.exchange import Transient, asking, refusal
+    """Send a request; CommandFailed unless it succeeds."""
+    from gateway.commands.exchange import Transient, origin_error, request
 
     try:
-        async with asking(session, method, url, headers, body) as response:
+        async with request(session, method, url, headers, body) as response:
             if response.status not in (200, 201, 204):
-                raise await refusal(response)
+                raise await origin_error(response)
             await response.read()
     except Transient as error:
         raise CommandFailed(f"{method} {url}: {error}") from None
@@ -116,14 +117,14 @@ async def _must(
 
 @contextmanager
 def _progress(what: str, seconds: float) -> Iterator[None]:
-    """Something to look at, where somebody can."""
+    """A spinner while the block runs, if stderr is a terminal."""
     from rich.console import Console
 
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if not stderr.is_terminal:
         yield
         return
-    # A spinner of few frames a second: it runs beside the measurement.
+    # Few frames a second, because the spinner competes with the measurement.
     with stderr.status(f"{what} for {seconds:g} s", refresh_per_second=2):
         yield
 

@@ -1,8 +1,8 @@
-"""How long an append takes to reach those who are subscribed: from the moment it is sent to the moment it arrives.
+"""Measure live delivery: the time from sending an append to its arrival at each subscriber.
 
-Writer and subscribers are one process with one clock, so the delay has the way to the origin in it, the origin's work,
-and the client's own: the last subscriber's event is read after all the others'.  Every append is awaited before the
-next, and every delivery is counted, so an event that does not come is seen.
+The writer and the subscribers are one process with one clock.  The delay therefore includes the way to the origin, the
+origin's work and the client's own: the last subscriber's event is read after all others.  Each append is awaited before
+the next one, and every delivery is counted, so that a missing event shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(rb'"bench": ?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What the deliveries came to; times in seconds."""
+    """Result of the deliveries; times in seconds."""
 
     p50_s: float
     p95_s: float
@@ -39,19 +39,19 @@ class Delays:
 
 
 def message(number: int) -> bytes:
-    """One append, which its number tells from the others."""
+    """The body of one append, with its number."""
     return b'{"bench":%d,"text":"%s"}' % (number, b"." * 100)
 
 
 class _Log:
-    """When each message was sent, and what came of it."""
+    """When each message was sent, and the delays of its deliveries."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.sent_at: dict[int, float] = {}
         self.delays_s: list[float] = []
         self.ready = 0
-        """Subscribers that have the message 0, which was there before them."""
+        """Subscribers that have received message 0, which precedes them in the stream."""
         self.changed = asyncio.Event()
 
     def send(self, number: int) -> None:
@@ -65,7 +65,7 @@ class _Log:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> bool:
-        """Whether it came true in time."""
+        """Wait until `condition` holds; False after `_PATIENCE_S`."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while not condition():
@@ -119,7 +119,7 @@ async def measure_delay(
             readers += [await connect(url, lambda: _Subscriber(request, log))]
         if not await log.until(lambda: log.ready == subscribers):
             raise CommandFailed(
-                f"only {log.ready} of {subscribers} subscribers got the stream within {_PATIENCE_S:g} s"
+                f"only {log.ready} of {subscribers} subscribers received the stream within {_PATIENCE_S:g} s"
             )
         appends = max(1, round(seconds / _PAUSE_S))
         for number in range(1, appends + 1):
@@ -134,7 +134,7 @@ async def measure_delay(
                 reader.transport.abort()
     delays = sorted(log.delays_s)
     if not delays:
-        raise CommandFailed(f"not one of {appends} appends arrived at a subscriber within {_PATIENCE_S:g} s")
+        raise CommandFailed(f"none of {appends} appends reached a subscriber within {_PATIENCE_S:g} s")
     return Delays(
         p50_s=quantile(delays, 0.5),
         p95_s=quantile(delays, 0.95),

@@ -1,8 +1,8 @@
-"""How many cached reads a gateway answers in a second, asked by a few connections that never pause.
+"""Measure cached reads: requests per second over a few connections that never pause.
 
-Each connection asks again when its answer has come whole.  Every answer is judged: the status, the length of the body,
-and whether Cache-Status calls it a hit.  The client's own use of its core is measured beside it, because near 100 %
-the figure is the client's and not the gateway's.
+Each connection sends its next request once the answer is complete.  Every answer is checked: its status, the length of
+its body, and whether Cache-Status says hit.  The client's own use of a core is measured too, because near 100 % the
+client is the bottleneck, not the gateway.
 """
 
 from __future__ import annotations
@@ -21,98 +21,98 @@ _WARM_UP_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the reads came to; times in seconds."""
+    """Result of the reads; times in seconds."""
 
     per_s: float
     hit_ratio: float | None
-    """Of all answers; None where no answer says."""
+    """Share of hits among all answers; None if no answer has Cache-Status."""
     errors: int
     p50_s: float
     p99_s: float
     client_share: float
-    """Of one core that this process used, 0 to 1."""
+    """Share of one core that this process used, 0 to 1."""
 
 
-class _Tally:
+class _Counts:
     def __init__(self) -> None:
         self.times_s: list[float] = []
         self.errors = 0
         self.hits = 0
-        self.said = 0
+        self.with_cache_status = 0
 
     def clear(self) -> None:
         self.times_s.clear()
-        self.errors = self.hits = self.said = 0
+        self.errors = self.hits = self.with_cache_status = 0
 
 
-class _Asker(Connection):
-    """Asks the same again and again."""
+class _ReadLoop(Connection):
+    """Sends the same request again after each answer."""
 
-    def __init__(self, request: bytes, size_bytes: int, tally: _Tally, clock: Clock) -> None:
+    def __init__(self, request: bytes, size_bytes: int, counts: _Counts, clock: Clock) -> None:
         super().__init__()
         self._request = request
         self._size_bytes = size_bytes
-        self._tally = tally
+        self._counts = counts
         self._clock = clock
-        self._asked_at = 0.0
+        self._sent_at = 0.0
         self._received = 0
         self._is_good = False
 
-    def ask(self) -> None:
+    def send(self) -> None:
         if self.transport is not None:
             self._received = 0
-            self._asked_at = self._clock.now()
+            self._sent_at = self._clock.now()
             self.transport.write(self._request)
 
     def on_head(self, status: int, head: bytes) -> None:
         self._is_good = status == 200
         at = head.lower().find(b"\r\ncache-status:")
         if at >= 0:
-            self._tally.said += 1
-            self._tally.hits += b"; hit" in head[at : head.find(b"\r\n", at + 2)].replace(b";hit", b"; hit")
+            self._counts.with_cache_status += 1
+            self._counts.hits += b"; hit" in head[at : head.find(b"\r\n", at + 2)].replace(b";hit", b"; hit")
 
     def on_body(self, data: bytes) -> None:
         self._received += len(data)
 
     def on_end(self) -> None:
         if self._is_good and self._received == self._size_bytes:
-            self._tally.times_s.append(self._clock.now() - self._asked_at)
+            self._counts.times_s.append(self._clock.now() - self._sent_at)
         else:
-            self._tally.errors += 1
-        self.ask()
+            self._counts.errors += 1
+        self.send()
 
 
 async def measure_reads(
     url: str, headers: Mapping[str, str], size_bytes: int, *, connections: int, seconds: float, clock: Clock
 ) -> Reads:
-    """Read `url`, whose body has `size_bytes`, for so many seconds.  Raises CommandFailed."""
-    tally = _Tally()
+    """Read `url`, whose body has `size_bytes` bytes, for `seconds`.  Raises CommandFailed."""
+    counts = _Counts()
     request = request_bytes(url, headers)
-    askers: list[_Asker] = []
+    loops: list[_ReadLoop] = []
     try:
         for _ in range(connections):
-            asker = await connect(url, lambda: _Asker(request, size_bytes, tally, clock))
-            askers.append(asker)
-            asker.ask()
+            loop = await connect(url, lambda: _ReadLoop(request, size_bytes, counts, clock))
+            loops.append(loop)
+            loop.send()
         await pause(clock, _WARM_UP_S)
-        tally.clear()
+        counts.clear()
         began, used = clock.now(), time.process_time()
         await pause(clock, seconds)
         took_s = clock.now() - began
         client_share = (time.process_time() - used) / took_s
-        lost = sum(asker.is_lost for asker in askers)
+        lost = sum(loop.is_lost for loop in loops)
     finally:
-        for asker in askers:
-            if asker.transport is not None:
-                asker.transport.abort()
-    times = sorted(tally.times_s)
+        for loop in loops:
+            if loop.transport is not None:
+                loop.transport.abort()
+    times = sorted(counts.times_s)
     if not times:
-        raise CommandFailed(f"not one read of {url} was answered as it should be")
-    answers = len(times) + tally.errors
+        raise CommandFailed(f"no read of {url} had a correct answer")
+    answers = len(times) + counts.errors
     return Reads(
         per_s=len(times) / took_s,
-        hit_ratio=tally.hits / answers if tally.said else None,
-        errors=tally.errors + lost,
+        hit_ratio=counts.hits / answers if counts.with_cache_status else None,
+        errors=counts.errors + lost,
         p50_s=quantile(times, 0.5),
         p99_s=quantile(times, 0.99),
         client_share=client_share,
@@ -120,5 +120,5 @@ async def measure_reads(
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The smallest value that `share` of all do not exceed; `ordered` is sorted and not empty."""
+    """The smallest value that a `share` of all values do not exceed; `ordered` is sorted and not empty."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

@@ -1,8 +1,8 @@
-"""A client of few moves, for measuring: as little of the measured time as possible should be the client's own.
+"""A minimal HTTP/1.1 client for measurements, which spends as little time of its own as possible.
 
-A `Connection` sends ready request bytes and finds where answers end, by Content-Length or by chunks.
-It understands what servers send to the requests of `bench` and nothing more; what it does not understand ends the
-connection, and the bench counts that as an error.
+A `Connection` sends prepared request bytes and finds the ends of answers by Content-Length or chunked coding.  It
+understands the answers to `bench`'s requests and nothing more.  Any other answer ends the connection, and the bench
+counts an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNOREC
 
 
 def request_bytes(url: str, headers: Mapping[str, str]) -> bytes:
-    """A GET of `url`, as it goes on the wire."""
+    """A GET request for `url` in wire format."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     fields = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": f"durable-gateway/{__version__}", **headers}
@@ -36,7 +36,7 @@ C = TypeVar("C", bound="Connection")
 
 
 async def connect(url: str, connection: Callable[[], C]) -> C:
-    """A connection to the server of `url`.  Raises CommandFailed."""
+    """Connect to the server of `url`.  Raises CommandFailed."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
@@ -51,11 +51,11 @@ async def connect(url: str, connection: Callable[[], C]) -> C:
 
 
 class BadAnswer(Exception):
-    """Not an answer this client understands."""
+    """The answer is not one that this client understands."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection; a subclass says what happens with heads, body bytes and ends of answers."""
+    """One connection.  A subclass handles heads, body bytes and ends of answers."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -64,24 +64,24 @@ class Connection(asyncio.Protocol):
         self._in_body = False
         self._chunked = False
         self._left = 0
-        """Bytes still to come: of the body, or of the chunk with the line end behind it."""
+        """Bytes still to come: of the body, or of the chunk and the CRLF after it."""
         self._last_chunk = False
 
     # -- for subclasses
 
     def on_head(self, status: int, head: bytes) -> None:
-        """An answer begins."""
+        """Handle the head of an answer."""
 
     def on_body(self, data: bytes) -> None:
-        """Bytes of its body."""
+        """Handle bytes of the answer's body."""
 
     def on_end(self) -> None:
-        """It has ended."""
+        """Handle the end of the answer."""
 
-    # -- of the connection
+    # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
             elif self._left:
                 piece = data[at : at + self._left]
                 at += len(piece)
-                # The last two bytes of what is left are the line end behind the chunk.
+                # The last two bytes of `_left` are the CRLF after the chunk.
                 payload = piece[: max(0, self._left - 2)]
                 self._left -= len(piece)
                 if self._last_chunk:

@@ -1,10 +1,10 @@
-"""`check CONFIG`: validate a configuration, and what it names, before it is served.
+"""`check CONFIG`: validate a configuration and the files that it names, before it is served.
 
-All that `serve` reads at its start is read: the file and the environment, the cache plan, credentials, certificates and
-the admin port's token.  Every mistake is named, one a line.  Those of values that depend on others (a check across
-fields, a file that a wrong value names) show only when the others are right.
+It reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
+certificates and the admin port's token.  It prints every mistake, one a line.  A check that depends on other values (a
+check across fields, a file named by a wrong value) runs only once those are right.
 
-Exit statuses: 0 it can be served; 1 an origin does not answer (`--probe`); 2 there are mistakes.
+Exit statuses: 0 the configuration is valid; 1 an origin does not answer (`--probe`); 2 there are mistakes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from rich.text import Text
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError, LoadedConfig, Mistakes, Setting, load_config, load_plan
+from gateway.config.errors import ConfigError, Mistakes
+from gateway.config.file import load_config, load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls
+from gateway.config.settings import LoadedConfig, Setting
 
 _PROBE_S: Final = 3.0
 """Bound on connecting to an origin, and on its answer."""
@@ -34,13 +36,13 @@ _PROBE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of asking one origin."""
+    """The result of one request to an origin."""
 
     origin: str
     status: int | None
-    """Of its answer; None where there was none."""
+    """Status of the answer; None without an answer."""
     problem: str | None
-    """None where the origin is well."""
+    """None if the origin answered below 500."""
 
     def __str__(self) -> str:
         return f"origin {self.origin}: {self.problem or f'answers ({self.status})'}"
@@ -48,17 +50,17 @@ class Probe:
 
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")],
-    everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, defaults too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, including defaults.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: ok, mistakes, settings.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Ask each origin whether it answers, within 3 s.")] = False,
 ) -> None:
-    """Validate a configuration and the files that it names; print what it sets, where that stands, and "ok".
+    """Validate a configuration and the files that it names; print the values it sets with their sources, and "ok".
 
-    All mistakes are named, one a line.  Exit status 2 where there are any, 1 where an origin does not answer.
+    Print all mistakes, one a line.  Exit status 2 if there are any, 1 if an origin does not answer.
     """
     if quiet and (everything or as_json):
-        raise typer.BadParameter("take --quiet or what it would keep back", param_hint="'--quiet'")
+        raise typer.BadParameter("cannot be combined with --all or --json", param_hint="'--quiet'")
     try:
         loaded, tls = _loaded(config, os.environ)
     except ConfigError as error:
@@ -91,7 +93,7 @@ def check(
 
 
 def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls]]:
-    """The configuration, and how TLS is spoken with its origins; ConfigError with all mistakes."""
+    """The configuration, and the TLS settings of its origins.  Raises ConfigError with all mistakes."""
     from gateway.ops.admin.guard import admin_token
     from gateway.server.listeners import load_certificates
 
@@ -113,7 +115,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
 
 
 def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
-    """What came of asking every origin and leader of every route, each once."""
+    """The results of one request to every origin and leader of every route."""
     found: list[Probe] = []
     if not run(_probe(config, tls, found)):
         raise CommandFailed("stopped before every origin had answered")
@@ -126,16 +128,16 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
 
     urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
     exchanges = Exchanges(config.limits.upstream_connections)
-    exchanges.trust(tls)
+    exchanges.configure_tls(tls)
     try:
         authorities = dict.fromkeys(map(authority_of, urls))
-        found += await asyncio.gather(*(_asked(exchanges, authority) for authority in authorities))
+        found += await asyncio.gather(*(_probe_one(exchanges, authority) for authority in authorities))
     finally:
         await exchanges.close()
 
 
-async def _asked(exchanges: Any, authority: str) -> Probe:
-    """Ask one origin for nothing in particular.  Any answer below 500 shows that it is there."""
+async def _probe_one(exchanges: Any, authority: str) -> Probe:
+    """Send `HEAD /` to one origin.  Any status below 500 shows that it answers."""
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError

@@ -1,4 +1,4 @@
-"""What `dev` has a new user try: lines to paste."""
+"""The commands that `dev` prints for a new user to paste."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _JSON: Final = "-H 'Content-Type: application/json'"
 
 
 def lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, str]]:
-    """What a new user may try against a gateway at `url`, whose certificate an `authority` has signed: a comment and a
-    command each."""
+    """Commands to try against a gateway at `url`, each with a comment.
+
+    `authority` is the file of the authority that signed the gateway's certificate; None without TLS.
+    """
     stream = f"{url.rstrip('/')}/demo"
     curl = "curl" if authority is None else f"curl --cacert {shlex.quote(str(authority))}"
     return [
@@ -30,20 +32,20 @@ def lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, s
     ]
 
 
-def ways_to_trust(authority: Path) -> list[tuple[str, str]]:
-    """How clients come to believe a gateway whose certificate is signed by an authority of one's own."""
+def trust_lines(authority: Path) -> list[tuple[str, str]]:
+    """How to make clients trust the authority in this file: a comment and a command, or the file's name, each."""
     file = shlex.quote(str(authority))
     return [
         ("trust it in Node", f"export NODE_EXTRA_CA_CERTS={file}"),
         ("trust it in Python", f"export SSL_CERT_FILE={file}"),
-        ("trust it in a browser: import this file where its settings have authorities", str(authority)),
+        ("trust it in a browser: import this file under authorities in its settings", str(authority)),
     ]
 
 
 def print_lines_to_paste(url: str, authority: Path | None) -> None:
-    """Say what there is to try."""
+    """Print the commands to try, and with TLS how to trust the certificate."""
     console = Console(soft_wrap=True, highlight=False)
-    trust = [] if authority is None else ways_to_trust(authority)
+    trust = [] if authority is None else trust_lines(authority)
     for comment, line in [*lines_to_paste(url, authority), *trust]:
         console.print(Text(f"# {comment}", "dim"))
         console.print(Text(line))

@@ -1,7 +1,7 @@
-"""Certificates for `dev --tls`: an authority of the user's own, and what it signs for this machine.
+"""Certificates for `dev --tls`: a local authority, and a certificate that it signs for this machine.
 
-They are kept in the user's state folder, so that whoever has trusted the authority once need not do so again.  It can
-sign for this machine alone (RFC 5280 section 4.2.1.10): a key that leaks is of no use elsewhere.
+They are kept in the user's state folder, so that clients have to trust the authority only once.  Its name constraints
+limit it to this machine (RFC 5280 section 4.2.1.10), so a leaked key is useless elsewhere.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFE: Final = timedelta(days=1_825)
 _AUTHORITY_LEFT: Final = timedelta(days=180)
-"""With less left of it another one is made."""
+"""With less of its life left, the authority is replaced."""
 _LIFE: Final = timedelta(days=90)
 _LEFT: Final = timedelta(days=30)
 _SKEW: Final = timedelta(hours=1)
-"""How far another machine's clock may be behind."""
+"""How far the clock of a client may be behind."""
 
 _Key = ec.EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCertificate:
-    """Where the files are."""
+    """Paths of the PEM files."""
 
     authority: Path
-    """What clients are to trust."""
+    """Certificate of the authority, for clients to trust."""
     certificate: Path
     key: Path
 
 
 def state_folder(environ: Mapping[str, str], home: Path) -> Path:
-    """Where the user's state is kept (XDG Base Directory Specification): a relative path there is none."""
-    said = environ.get("XDG_STATE_HOME", "")
-    return (Path(said) if said.startswith("/") else home / ".local" / "state") / "durable-gateway"
+    """The user's state folder (XDG Base Directory Specification); a relative XDG_STATE_HOME is ignored."""
+    configured = environ.get("XDG_STATE_HOME", "")
+    return (Path(configured) if configured.startswith("/") else home / ".local" / "state") / "durable-gateway"
 
 
 def local_certificate(folder: Path, wall: float) -> LocalCertificate:
-    """The certificate for this machine in `folder`, made anew where there is none, or little is left of it at `wall`
-    (Unix seconds).  OSError where the folder cannot be written."""
+    """The certificate for this machine in `folder`; made if there is none, or if it expires soon after `wall`.
+
+    `wall` is in Unix seconds.  Raises OSError if the folder cannot be written.
+    """
     now = datetime.fromtimestamp(wall, UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = LocalCertificate(folder / "ca.pem", folder / "localhost.pem", folder / "localhost-key.pem")
@@ -61,17 +63,17 @@ def local_certificate(folder: Path, wall: float) -> LocalCertificate:
         authority = _authority(key, now)
         _write(folder / "ca-key.pem", _pem(key))
         _write(found.authority, authority.public_bytes(serialization.Encoding.PEM))
-    certificate, own = _read(found.certificate, found.key, now + _LEFT)
-    if is_new or certificate is None or own is None or not _has_signed(authority, certificate):
-        own = ec.generate_private_key(ec.SECP256R1())
-        _write(found.key, _pem(own))
-        signed = _signed(own, authority, key, now)
+    certificate, leaf_key = _read(found.certificate, found.key, now + _LEFT)
+    if is_new or certificate is None or leaf_key is None or not _has_signed(authority, certificate):
+        leaf_key = ec.generate_private_key(ec.SECP256R1())
+        _write(found.key, _pem(leaf_key))
+        signed = _signed(leaf_key, authority, key, now)
         _write(found.certificate, signed.public_bytes(serialization.Encoding.PEM))
     return found
 
 
 def _read(file: Path, key_file: Path, until: datetime) -> tuple[x509.Certificate | None, _Key | None]:
-    """A certificate and its key, where they belong together and last until then."""
+    """A certificate and its key; None for both unless they match and are valid until `until`."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -90,7 +92,9 @@ def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> b
     return True
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime, life: timedelta) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: _Key, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -122,24 +126,24 @@ def _usage(*, signs_others: bool) -> x509.KeyUsage:
 
 
 def _authority(key: _Key, now: datetime) -> x509.Certificate:
-    # Two authorities of one name and different keys confuse those who trust both.
+    # Two authorities with one name and different keys confuse clients that trust both.
     name = _name(f"durable-gateway dev of {now:%Y-%m-%d %H:%M:%S}")
-    places = [x509.DNSName("localhost")]
+    names = [x509.DNSName("localhost")]
     networks = [x509.IPAddress(ipaddress.ip_network(network)) for network in ("127.0.0.0/8", "::1/128")]
     return (
-        _begun(name, name, key, now, _AUTHORITY_LIFE)
+        _builder(name, name, key, now, _AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_others=True), critical=True)
-        .add_extension(x509.NameConstraints([*places, *networks], None), critical=True)
+        .add_extension(x509.NameConstraints([*names, *networks], None), critical=True)
         .sign(key, hashes.SHA256())
     )
 
 
-def _signed(own: _Key, authority: x509.Certificate, key: _Key, now: datetime) -> x509.Certificate:
+def _signed(leaf_key: _Key, authority: x509.Certificate, key: _Key, now: datetime) -> x509.Certificate:
     names = [x509.DNSName(_NAMES[0]), *(x509.IPAddress(ipaddress.ip_address(name)) for name in _NAMES[1:])]
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return (
-        _begun(_name(_NAMES[0]), authority.subject, own, now, _LIFE)
+        _builder(_name(_NAMES[0]), authority.subject, leaf_key, now, _LIFE)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_others=False), critical=True)
@@ -156,7 +160,7 @@ def _pem(key: _Key) -> bytes:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Put a file in place whole, for nobody else to read, be it one with a key or not."""
+    """Write a file atomically, readable by its owner only."""
     part = file.with_name(f"{file.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as sink:

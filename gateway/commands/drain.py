@@ -1,4 +1,4 @@
-"""`drain`: send live readers off, spread in time, and watch them go."""
+"""`drain`: disconnect live readers, spread over time, and wait until the last one has left."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gateway.commands.run import run
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 _GRACE_S: Final = 5.0
-"""How long after the last reader should have gone one is still waited for."""
+"""Seconds to wait for readers beyond the end of the drain."""
 
 
 def drain(
@@ -30,13 +30,13 @@ def drain(
             min=0,
             max=3_600,
             show_default="its shutdown_timeout_s",
-            help="When the last live reader is gone.",
+            help="Time within which the last live reader is disconnected.",
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until nobody is left.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until no live reader is left.")] = True,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Be no longer ready, and send live readers off in order; the process stays until it is stopped."""
+    """Make the gateway not ready and disconnect its live readers cleanly; the process goes on until it is stopped."""
     if not run(_drain(admin_url(admin), within, wait)):
         raise CommandFailed("stopped watching; the drain goes on")
 
@@ -69,13 +69,13 @@ async def _watch(client: AdminClient, before: int, bound_s: float, stderr: Conso
         while left := _readers(await client.get("/api/overview")):
             show(left)
             if clock.now() >= ends_at:
-                raise CommandFailed(f"{_count(left)} after {bound_s:g} s: clients are still sent here")
-            await pause(clock, _LOOK_S)
+                raise CommandFailed(f"{_count(left)} after {bound_s:g} s: clients still connect to this gateway")
+            await pause(clock, _POLL_S)
 
 
 @contextmanager
 def _progress(stderr: Console, before: int) -> Iterator[Callable[[int], None]]:
-    """Call it with the number of readers that are left."""
+    """A progress bar on a terminal; call the result with the number of readers left."""
     if not stderr.is_terminal or not before:
         yield lambda _: None
         return

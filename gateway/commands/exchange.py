@@ -1,11 +1,11 @@
-"""Requests to a stream, and what their failures mean: try again, or give up with one line.
+"""HTTP requests of the commands, and their failures: `Transient` if a retry may help, else `CommandFailed`.
 
-Foreign exceptions are translated here, once.  A connection that failed, a body that was cut short, 429 and 5xx are
-`Transient`: the stream may well be there, so a reader resumes and a producer repeats itself.  Other 4xx are final.
+aiohttp's exceptions are translated here, once.  A failed connection, a truncated body, 429 and 5xx are `Transient`: the
+stream may still exist, so a reader resumes and a producer retries.  Other 4xx are final.
 
-Redirects are followed by reads alone.  A write that is sent elsewhere may arrive as a read (RFC 9110 section 15.4), and
-whoever wrote has to know where to: it fails with the Location.  What the user gave as headers, credentials as a rule,
-goes to the origin that was asked for and to no other that it redirects to.
+Only reads follow redirects.  A redirected write may arrive as a read (RFC 9110 section 15.4), and the user has to know
+where the data went; so it fails with the Location.  The user's headers, which often carry credentials, go to the origin
+of the given URL only, not to the target of a redirect.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gateway.commands.failure import CommandFailed
 CONNECT_S: Final = 10.0
 _READS: Final = ("GET", "HEAD")
 SILENCE_S: Final = 90.0
-"""Bound on silence: above the longest long-poll (60 s at some origins) and every heartbeat."""
+"""Longest time without a byte: above the longest long-poll (60 s at some origins) and every heartbeat."""
 
 _SHOWN_CHARS: Final = 200
 _MOST_RETRY_AFTER_S: Final = 60.0
 
 
 class Transient(Exception):
-    """It may work the next time; not before `floor_s` seconds have gone by.
+    """A failure that a retry may cure, after `floor_s` seconds at the earliest.
 
-    `is_silence`: nothing was heard for as long as one waits, which on a quiet stream need not be a failure.
+    `is_silence`: no byte came within `SILENCE_S`, which on a quiet stream need not be a failure.
     """
 
     def __init__(self, text: str, floor_s: float = 0.0, *, is_silence: bool = False) -> None:
@@ -45,7 +45,7 @@ class Transient(Exception):
 
 
 class Backoff:
-    """Pauses that double from 0.1 s to 10 s, each shortened at random to between half and the whole of it."""
+    """Pauses that double from 0.1 s to 10 s, each with a random factor between 0.5 and 1."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
@@ -53,28 +53,29 @@ class Backoff:
         self._next_s = 0.1
 
     def reset(self) -> None:
-        """It works again."""
+        """Start again from the shortest pause, after a success."""
         self._next_s = 0.1
 
     async def pause(self, floor_s: float = 0.0) -> None:
+        """Wait for the next pause, `floor_s` seconds at least."""
         delay_s = max(floor_s, self._next_s * self._rng.uniform(0.5, 1.0))
         self._next_s = min(10.0, self._next_s * 2)
         await pause(self._clock, delay_s)
 
 
 def open_session(url: str, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """A client without cookies, bounded in connecting and in silence; `headers` go to the origin of `url` alone.
+    """A session without cookies, with bounds on connecting and on silence; `headers` go to the origin of `url` only.
 
-    Raises CommandFailed where URL and headers both hold credentials.
+    Raises CommandFailed if both the URL and the headers hold credentials.
     """
     origin = _parsed(url).origin()
     if _parsed(url).user is not None and any(name.lower() == "authorization" for name in headers):
         raise CommandFailed("credentials in the URL and in an Authorization header as well: leave one of them out")
 
-    async def add_headers(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        if request.url.origin() == origin:
-            request.headers.update(headers)
-        return await send(request)
+    async def add_headers(outgoing: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if outgoing.url.origin() == origin:
+            outgoing.headers.update(headers)
+        return await send(outgoing)
 
     return aiohttp.ClientSession(
         headers={"User-Agent": f"durable-gateway/{__version__}"},
@@ -86,24 +87,24 @@ def open_session(url: str, headers: Mapping[str, str]) -> aiohttp.ClientSession:
 
 
 @asynccontextmanager
-async def asking(
+async def request(
     session: aiohttp.ClientSession,
     method: str,
     url: str,
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """One request; failures of the connection, also while the body is read, are `Transient`."""
+    """Send one request.  Failures of the connection, also while the body is read, raise `Transient`."""
     target = _parsed(url)
     is_read = method in _READS
     try:
         async with session.request(method, target, headers=headers, data=body, allow_redirects=is_read) as response:
             if 300 <= response.status < 400 and not is_read:
-                place = _shown(response.headers.get("Location", "a place that it does not name"))
-                raise CommandFailed(f"{url}: {response.status}, it is at {place}; a {method} is not redirected")
+                location = _printable(response.headers.get("Location", "an unnamed URL"))
+                raise CommandFailed(f"{url}: {response.status}, redirected to {location}; a {method} does not follow")
             yield response
     except (aiohttp.InvalidURL, UnicodeError):
-        raise CommandFailed(f"{url}: not a URL that can be asked, or redirected to one") from None
+        raise CommandFailed(f"{url}: not a valid URL, or redirected to an invalid one") from None
     except aiohttp.TooManyRedirects:
         raise CommandFailed(f"{url}: redirected too often") from None
     except aiohttp.ClientConnectorError as error:
@@ -116,11 +117,11 @@ async def asking(
         raise Transient(f"{target.host}:{target.port}: {_text_of(error)}") from None
 
 
-async def refusal(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
-    """What an answer outside 2xx means; reads the beginning of its body for the reason."""
-    said = (await response.content.read(4 * _SHOWN_CHARS)).decode("utf-8", "replace")
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "") or (response.reason or "")
-    text = f"{response.status} {_shown(first)}".strip()
+async def origin_error(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
+    """The error of an answer outside 2xx, with the first line of its body as the reason."""
+    body = (await response.content.read(4 * _SHOWN_CHARS)).decode("utf-8", "replace")
+    first = next((line.strip() for line in body.splitlines() if line.strip()), "") or (response.reason or "")
+    text = f"{response.status} {_printable(first)}".strip()
     if response.status == 429 or response.status >= 500:
         return Transient(text, _retry_after_s(response.headers.get("Retry-After")))
     return CommandFailed(f"{response.url.with_query(None)}: {text}")
@@ -130,13 +131,13 @@ def _parsed(url: str) -> URL:
     return URL(url, encoded=url.isascii())
 
 
-def _shown(text: str) -> str:
-    """A server's words, fit for a terminal."""
+def _printable(text: str) -> str:
+    """A server's text without control characters, cut to `_SHOWN_CHARS`."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)[:_SHOWN_CHARS]
 
 
 def _retry_after_s(value: str | None) -> float:
-    """Seconds; a date, which is rare, counts as nothing said."""
+    """The header's seconds, `_MOST_RETRY_AFTER_S` at most; 0 for a date, which is rare, and without the header."""
     if value is None or not value.isascii() or not value.isdigit():
         return 0.0
     return min(float(value[:6]), _MOST_RETRY_AFTER_S)

@@ -1,10 +1,10 @@
-"""The one way in which a command fails."""
+"""The exception of a command that fails."""
 
 from __future__ import annotations
 
 
 class CommandFailed(Exception):
-    """What was asked for is right but cannot be done here and now; its text is one line."""
+    """A valid command could not be carried out.  The text is one line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))

@@ -1,8 +1,8 @@
-"""JSON as text: cutting it into messages and indenting it, without ever making numbers of the writer's digits.
+"""JSON as text: cut it into messages and indent it, without a change to the writer's digits.
 
-Parsing and printing again would change what was written: integers above 2^64, `1.10`, `1e400`, the order of equal
-keys.  So elements are cut out of an array as they stand, values are found in input by their brackets and quotes, and
-indenting moves tokens.  Whether a value is valid is asked of orjson, whose result is thrown away.
+Parsing and printing again would alter the text: integers above 2^64, `1.10`, `1e400`, the order of equal keys.  So
+elements are cut out of an array unchanged, values are found in input by their brackets and quotes, and indenting moves
+tokens.  orjson checks that a value is valid; its result is discarded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import orjson
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
-"""The gateway's default bound on a request body: a longer message would be refused anyway."""
+"""The gateway's default bound on a request body; it would reject a longer message."""
 
 _DECODER: Final = JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -27,9 +27,10 @@ _IN_STRING: Final = re.compile(rb'["\\]')
 
 
 def elements(text: str) -> Iterator[str]:
-    """The elements of an array, as they are written; a text that is no array is its own single element.
+    """The elements of an array, as written.  A text that is not an array is one element.
 
-    A comma before the last bracket is let through (the protocol's own SSE example has one).  ValueError for the rest.
+    A comma before the closing bracket is accepted, because the protocol's own SSE example has one.  Raises ValueError
+    for other invalid JSON.
     """
     at = _after_space(text, 0)
     if at == len(text) or text[at] != "[":
@@ -39,7 +40,7 @@ def elements(text: str) -> Iterator[str]:
     while True:
         at = _after_space(text, at)
         if at == len(text):
-            raise ValueError("an array that does not end")
+            raise ValueError("an array without its end")
         if text[at] == "]":
             return
         if text[at] == ",":
@@ -51,12 +52,12 @@ def elements(text: str) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """The same value on one line: inside strings JSON has no line breaks, so those outside may be spaces."""
+    """The same value on one line.  JSON strings contain no line breaks, so every line break may become a space."""
     return _LINE_BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
 def indented(text: str) -> str:
-    """The same tokens, one member a line, indented by two; control characters of strings spelled out."""
+    """The same tokens, one member a line, indented by two spaces, with control characters escaped."""
     out: list[str] = []
     depth = 0
     before = ""
@@ -72,16 +73,16 @@ def indented(text: str) -> str:
         out.append(token)
         depth += token in ("{", "[")
         before = token
-    return spelled_out("".join(out))
+    return escaped("".join(out))
 
 
-def spelled_out(text: str) -> str:
-    """Without control characters other than line feeds: a stream must not command the terminal that shows it."""
+def escaped(text: str) -> str:
+    """Escape control characters except line feeds, so that a stream cannot control the terminal."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class NotJson(ValueError):
-    """Input that is not JSON; `line` counts from 1."""
+    """Input is not JSON; `line` counts from 1."""
 
     def __init__(self, line: int, text: str = "not JSON") -> None:
         super().__init__(text)
@@ -89,9 +90,9 @@ class NotJson(ValueError):
 
 
 class ValueCutter:
-    """Cuts input into JSON values, however they are spaced and wherever the pieces end.
+    """Cuts input into JSON values, with any white space between them and any boundaries between pieces.
 
-    Every byte is looked at a constant number of times: an unfinished value is not parsed again with each piece.
+    Every byte is scanned a constant number of times: an unfinished value is not parsed again with each piece.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class ValueCutter:
         self._line = 1
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The values that `data` completes, one by one; to be taken to the end.  NotJson comes behind the good ones."""
+        """Yield the values that `data` completes; exhaust the iterator.  Raises NotJson after the valid values."""
         begun = at = 0
         while at < len(data):
             if self._escaped:
@@ -118,7 +119,7 @@ class ValueCutter:
                 self._escaped = True
                 continue
             if self._depth == 0 and not self._in_string and byte in b'{["':
-                # A value begins, so one that has no end of its own, as a number, has ended.
+                # A value begins here, so a number or literal before it has ended.
                 yield from self._taken(data[begun:before])
                 begun = before
             if byte == b'"':
@@ -138,11 +139,11 @@ class ValueCutter:
             raise NotJson(self._line, f"a value of more than {MAX_VALUE_BYTES} bytes")
 
     def finish(self) -> Iterator[bytes]:
-        """The value that only the end of the input completes, if any.  Raises NotJson."""
+        """Yield the value that the end of the input completes, if any.  Raises NotJson."""
         yield from self._taken(b"")
 
     def _taken(self, rest: bytes) -> Iterator[bytes]:
-        """End what has been collected: a value, or nothing where it is only space."""
+        """End the collected text: yield it as a value, unless it is white space only."""
         whole = bytes(self._value + rest)
         self._value.clear()
         value = whole.strip(b" \t\r\n")
@@ -157,7 +158,7 @@ class ValueCutter:
             yield value
 
     def _broken(self) -> NotJson:
-        """The error, with the line on which the value in hand begins."""
+        """The error, with the line on which the collected value begins."""
         space = len(self._value) - len(self._value.lstrip(b" \t\r\n"))
         return NotJson(self._line + self._value.count(b"\n", 0, space))
 

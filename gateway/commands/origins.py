@@ -1,4 +1,4 @@
-"""How the origins are, in words: what `/api/origins` says, on one line.  The console's `origins.js` says the same."""
+"""The state of the origins from `/api/origins`, as one line of text.  The console's `origins.js` has the same words."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 
 class Health(StrEnum):
-    """How an origin, or all of them, is doing."""
+    """State of one origin, or of several together."""
 
     ANSWERING = auto()
-    """The circuit breaker is closed, the origin is not ejected, and it was heard from."""
+    """The circuit breaker is closed, the origin is not ejected, and it has answered before."""
     NOT_ASKED = auto()
-    """The same, but for that it was never heard from."""
+    """The circuit breaker is closed, the origin is not ejected, and it has not answered yet."""
     UNREACHABLE = auto()
     """The circuit breaker is open or half-open, or the origin is ejected."""
 
 
 def health(origin: Mapping[str, Any]) -> Health:
-    """One entry of `/api/origins`."""
+    """State of one entry of `/api/origins`."""
     if origin["state"] != "closed" or origin["is_ejected"]:
         return Health.UNREACHABLE
     return Health.NOT_ASKED if origin["last_heard_s"] is None else Health.ANSWERING
 
 
 def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
-    """Of all origins."""
+    """The worst state among these origins."""
     found = set(map(health, origins))
     for one in (Health.UNREACHABLE, Health.NOT_ASKED):
         if one in found:
@@ -35,7 +35,7 @@ def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
 
 
 def origin_words(origins: Sequence[Mapping[str, Any]]) -> str:
-    """Of one, that it answers or what is wrong; of several, how many answer and what is wrong with the first other."""
+    """For one origin, its state; for several, how many answer, and the problem of the first unreachable one."""
     if not origins:
         return "no origin"
     if len(origins) == 1:

@@ -1,4 +1,4 @@
-"""stdout where it cannot be written to: a disk that is full, a reader who has left."""
+"""stdout that cannot be written: a full disk, a pipe whose reader has left."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Final
 CANNOT_WRITE: Final = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EROFS}
 )
-"""What an OSError about output has for its number."""
+"""The errno values of an OSError about output."""
 
 
 def abandon_stdout() -> None:
-    """Have what is still held for stdout go nowhere: Python would fail on it again, aloud, when it flushes at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Redirect stdout to /dev/null: otherwise Python's flush at exit fails again and prints the error."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 @contextmanager
 def watching_reader(left: Callable[[], object]) -> Iterator[None]:
     """Call `left` once when the reader of stdout closes its end of the pipe, without waiting for the next write.
 
-    An epoll of its own reports the closed pipe (EPOLLERR, which needs no registration) and is itself watched by the
-    loop: that leaves stdout's blocking mode alone, which it may share with other processes.  A regular file has no
-    reader, and neither it nor a system without epoll is watched; there the next write fails.
+    A separate epoll reports the closed pipe (EPOLLERR, which needs no registration), and the loop watches that epoll.
+    So stdout's blocking mode, which other processes may share, stays as it is.  A regular file and a system without
+    epoll are not watched; there the next write fails.
     """
     try:
         watch = select.epoll()

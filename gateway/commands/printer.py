@@ -1,13 +1,13 @@
-"""How a stream's bytes look: to a person at a terminal, or to the next program in a pipe.
+"""Print a stream's bytes, for a person at a terminal or for the next program in a pipe.
 
 |        | terminal                                   | pipe, file                      |
 |--------|--------------------------------------------|---------------------------------|
 | JSON   | indented and coloured, one after the other | one message a line, as written  |
-| text   | as it is, control characters spelled out   | its bytes, unchanged            |
+| text   | unchanged, control characters escaped      | its bytes, unchanged            |
 | other  | a hex dump                                 | its bytes, unchanged            |
 
-A printer owns what it needs to go on from one piece to the next (half a character, the position of the dump).  A piece
-is what one reply or one SSE event held, whole.
+A printer owns the state between pieces (half a character, the position of the dump).  A piece is the whole content of
+one reply or one SSE event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from gateway.commands.failure import CommandFailed
-from gateway.commands.json_text import elements, indented, one_line, spelled_out
+from gateway.commands.json_text import elements, escaped, indented, one_line
 from gateway.protocol import names
 
 _DUMP_WIDTH: Final = 16
@@ -35,7 +35,7 @@ class Printer(Protocol):
 
 
 def printer_for(content_type: str, out: BinaryIO, terminal: Console | None) -> Printer:
-    """The printer of a stream of this type; `terminal` is the console on `out` where `out` is one, else None."""
+    """The printer of a stream of this type; `terminal` is the console on `out` if `out` is a terminal, else None."""
     if names.is_json(content_type):
         return _JsonLines(out) if terminal is None else _JsonPages(terminal)
     if terminal is None:
@@ -81,7 +81,7 @@ class _SafeText:
 
     def show(self, piece: bytes) -> None:
         text = self._decoder.decode(piece).replace("\r\n", "\n").replace("\t", "    ")
-        self._terminal.print(Text(spelled_out(text)), end="", soft_wrap=True)
+        self._terminal.print(Text(escaped(text)), end="", soft_wrap=True)
 
 
 class _Dump:
@@ -104,4 +104,4 @@ def _messages(piece: bytes) -> list[str]:
     try:
         return list(elements(piece.decode()))
     except (ValueError, RecursionError):
-        raise CommandFailed("the stream says it is JSON and sent what is not") from None
+        raise CommandFailed("the stream's type is JSON and its content is not") from None

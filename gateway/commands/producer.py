@@ -1,8 +1,8 @@
 """An idempotent producer (section 5.2.1): each append carries an id, an epoch and a sequence number.
 
-One append is on its way at a time.  Where its answer does not come, the very same request is sent again with the same
-number, and the origin takes it once however often it arrives; so a retry never appends twice.  Retries are bounded
-from the first failure on: a pipeline should not hang for ever behind an origin that is gone.
+One append is in flight at a time.  If its answer does not come, the same request is sent again with the same number,
+and the origin accepts it once; so a retry never appends twice.  The time for retries is bounded, so that a pipeline
+does not hang for ever behind a lost origin.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 import aiohttp
 
 from gateway.aio.clock import Clock
-from gateway.commands.exchange import Backoff, Transient, asking, refusal
+from gateway.commands.exchange import Backoff, Transient, origin_error, request
 from gateway.commands.failure import CommandFailed
 from gateway.protocol import names
 
 
 class Producer:
-    """Appends to one stream, in order, each append once; owns the sequence number."""
+    """Appends to one stream, in order, each append once.  Owns the sequence number."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Producer:
         notice: Callable[[str], None],
     ) -> None:
         self.tail: str | None = None
-        """The offset behind the last append, as the origin named it."""
+        """The offset after the last append, from the origin's answer."""
         self._session = session
         self._url = url
         self._content_type = content_type
@@ -44,12 +44,15 @@ class Producer:
         self._retry_for_s = retry_for_s
         self._notice = notice
 
+    def __repr__(self) -> str:
+        return f"<Producer {self._seq} appends, tail {self.tail}>"
+
     async def append(self, body: bytes) -> None:
         """Return once the origin has acknowledged `body`.  Raises CommandFailed."""
         await self._send(body, {"Content-Type": self._content_type})
 
     async def close(self) -> None:
-        """Close the stream behind what was appended.  Raises CommandFailed."""
+        """Close the stream after the last append.  Raises CommandFailed."""
         await self._send(b"", {names.STREAM_CLOSED: "true"})
 
     async def _send(self, body: bytes, more: dict[str, str]) -> None:
@@ -77,9 +80,9 @@ class Producer:
                 return
 
     async def _post(self, body: bytes, headers: dict[str, str]) -> None:
-        async with asking(self._session, "POST", self._url, headers, body) as response:
+        async with request(self._session, "POST", self._url, headers, body) as response:
             if response.status not in (200, 204):
                 if response.status == 409 and names.is_true(response.headers.get(names.STREAM_CLOSED)):
                     raise CommandFailed(f"{self._url}: the stream is closed")
-                raise await refusal(response)
+                raise await origin_error(response)
             self.tail = response.headers.get(names.STREAM_NEXT_OFFSET, self.tail)

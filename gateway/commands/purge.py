@@ -1,4 +1,4 @@
-"""`purge`: drop what the gateway remembers of streams, or have it doubt it."""
+"""`purge`: drop cached streams, or mark them stale."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.commands.target import stream_path
 
 def purge(
     stream: Annotated[
-        str | None, typer.Argument(metavar="[PATH]", help="One stream, as the origin is asked for it: /orders/1.")
+        str | None, typer.Argument(metavar="[PATH]", help="One stream, by its path at the origin: /orders/1.")
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path begins so.")
+        str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path begins with this.")
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Every stream that the origin gave this surrogate key.")
     ] = None,
     soft: Annotated[
-        bool, typer.Option("--soft", help="Keep the bytes, and look at the origin before the next hit.")
+        bool, typer.Option("--soft", help="Keep the bytes; revalidate with the origin before the next hit.")
     ] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
@@ -32,7 +32,7 @@ def purge(
     below = stream_path(prefix, "--prefix") if prefix is not None else None
     asked = {name: value for name, value in (("stream", path), ("prefix", below), ("key", key)) if value is not None}
     if len(asked) != 1:
-        raise typer.BadParameter("take exactly one", param_hint="PATH / '--prefix' / '--key'")
+        raise typer.BadParameter("give exactly one of them", param_hint="PATH / '--prefix' / '--key'")
     if not run(_purge(admin_url(admin), {**asked, "soft": soft})):
         raise CommandFailed("stopped; the purge may have been done")
 
@@ -48,4 +48,5 @@ async def _purge(url: str, body: dict[str, object]) -> None:
         else:
             answer = await client.post("/api/purge", body)
         count = int(answer["purged"])
-    typer.echo(f"{'doubted' if body['soft'] else 'purged'} {count} stream{'' if count == 1 else 's'}")
+    streams = f"{count} stream{'' if count == 1 else 's'}"
+    typer.echo(f"marked {streams} stale" if body["soft"] else f"purged {streams}")

@@ -1,8 +1,8 @@
-"""Watching a descriptor that others share.
+"""Watch a descriptor that other processes share.
 
-uvloop makes what it watches non-blocking, and that is a property of the open file and not of the descriptor: on a
-terminal it would hold for our own stdout, which would then refuse what the terminal cannot show at once, and for the
-shell that we came from.  So the mode is put back as soon as the watch is set; one read of what is ready never waits.
+uvloop makes a watched descriptor non-blocking, and that mode belongs to the open file, not to the descriptor.  On a
+terminal it would also apply to our stdout, where large writes would then fail, and to the parent shell.  So the mode is
+restored as soon as the watch is set.  One read of a ready descriptor never blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def watching(descriptor: int, ready: Callable[[], object]) -> Iterator[None]:
-    """Call `ready` whenever the descriptor can be read, or has ended."""
+    """Call `ready` whenever the descriptor is readable or at its end."""
     loop = asyncio.get_running_loop()
     is_blocking = os.get_blocking(descriptor)
     loop.add_reader(descriptor, ready)

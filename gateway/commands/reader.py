@@ -1,14 +1,14 @@
-"""Reading a stream from an offset and following it, across disconnects, without loss or repeats.
+"""Read a stream from an offset and follow it, across disconnects, without loss or repeats.
 
-The position moves in one place only: when a piece of the stream has come whole together with the offset behind it.
-That is a reply whose body has ended as its framing says, or an SSE data event whose control event has come.  What was
-cut short is forgotten and asked for again from the same offset, so nothing is shown twice and nothing is left out.
+The position moves in one method only, once a piece of the stream and the offset after it have both arrived: a reply
+with its complete body, or an SSE data event with its control event.  A truncated piece is discarded and requested again
+from the same offset, so no byte is delivered twice and none is skipped.
 
-First the stream is read without `live` until it says that it is up to date, then it is followed by SSE or by long-poll.
-By itself the reader takes SSE, except for text: SSE cannot carry a CR, so text is only exact by long-poll.
+The reader catches up without `live` until the stream is up to date, then follows it by SSE or long-poll.  The default
+is SSE, except for text: SSE cannot carry a CR, so only long-poll is exact for text.
 
-Before the first answer a failure is final: a wrong URL should not be retried for ever.  After it only what cannot heal
-is: the stream is gone, or it is another one (its tail moved back).
+Before the first answer every failure is final, so that a wrong URL is not retried for ever.  After it, only permanent
+failures are final: the stream was deleted, or was re-created (its tail moved back).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 import aiohttp
 
 from gateway.aio.clock import Clock
-from gateway.commands.exchange import Backoff, Transient, asking, refusal
+from gateway.commands.exchange import Backoff, Transient, origin_error, request
 from gateway.commands.failure import CommandFailed
 from gateway.commands.target import with_query
 from gateway.protocol import names, offsets
@@ -31,11 +31,11 @@ from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 
 _MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
 _SHORT_LIFE_S: Final = 1.0
-"""A live connection that ends sooner, with nothing to show for it, is followed by a pause."""
+"""Seconds; a live connection that ends sooner without data is followed by a pause."""
 
 
 class Follow(StrEnum):
-    """How a stream is followed once it is up to date."""
+    """Live mode in which a stream is followed once it is up to date."""
 
     BY_TYPE = "by-type"
     SSE = "sse"
@@ -44,14 +44,14 @@ class Follow(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Bytes of the stream in order, each piece whole, and the offset behind them."""
+    """Complete pieces of the stream, in order, and the offset after them."""
 
     pieces: tuple[bytes, ...]
     next_offset: str
 
 
 class StreamReader:
-    """One reader of one stream; owns its position.  `take` gets every batch, in order, once."""
+    """One reader of one stream.  Owns its position; passes every batch to `take`, in order, once."""
 
     def __init__(
         self,
@@ -80,8 +80,11 @@ class StreamReader:
         self._has_answered = False
         self._is_lost = False
 
+    def __repr__(self) -> str:
+        return f"<StreamReader at {self.offset}{', closed' if self.is_closed else ''}>"
+
     async def read(self) -> None:
-        """Read until the stream is closed and all of it has been taken.  Raises CommandFailed."""
+        """Read until the stream is closed and all of it has been delivered.  Raises CommandFailed."""
         while not self.is_closed:
             try:
                 await self._once()
@@ -89,14 +92,14 @@ class StreamReader:
                 if not self._has_answered:
                     raise CommandFailed(str(error)) from None
                 if error.is_silence and self._up_to_date:
-                    continue  # no news is what a quiet stream has; it took as long as the bound on silence
+                    continue  # a quiet stream; the request has already taken `SILENCE_S`
                 if not self._is_lost:
                     self._notice(f"{error}; trying again from offset {self.offset}")
                 self._is_lost = True
                 await self._backoff.pause(error.floor_s)
 
     async def _once(self) -> None:
-        """One request: catch-up while there is more, then live."""
+        """Send one request: catch-up until the stream is up to date, then live."""
         if not self._up_to_date:
             await self._catch_up()
         elif self._follow is Follow.SSE:
@@ -105,7 +108,7 @@ class StreamReader:
             await self._long_poll()
 
     async def _catch_up(self) -> None:
-        async with asking(self._session, "GET", self._target()) as response:
+        async with request(self._session, "GET", self._target()) as response:
             await self._check(response)
             body = await response.read()
         self.content_type = response.headers.get("Content-Type", names.DEFAULT_TYPE)
@@ -114,12 +117,12 @@ class StreamReader:
             self._follow = Follow.LONG_POLL if is_text else Follow.SSE
         before = self.offset
         self._arrived(response, body)
-        # An answer that brings nothing and claims nothing would be asked for again at once; live waits for more.
+        # An empty answer without Stream-Up-To-Date would repeat in a tight loop; a live request waits for data.
         self._up_to_date = names.is_true(response.headers.get(names.STREAM_UP_TO_DATE)) or self.offset == before
 
     async def _long_poll(self) -> None:
         began = self._clock.now()
-        async with asking(self._session, "GET", self._target(names.LIVE_LONG_POLL)) as response:
+        async with request(self._session, "GET", self._target(names.LIVE_LONG_POLL)) as response:
             await self._check(response)
             body = await response.read()
         before = self.offset
@@ -131,10 +134,10 @@ class StreamReader:
     async def _events(self) -> None:
         began, before = self._clock.now(), self.offset
         accept = {"Accept": names.SSE_TYPE, "Accept-Encoding": "identity"}
-        async with asking(self._session, "GET", self._target(names.LIVE_SSE), accept) as response:
+        async with request(self._session, "GET", self._target(names.LIVE_SSE), accept) as response:
             await self._check(response, needs_offset=False)
             if names.media_type(response.headers.get("Content-Type")) != names.SSE_TYPE:
-                raise CommandFailed(f"{self._url}: asked for SSE and got something else; try --long-poll")
+                raise CommandFailed(f"{self._url}: the answer is not SSE; try --long-poll")
             is_base64 = response.headers.get(names.SSE_DATA_ENCODING, "").strip().lower() == "base64"
             parser = SseParser(_MAX_EVENT_BYTES)
             held: list[bytes] = []
@@ -157,7 +160,7 @@ class StreamReader:
             await self._after_nothing(began)
 
     async def _after_nothing(self, began: float) -> None:
-        """A server that ends live reads at once is not asked in a tight loop."""
+        """Pause after a live read that ended early without data, so that requests do not form a tight loop."""
         if self._clock.now() - began < _SHORT_LIFE_S:
             await self._backoff.pause()
         else:
@@ -172,16 +175,16 @@ class StreamReader:
         return with_query(self._url, query)
 
     async def _check(self, response: aiohttp.ClientResponse, *, needs_offset: bool = True) -> None:
-        """That the answer is a stream's; Transient or CommandFailed for what it is instead."""
+        """Check that the answer is a stream's.  Raises Transient or CommandFailed."""
         if response.status in (404, 410) and self._has_answered:
             raise CommandFailed(f"{self._url}: the stream was deleted, or no longer keeps offset {self.offset}")
         if response.status not in (200, 204):
-            raise await refusal(response)
+            raise await origin_error(response)
         if needs_offset and not offsets.is_well_formed(response.headers.get(names.STREAM_NEXT_OFFSET, "")):
             raise CommandFailed(f"{self._url}: not a durable stream: no {names.STREAM_NEXT_OFFSET} in the answer")
         self._has_answered = True
         if self._is_lost:
-            self._notice("it answers again")
+            self._notice("connected again")
             self._is_lost = False
 
     def _arrived(self, response: aiohttp.ClientResponse, body: bytes) -> None:
@@ -189,10 +192,10 @@ class StreamReader:
         self.is_closed = names.is_true(response.headers.get(names.STREAM_CLOSED))
 
     def _advance(self, pieces: list[bytes], next_offset: str) -> None:
-        """The one place where the position moves."""
+        """Deliver `pieces` and move the position to `next_offset`.  No other method moves it."""
         if self.offset != offsets.NOW and offsets.is_before(next_offset, self.offset):
             raise CommandFailed(
-                f"{self._url}: its tail lies before {self.offset}: it was re-created, or never was there"
+                f"{self._url}: its tail is before {self.offset}: it was re-created, or never reached this offset"
             )
         moved = next_offset != self.offset
         self.offset = next_offset
@@ -202,5 +205,5 @@ class StreamReader:
 
 
 def _decoded(data: bytes) -> bytes:
-    """Base64, in which line breaks count for nothing.  ValueError."""
+    """Decode base64, with line breaks removed.  Raises ValueError."""
     return binascii.a2b_base64(data.replace(b"\n", b""), strict_mode=True)

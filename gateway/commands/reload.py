@@ -1,4 +1,4 @@
-"""`reload`: have the gateway read its configuration file again."""
+"""`reload`: make the gateway read its configuration again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.commands.run import run
 
 
 def reload(admin: AdminUrl = DEFAULT_URL) -> None:
-    """Read the configuration file again, as SIGHUP does; a bad file is refused and the old one stays."""
+    """Make the gateway read its configuration file again, as SIGHUP does.  An invalid file changes nothing."""
     if not run(_reload(admin_url(admin))):
         raise CommandFailed("stopped; the configuration may have been read")
 

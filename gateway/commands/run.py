@@ -1,4 +1,4 @@
-"""Running a command's coroutine until it ends or until somebody tells it to stop, with what it needs of the system."""
+"""Run a command's coroutine until it ends or a signal cancels it, and prepare the process: open files, garbage."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ import uvloop
 
 
 def allow_many_connections() -> None:
-    """As many open files as the system lets this process have: every connection is one."""
+    """Raise the limit of open files to the hard limit: every connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def collect_rarely() -> None:
-    """Look for cyclic garbage only now and then.  Requests leave none behind, only streams and connections to origins
-    that end; what looking costs grows with all that is held in memory, and stops every client for as long."""
+    """Make collections of cyclic garbage rare.
+
+    Requests leave no cycles; only streams and connections to origins do when they end.  A collection takes time in
+    proportion to all objects in memory and stops every client meanwhile.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
 
 def run(work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end by itself; False where SIGINT or SIGTERM cancelled it."""
+    """Run `work` to its end and return True, or return False if SIGINT or SIGTERM cancelled it."""
 
-    async def until_told() -> bool:
+    async def until_signalled() -> bool:
         loop, main = asyncio.get_running_loop(), asyncio.current_task()
-        told = False
+        is_stopped = False
 
-        def tell() -> None:
-            nonlocal told
-            told = True
+        def stop() -> None:
+            nonlocal is_stopped
+            is_stopped = True
             if main is not None:
                 main.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, tell)
+            loop.add_signal_handler(number, stop)
         try:
             await work
         except asyncio.CancelledError:
-            if not told:
+            if not is_stopped:
                 raise
-        return not told
+        return not is_stopped
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(until_told())
+        return runner.run(until_signalled())

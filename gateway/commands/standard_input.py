@@ -1,4 +1,4 @@
-"""stdin as pieces, read when there are any, and cut into messages."""
+"""Read stdin in pieces as they arrive, and cut them into messages."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ _PIECE_BYTES: Final = 1024 * 1024
 
 
 class StandardInput:
-    """Reads a descriptor without blocking the loop and without changing its mode, which a shell may share."""
+    """Reads a descriptor without blocking the loop and without a change to its mode, which a shell may share."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
 
     @property
     def size_bytes(self) -> int | None:
-        """What is left of a regular file; None for pipes and terminals."""
+        """Bytes left in a regular file; None for pipes and terminals."""
         found = os.fstat(self._descriptor)
         if not stat.S_ISREG(found.st_mode):
             return None
         return max(0, found.st_size - os.lseek(self._descriptor, 0, os.SEEK_CUR))
 
     async def piece(self) -> bytes:
-        """The next bytes, up to 1 MiB; empty at the end.  Waits for a pipe as long as it takes."""
+        """The next bytes, up to 1 MiB; empty at the end.  Waits for a pipe without a bound."""
         mode = os.fstat(self._descriptor).st_mode
         can_be_waited_for = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._descriptor)
         while True:
             if can_be_waited_for:
                 await self._readable()
             try:
-                # One read of what is ready does not wait; files and /dev/null cannot be waited for at all.
+                # One read of a ready descriptor does not block; files and /dev/null are always ready.
                 return os.read(self._descriptor, _PIECE_BYTES)
             except BlockingIOError:
-                continue  # somebody else reads it too, and was faster
+                continue  # another process reads the same input and was faster
             except OSError as error:
                 raise CommandFailed(f"cannot read stdin: {os.strerror(error.errno or 0)}") from None
 
     async def _readable(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def notice() -> None:
+        def resolve() -> None:
             if not ready.done():
                 ready.set_result(None)
 
-        with watching(self._descriptor, notice):
+        with watching(self._descriptor, resolve):
             await ready
 
 
 class BadInput(CommandFailed):
-    """What came on stdin is not what it was said to be."""
+    """stdin does not have the format that was announced."""
 
 
 class Cutter(Protocol):
-    """Cuts pieces into messages, and makes one request body of some.
+    """Cuts pieces of input into messages, and joins messages into a request body.
 
-    `feed` and `finish` are taken to their end; they raise BadInput behind the messages that were good.
+    Callers exhaust the iterators of `feed` and `finish`, which raise BadInput after the valid messages.
     """
 
     counts_messages: bool
@@ -77,7 +77,7 @@ class Cutter(Protocol):
 
 
 class JsonValues:
-    """JSON values however they are spaced: JSON lines, indented documents, one behind the other."""
+    """JSON values with any white space between them: JSON lines, or indented documents in a row."""
 
     counts_messages = True
 
@@ -85,17 +85,17 @@ class JsonValues:
         self._cutter = ValueCutter()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        return _judged(self._cutter.feed(piece))
+        return _checked(self._cutter.feed(piece))
 
     def finish(self) -> Iterator[bytes]:
-        return _judged(self._cutter.finish())
+        return _checked(self._cutter.finish())
 
     def joined(self, messages: list[bytes]) -> bytes:
-        # One level of array is flattened by the origin, so a message that is an array survives inside this one.
+        # The origin flattens one level of array, so a message that is an array survives inside this one.
         return b"[" + b",".join(messages) + b"]"
 
 
-def _judged(values: Iterator[bytes]) -> Iterator[bytes]:
+def _checked(values: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from values
     except NotJson as error:
@@ -103,7 +103,7 @@ def _judged(values: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Lines:
-    """Lines.  For a text stream each with its line feed; for a JSON stream each as a string without it."""
+    """Lines: with their line feed for a text stream, as JSON strings without it for a JSON stream."""
 
     counts_messages = True
 
@@ -142,7 +142,7 @@ class Lines:
 
 
 class Pieces:
-    """Bytes, cut wherever they happen to come."""
+    """Bytes, cut at the boundaries of the reads."""
 
     counts_messages = False
 

@@ -1,4 +1,4 @@
-"""`streams`: what the gateway holds, one stream a line."""
+"""`streams`: list the cached streams, one a line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _COLUMNS: Final = ("stream", "partition", "tail", "state", "bytes", "readers", "
 
 
 def streams(
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only streams whose path begins so.")] = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = 1_000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as the API has it.")] = False,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only streams whose path begins with this.")] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most streams to list.")] = 1_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, as in the API.")] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
     """List the streams in the gateway's memory: a table on a terminal, tab-separated lines in a pipe."""
@@ -46,7 +46,7 @@ async def _streams(url: str, prefix: str, limit: int, as_json: bool) -> None:
         for row in cells:
             typer.echo("\t".join(row))
     if has_more:
-        typer.echo(f"there are more than {limit}: --limit", err=True)
+        typer.echo(f"there are more than {limit} streams: raise --limit", err=True)
 
 
 async def _pages(client: AdminClient, prefix: str, limit: int) -> tuple[list[dict[str, Any]], bool]:

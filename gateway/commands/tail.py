@@ -20,7 +20,7 @@ from gateway.protocol import offsets
 
 
 class _OutputGone(Exception):
-    """The reader of stdout has closed it."""
+    """The reader of stdout has closed its end."""
 
 
 def tail(
@@ -31,16 +31,16 @@ def tail(
     ] = False,
     long_poll: Annotated[bool, typer.Option("--long-poll", help="Follow by long-poll; the default for text.")] = False,
     show_offsets: Annotated[
-        bool, typer.Option("--offsets", help="After every batch, say on stderr the offset behind it.")
+        bool, typer.Option("--offsets", help="Print the offset after every batch on stderr.")
     ] = False,
     header: Headers = None,
 ) -> None:
     """Print a stream and follow it until it is closed: indented JSON on a terminal, one message a line in a pipe.
 
-    Disconnects are survived without loss or repeats.  Ctrl-C ends it.
+    It resumes after disconnects without loss or repeats.  Ctrl-C ends it.
     """
     if sse and long_poll:
-        raise typer.BadParameter("take one of the two", param_hint="'--sse' / '--long-poll'")
+        raise typer.BadParameter("use only one of them", param_hint="'--sse' / '--long-poll'")
     offset = {"start": offsets.START, "now": offsets.NOW}.get(start, start)
     if not offsets.is_well_formed(offset):
         raise typer.BadParameter(f"expected an offset, now or start, got {start!r}", param_hint="'--from'")
@@ -93,7 +93,7 @@ async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers:
 
 
 async def _until_output_is_gone(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end; _OutputGone as soon as the reader of stdout leaves, though there is nothing to write."""
+    """Run `work` to its end.  Raises _OutputGone as soon as the reader of stdout leaves, even without a write."""
     task = asyncio.current_task()
     has_left = False
 

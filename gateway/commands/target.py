@@ -1,4 +1,4 @@
-"""What a command talks to: a URL and the headers to send along, judged before anything is sent."""
+"""The URL and headers of a command's requests, validated before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _OURS: Final = frozenset({QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR})
 _STARTS_WITH_HOST: Final = re.compile(r"(localhost|[\w.-]+\.[\w-]+|[\w.-]+:\d+|\[[0-9A-Fa-f:.]+\])(:\d+)?(/|\?|$)")
-"""What people type without `http://`: a host with a dot or a port, an address in brackets, or localhost."""
+"""A URL without `http://`: a host with a dot or a port, an address in brackets, or localhost."""
 
 Headers = Annotated[
     list[str] | None,
@@ -22,15 +22,15 @@ Headers = Annotated[
 
 
 def http_url(text: str, name: str) -> str:
-    """`text` as an http(s) URL without fragment; a usage error about `name` where it is none.
+    """`text` as an http(s) URL without fragment.  A usage error about the argument `name` for anything else.
 
-    `127.0.0.1:4437/demo` is taken for `http://127.0.0.1:4437/demo`.
+    `127.0.0.1:4437/demo` becomes `http://127.0.0.1:4437/demo`.
     """
     url = f"http://{text}" if _STARTS_WITH_HOST.match(text) else text
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").removesuffix(".")
-        # What a name cannot be in the DNS (an empty label, one too long) is a ValueError only when it is looked up.
+        # IDNA encoding finds invalid DNS names (an empty label, one too long), which fail only at look-up otherwise.
         is_url = parts.scheme in ("http", "https") and bool(host.encode("idna")) and parts.port != 0
     except ValueError:
         is_url = False
@@ -40,14 +40,14 @@ def http_url(text: str, name: str) -> str:
 
 
 def stream_path(text: str, name: str) -> str:
-    """`text` as the path of a stream, with the slash that people leave out; a usage error about `name` for a URL."""
+    """`text` as the path of a stream; a leading slash is added.  A usage error about the argument `name` for a URL."""
     if "://" in text:
         raise typer.BadParameter(f"expected a path such as /demo, got {text!r}", param_hint=f"'{name}'")
     return text if text.startswith("/") else f"/{text}"
 
 
 def stream_url(text: str) -> str:
-    """A stream's URL: no `offset`, `live` or `cursor` in it, because those are the command's to send."""
+    """A stream's URL without `offset`, `live` or `cursor`, which the command adds itself.  A usage error otherwise."""
     url = http_url(text, "URL")
     for key, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if key in _OURS:
@@ -56,13 +56,13 @@ def stream_url(text: str) -> str:
 
 
 def with_query(url: str, query: Mapping[str, str]) -> str:
-    """`url` with these parameters behind its own, which stay as they are spelled."""
+    """`url` with these parameters after its own, which keep their spelling."""
     added = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
     return f"{url}{'&' if '?' in url else '?'}{added}"
 
 
 def request_headers(given: Sequence[str] | None) -> dict[str, str]:
-    """`NAME:VALUE` each; a usage error for anything else."""
+    """Parse `NAME:VALUE` headers.  A usage error for anything else."""
     headers: dict[str, str] = {}
     for text in given or ():
         name, colon, value = text.partition(":")

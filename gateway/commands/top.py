@@ -1,6 +1,6 @@
-"""`top`: the gateway at a glance and its busiest streams, live.
+"""`top`: a live summary of the gateway and its busiest streams.
 
-What is counted since the start becomes a rate by looking twice; `--once`, for scripts, looks once and shows the counts.
+Two snapshots of the counters give rates.  `--once`, for scripts, takes one snapshot and shows the counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class By(StrEnum):
-    """What makes a stream a busy one."""
+    """Order of the streams."""
 
     REQUESTS = "requests"
     BYTES = "bytes"
@@ -37,25 +37,25 @@ class By(StrEnum):
 
 _KEYS: Final = {"r": By.REQUESTS, "b": By.BYTES, "s": By.SUBSCRIBERS}
 _PIPE_WIDTH: Final = 20_000
-"""Above the longest line of a request, and so of any stream's name."""
+"""Longer than the longest request line, and so than any stream's name."""
 
 _CANDIDATES: Final = 200
-"""The API orders by what was counted since the start; who is busiest now is found among so many of those."""
+"""Streams per snapshot.  The API orders by counts since the start; the busiest of the moment are found among these."""
 
 _SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
 _LEAVE: Final = ("q", "Q", "\x1b", "\x03", "\x04")
 
 
 def top(
-    by: Annotated[By, typer.Option("--by", help="What makes a stream a busy one.")] = By.REQUESTS,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1_000, help="How many streams.")] = 20,
+    by: Annotated[By, typer.Option("--by", help="Order of the streams.")] = By.REQUESTS,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1_000, help="Most streams to show.")] = 20,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=60, help="How often to look.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=60, help="Time between two updates.")
     ] = 2,
-    once: Annotated[bool, typer.Option("--once", help="Print what has been counted since the start, once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the counts since the start once, and exit.")] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Show the busiest streams, live; q or Ctrl-C leaves, r, b and s choose the order.  In a pipe it prints once."""
+    """Show the busiest streams, live; q or Ctrl-C exits, r, b and s choose the order.  In a pipe, print once."""
     url = admin_url(admin)
     if once or not sys.stdout.isatty():
         if not run(_once(url, by, limit)):
@@ -70,7 +70,7 @@ async def _once(url: str, by: By, limit: int) -> None:
     from gateway.commands.top_view import view
 
     is_terminal = sys.stdout.isatty()
-    # Whoever reads a pipe wants names whole, however narrow a terminal there might be.
+    # In a pipe, names are printed in full.
     console = Console() if is_terminal else Console(width=_PIPE_WIDTH, highlight=False)
     async with admin_client(url) as client:
         console.print(view(await _look(client, by, limit), None, limit, fills=is_terminal))
@@ -98,7 +98,7 @@ async def _live(url: str, by: By, limit: int, interval_s: float) -> None:
     async with admin_client(url) as client:
         candidates = max(limit, _CANDIDATES)
         now = await _look(client, by, candidates)
-        with _pressed() as keys, Live(console=Console(), screen=True, auto_refresh=False) as live:
+        with _key_presses() as keys, Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
                 live.update(view(now, before, limit, trouble), refresh=True)
                 key = await _key(keys, interval_s)
@@ -108,12 +108,12 @@ async def _live(url: str, by: By, limit: int, interval_s: float) -> None:
                 try:
                     before, now, trouble = now, await _look(client, by, candidates), ""
                 except CommandFailed as error:
-                    # It may be restarting: what was seen last stays, and is said to be old.
+                    # The gateway may be restarting: keep the last snapshot on the screen, with the error.
                     trouble = str(error)
 
 
 async def _key(keys: asyncio.Queue[str], within_s: float) -> str:
-    """A key that was pressed, or nothing when none was in time."""
+    """The next key pressed within `within_s` seconds; empty without one."""
     try:
         async with asyncio.timeout(within_s):
             return await keys.get()
@@ -122,8 +122,8 @@ async def _key(keys: asyncio.Queue[str], within_s: float) -> str:
 
 
 @contextmanager
-def _pressed() -> Iterator[asyncio.Queue[str]]:
-    """Keys as they are pressed, without Enter and without showing them; none where stdin is no terminal."""
+def _key_presses() -> Iterator[asyncio.Queue[str]]:
+    """Keys as they are pressed, without Enter and without echo; none if stdin is not a terminal."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):
@@ -133,7 +133,7 @@ def _pressed() -> Iterator[asyncio.Queue[str]]:
 
     def read() -> None:
         pressed = os.read(descriptor, 64).decode("utf-8", "replace")
-        # Arrows and their like begin with Escape and go on; several keys may come at once.
+        # Escape sequences, such as arrow keys, are removed; several keys may arrive at once.
         for key in _SEQUENCE.sub("", pressed):
             keys.put_nowait(key)
         if not pressed:

@@ -1,7 +1,7 @@
-"""What `top` shows of two looks at a gateway: pure, so that it can be judged without a terminal.
+"""The view of `top`, made from two snapshots of a gateway: pure functions, so that tests need no terminal.
 
-The headline is what the origin was spared, of reads and of bytes, in the seconds before the look, as the gateway itself
-counts it (`gateway.ops.spared`), and how the origins are.
+The headline is the share of reads and bytes that the origin was spared in the last seconds, as the gateway counts it
+(`gateway.ops.spared`), and the state of the origins.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _HEALTH_STYLES: Final = {Health.ANSWERING: "green", Health.NOT_ASKED: "dim", Hea
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The gateway at one moment: `/api/overview`, the origins of `/api/origins`, and the streams of `/api/top`, which
-    are ordered by `by`."""
+    """A snapshot of the gateway: `/api/overview`, the origins of `/api/origins`, and the streams of `/api/top`, ordered
+    by `by`."""
 
     overview: Mapping[str, Any]
     origins: Sequence[Mapping[str, Any]]
@@ -33,8 +33,10 @@ class Look:
 
 
 def view(now: Look, before: Look | None, limit: int, trouble: str = "", *, fills: bool = True) -> RenderableType:
-    """Rates between the two looks, and at most `limit` streams ordered by them; counts since the start where there is
-    only one look, or where the gateway was restarted in between.  It `fills` the width, or takes what it needs.
+    """Rates between two snapshots, and at most `limit` streams ordered by them.
+
+    With one snapshot only, or after a restart in between, it shows counts since the start.  With `fills` the table has
+    the terminal's width, otherwise the width of its content.  `trouble` is an error to show first.
     """
     if before is not None and before.overview["uptime_s"] >= now.overview["uptime_s"]:
         before = None
@@ -59,7 +61,7 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     text.append(f"{share(spared['requests_spared'])} of reads, {share(spared['bytes_spared'])} of bytes", "bold")
     text.append(f" in the last {duration(spared['window_s'])}")
     health = worst(origins)
-    # What is wrong is longer than what a narrow terminal has left.
+    # A problem's text does not fit on the rest of the line in a narrow terminal.
     text.append("\n" if health is Health.UNREACHABLE else "   ")
     text.append(origin_words(origins), _HEALTH_STYLES[health])
     text.append("\n")
@@ -111,14 +113,14 @@ def _table(now: Look, before: Look | None, limit: int, fills: bool) -> Table:
 
 
 def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], float, float]]:
-    """Streams with their reads and bytes sent, a second or since the start, the busiest first."""
+    """Streams with their reads and bytes sent, per second or since the start, the busiest first."""
     if before is None:
         return [(stream, stream["reads"], stream["sent_bytes"]) for stream in now.streams]
     known = {stream["id"]: stream for stream in before.streams}
     took_s = now.overview["uptime_s"] - before.overview["uptime_s"]
     rows = []
     for stream in now.streams:
-        # One that was not among the candidates before, or was begun anew: there is nothing to compare with yet.
+        # A stream missing from the earlier snapshot has no rate yet.
         old = known.get(stream["id"], stream)
         reads, sent = stream["reads"] - old["reads"], stream["sent_bytes"] - old["sent_bytes"]
         rows.append((stream, max(0, reads) / took_s, max(0, sent) / took_s))
@@ -131,7 +133,7 @@ def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], fl
 
 
 def _requests(overview: Mapping[str, Any]) -> int:
-    """Requests that ended."""
+    """Requests that have ended."""
     return sum(map(_sum, overview["requests"].values()))
 
 

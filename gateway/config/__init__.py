@@ -1,1 +1,1 @@
-"""What an operator can set, where each value comes from, and what of it a running gateway takes anew."""
+"""Configuration: the models, the layers that fill them, the files they name, and changes while the gateway serves."""

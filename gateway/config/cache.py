@@ -1,4 +1,4 @@
-"""The cache plan: where it is read from and which of its entries are applied."""
+"""Cache settings: where the cache plan is read from, and which parts of it are applied."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from gateway.config.values import (
 
 
 class CachePlanConfig(Model):
-    """The plan that the pipeline made of the traffic, and which of its wishes are granted."""
+    """The cache plan that the pipeline made from the traffic, and which parts of it are applied."""
 
     file: str = Field(
-        default="", description="Plan to take, a JSON document; read at start and at each reload. Empty: none."
+        default="", description="Cache plan to apply, a JSON file; read at start and at each reload. Empty: none."
     )
     take_memory: bool = Field(
-        default=True, description="Keep to the plan's budget, unless limits.cache_bytes is set: then that is kept to."
+        default=True, description="Use the plan's memory budget; limits.cache_bytes wins where it is set."
     )
-    take_pins: bool = Field(default=True, description="Keep the streams that it pins when others are given up.")
+    take_pins: bool = Field(default=True, description="Keep the streams that the plan pins when others are evicted.")
     pin_share: float = Field(
-        default=0.5, ge=0, le=0.9, description="Most of the budget that pinned streams may take as such."
+        default=0.5, ge=0, le=0.9, description="Largest share of the budget that pinned streams may hold."
     )
     take_warm: bool = Field(
-        default=True, description="Fetch the streams that it names before anybody asks, once the plan is taken."
+        default=True, description="Fetch the streams that the plan warms as soon as it is applied, ahead of requests."
     )
     warm_bytes: Bytes = Field(
-        default=128 * MIB, ge=0, le=1024 * GIB, description="Most bytes fetched for that; half of the budget at most."
+        default=128 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Most bytes fetched to warm streams; never more than half of the budget.",
     )
     warm_s: float = Field(
         default=60,
         ge=0.1,
         le=3_600,
-        description="How long that may go on; its beginnings are spread over a part of it.",
+        description="Longest time that warming may take; the starts of its fetches are spread over a part of it.",
     )
-    warm_fetches: int = Field(default=4, ge=1, le=256, description="Most such fetches at once.")
+    warm_fetches: int = Field(default=4, ge=1, le=256, description="Most warming fetches at once.")
     take_do_not_store: bool = Field(
-        default=True, description="Keep no bytes of the streams that it holds to be not worth it, once they are sent."
+        default=True, description="Drop the bytes of the plan's do_not_store streams once they are sent."
     )
     take_lifetimes: bool = Field(
-        default=True, description="Give up tapes that nobody has asked for as long as it says, before room is needed."
+        default=True,
+        description="Drop tapes that have been idle for the plan's lifetime, before their memory is needed.",
     )
 
 
 class CacheConfig(Model):
-    """What is kept, beyond `limits.cache_bytes`."""
+    """What the cache keeps, in addition to `limits.cache_bytes`."""
 
     plan: CachePlanConfig = CachePlanConfig()

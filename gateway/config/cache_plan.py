@@ -1,14 +1,14 @@
-"""The cache plan: what the pipeline has found out about traffic, as a document that a gateway takes.
+"""The cache plan: a JSON document that the pipeline makes from the traffic and a gateway applies.
 
-One JSON document of a schema with a version.  `memory` is the budget that reaches the target hit ratio; `pin`, `warm`,
-`do_not_store` and `lifetimes` name streams, each with the reason.  A stream is named as the access log names it: by its
-route, and by path and other query in canonical spelling as clients ask for it.
+The schema has a version.  `memory` is the budget that reaches the target hit ratio.  `pin`, `warm`, `do_not_store` and
+`lifetimes` list streams, each with a reason.  An entry names a stream as the access log does: by its route, and by path
+and other query in canonical spelling as clients request it.
 
-The models are strict, as those of the configuration are: a plan that has an unknown key, a number out of bounds, or two
-wishes for one stream that contradict each other is refused as a whole, in one line that names the field.  A plan is
-advice: it changes what is kept, never what is answered.
+The models are strict, like those of the configuration.  An unknown key, a number out of bounds, or contradictory
+entries for one stream make the whole plan invalid; the error is one line that names the field.  A plan is advice: it
+changes what the cache keeps, never an answer.
 
-This module knows neither the pipeline, which writes plans, nor the gateway's parts, which act on them.
+This module knows neither the pipeline, which writes plans, nor the parts of the gateway that act on them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gateway.config.values import GIB, MIB, NodeName, RouteName
 
 VERSION: Final = 1
 MOST_PLAN_BYTES: Final = 16 * MIB
-"""A document larger than this is no plan."""
+"""Largest plan, in bytes; a larger document is rejected unread."""
 MOST_ENTRIES: Final = 10_000
-"""Streams in one list: beyond it a rule of a route says it better."""
+"""Most streams in one list; beyond this number a setting of the route is the better tool."""
 _MOST_STREAM_CHARS: Final = 2_048
 _MOST_REASON_CHARS: Final = 512
 _SHOWN_CHARS: Final = 60
 
 
 class PlanError(ValueError):
-    """A document that is no plan; its text is one line that names the field and what is wrong with it."""
+    """A document is not a valid plan.  The text is one line: the field and what is wrong with it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))
@@ -56,25 +56,27 @@ class _Model(BaseModel):
 
 
 class Entry(_Model):
-    """One stream that the plan has a wish for."""
+    """One stream in a list of the plan."""
 
     route: RouteName = Field(description="Name of the configured route.")
     stream: StreamName = Field(description="Path and other query as the access log has them.")
-    bytes: int = Field(ge=0, le=1024 * GIB, description="About the bytes that it takes of the cache.")
+    bytes: int = Field(ge=0, le=1024 * GIB, description="Estimated bytes of the stream in the cache.")
     reason: str = Field(
-        min_length=1, max_length=_MOST_REASON_CHARS, description="Why, in a sentence for the operator, with figures."
+        min_length=1,
+        max_length=_MOST_REASON_CHARS,
+        description="Reason for the entry: a sentence for the operator, with figures.",
     )
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Route and stream: what an entry is known by."""
+    def key(self) -> tuple[str, str]:
+        """Route and stream, which identify the entry."""
         return self.route, self.stream
 
 
 class Lifetime(Entry):
-    """A stream whose tape is not worth its memory once nobody has asked for it for a while."""
+    """A stream whose tape is not worth its memory after some time without a request."""
 
-    idle_s: float = Field(ge=1, le=31_536_000, description="Seconds without a reader after which its tape is given up.")
+    idle_s: float = Field(ge=1, le=31_536_000, description="Seconds without a reader after which the tape is dropped.")
 
 
 class MadeFrom(_Model):
@@ -84,24 +86,26 @@ class MadeFrom(_Model):
     last: AwareDatetime = Field(description="Time of the last event.")
     lines: int = Field(ge=0, description="Lines of the access log.")
     nodes: Annotated[tuple[NodeName, ...], Field(strict=False, max_length=1_000)] = Field(
-        description="Gateways that wrote them."
+        description="Names of the gateways that wrote the lines."
     )
 
     @model_validator(mode="after")
-    def _first_comes_first(self) -> Self:
+    def _is_in_order(self) -> Self:
         if self.last < self.first:
             raise ValueError("last is before first")
         return self
 
 
 class Memory(_Model):
-    """The budget for tapes, and what is to be expected of it."""
+    """The memory budget for tapes, and the hit ratios to expect with it."""
 
-    cache_bytes: int = Field(ge=0, le=1024 * GIB, description="What `limits.cache_bytes` should be.")
-    policy: Literal["s3-fifo", "sieve", "lru"] = Field(description="The policy that the expectation holds for.")
+    cache_bytes: int = Field(ge=0, le=1024 * GIB, description="Recommended value of `limits.cache_bytes`.")
+    policy: Literal["s3-fifo", "sieve", "lru"] = Field(description="Eviction policy that the expected ratios hold for.")
     expected_hit_ratio: Share = Field(description="Share of catch-up reads that are answered without the origin.")
-    expected_byte_hit_ratio: Share = Field(description="Share of their bytes that the origin need not send.")
-    error: Share = Field(description="How far off either ratio may be, up or down.")
+    expected_byte_hit_ratio: Share = Field(
+        description="Share of the bytes of catch-up reads that the origin need not send."
+    )
+    error: Share = Field(description="Largest error of either ratio, up or down.")
 
 
 _Entries = Annotated[tuple[Entry, ...], Field(strict=False, max_length=MOST_ENTRIES)]
@@ -111,47 +115,51 @@ _Lifetimes = Annotated[tuple[Lifetime, ...], Field(strict=False, max_length=MOST
 class CachePlan(_Model):
     """The whole document."""
 
-    version: Literal[1] = Field(description="Version of this schema; raised when a field changes its meaning or goes.")
-    made_at: AwareDatetime = Field(description="When the plan was made.")
+    version: Literal[1] = Field(
+        description="Version of this schema; it rises when a field changes its meaning or is removed."
+    )
+    made_at: AwareDatetime = Field(description="Time at which the plan was made.")
     made_from: MadeFrom
-    target_hit_ratio: Share = Field(description="The hit ratio that was asked for.")
+    target_hit_ratio: Share = Field(description="Hit ratio that the plan was made for.")
     memory: Memory
-    pin: _Entries = Field(default=(), description="Streams not to be given up for others, the most worthwhile first.")
-    warm: _Entries = Field(default=(), description="Streams to fetch before anybody asks, the most worthwhile first.")
+    pin: _Entries = Field(default=(), description="Streams not to be evicted for others, the most valuable first.")
+    warm: _Entries = Field(
+        default=(), description="Streams to fetch ahead of the first request, the most valuable first."
+    )
     do_not_store: _Entries = Field(default=(), description="Streams whose bytes are not worth keeping.")
-    lifetimes: _Lifetimes = Field(default=(), description="Streams to give up when they have been idle.")
+    lifetimes: _Lifetimes = Field(default=(), description="Streams to drop after some idle time.")
 
     @model_validator(mode="after")
-    def _wishes_agree(self) -> Self:
+    def _entries_agree(self) -> Self:
         for name in ("pin", "warm", "do_not_store", "lifetimes"):
-            if (twice := _repeated(entry.place for entry in getattr(self, name))) is not None:
+            if (twice := _repeated(entry.key for entry in getattr(self, name))) is not None:
                 raise ValueError(f"{name}: names {twice[1]} of route {twice[0]} twice")
-        unkept = {entry.place for entry in self.do_not_store}
+        unstored = {entry.key for entry in self.do_not_store}
         for name in ("pin", "warm", "lifetimes"):
-            if (both := _first_in((entry.place for entry in getattr(self, name)), unkept)) is not None:
+            if (both := _first_in((entry.key for entry in getattr(self, name)), unstored)) is not None:
                 raise ValueError(f"{name}: {both[1]} of route {both[0]} is in do_not_store too")
         return self
 
     @property
     def text(self) -> str:
-        """The document as it is written to a file."""
+        """The document as text, for a file."""
         return self.model_dump_json(indent=2) + "\n"
 
 
 def parse_plan(source: bytes | Path) -> CachePlan:
-    """Read a plan from a file, or from its text; PlanError, which names the file where there is one."""
+    """Read a plan from a file, or from its text.  Raises PlanError, which names the file if there is one."""
     if isinstance(source, bytes):
-        return _judged(source)
+        return _parsed(source)
     try:
         with source.open("rb") as file:
             data = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
         raise PlanError(f"{source}: {error.strerror or error}") from None
     except ValueError as error:
-        # A name that no file can have.
+        # A path with a NUL byte.
         raise PlanError(f"{str(source)!r}: {error}") from None
     try:
-        return _judged(data)
+        return _parsed(data)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
 
@@ -165,7 +173,7 @@ def plan_schema() -> dict[str, Any]:
     }
 
 
-def _judged(data: bytes) -> CachePlan:
+def _parsed(data: bytes) -> CachePlan:
     if len(data) > MOST_PLAN_BYTES:
         raise PlanError(f"larger than {MOST_PLAN_BYTES // MIB} MiB: not a cache plan")
     try:
@@ -174,7 +182,7 @@ def _judged(data: bytes) -> CachePlan:
         details = error.errors(include_url=False)
         detail = details[0]
         more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-        field = _spelled(detail["loc"])
+        field = _dotted(detail["loc"])
         raise PlanError((f"{field}: " if field else "") + _problem(detail) + more) from None
 
 
@@ -194,22 +202,22 @@ def _problem(detail: Any) -> str:
     return f"{detail['msg'].replace('Input should', 'should', 1)}, got {shown}"
 
 
-def _spelled(path: tuple[int | str, ...]) -> str:
+def _dotted(path: tuple[int | str, ...]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    # A key is whatever the file has: the line is to be one that can be printed.
+    # A key comes from the file and may hold control characters; the error stays one printable line.
     return text if text.isprintable() else ascii(text)
 
 
-def _repeated(places: Iterator[tuple[str, str]]) -> tuple[str, str] | None:
+def _repeated(keys: Iterator[tuple[str, str]]) -> tuple[str, str] | None:
     seen: set[tuple[str, str]] = set()
-    for place in places:
-        if place in seen:
-            return place
-        seen.add(place)
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
     return None
 
 
-def _first_in(places: Iterator[tuple[str, str]], among: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-    return next((place for place in places if place in among), None)
+def _first_in(keys: Iterator[tuple[str, str]], among: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+    return next((key for key in keys if key in among), None)

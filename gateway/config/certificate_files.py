@@ -1,8 +1,10 @@
-"""Certificates, keys and authorities in files: read, and understood.  Everything here waits for the disk.
+"""Certificates, keys and authorities, read from PEM files.  Every function here blocks on the disk.
 
-A pair that is in use is kept as `Pem` beside its context, because OpenSSL takes pairs from files alone and a context
-never believes fewer authorities than before: with other authorities the pair needs a context of its own, and by then
-its files may be gone or half written.
+Errors are `ConfigError`; their text begins with `where`, the key of the configuration that names the file.
+
+A pair in use is kept as `Pem` beside its context.  OpenSSL loads pairs from files only, and a context cannot remove
+authorities that it trusts.  So other authorities need a new context for the pair, and by then its files may be gone or
+half written.
 """
 
 from __future__ import annotations
@@ -17,27 +19,27 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the first certificate in a file says."""
+    """Names and expiry of the first certificate in a file."""
 
     names: tuple[str, ...]
-    """Host names that it is for, in lower case, as in `www.example.org` and `*.example.org`."""
+    """DNS names in its subjectAltName, in lower case: `www.example.org`, `*.example.org`."""
     expires_at: float
-    """Unix seconds."""
+    """notAfter, in Unix seconds."""
 
     @property
     def name(self) -> str:
-        """What it is called by in figures and in the log."""
+        """The certificate's label in metrics and in the log: its first name, or `-`."""
         return self.names[0] if self.names else "-"
 
 
 def read_certificate(file: str, where: str) -> Certificate:
-    """What the certificate in a file is for; ConfigError, that begins with `where`, where the file holds none."""
-    # Not every gateway has certificates of its own, and this takes some megabytes.
+    """Names and expiry of the first certificate in a file.  Raises ConfigError if the file holds none."""
+    # Imported late: it takes some megabytes, and not every gateway has certificates of its own.
     from cryptography import x509
 
     try:
@@ -49,47 +51,51 @@ def read_certificate(file: str, where: str) -> Certificate:
             hosts = []
         return Certificate(tuple(dict.fromkeys(hosts)), found.not_valid_after_utc.astimezone(UTC).timestamp())
     except OSError as error:
-        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
     except ValueError:
         raise ConfigError(f"{where}: {file}: holds no certificate") from None
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -> None:
-    """Have a context show a certificate; `key` may be empty where it is in the same file.  ConfigError, that begins
-    with `where`, where they cannot be used or do not belong together."""
+    """Load a certificate and its key into `context`; an empty `key` means that it is in the same file.
+
+    Raises ConfigError if they cannot be read or do not belong together.
+    """
     try:
-        # Without a password: asked for one, OpenSSL would ask whoever sits at the terminal.
+        # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
         context.load_cert_chain(certificate, key or None, password=lambda: b"")
     except ssl.SSLError:
-        raise ConfigError(f"{where}: {certificate}: holds no certificate, or not that of its key") from None
+        raise ConfigError(f"{where}: {certificate}: holds no certificate, or its key does not match") from None
     except (OSError, ValueError) as error:
-        # OpenSSL does not say which of the two.
+        # OpenSSL does not say which of the two files it could not read.
         named = certificate if key and _can_be_read(key) else key or certificate
-        raise ConfigError(f"{where}: {named}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {named}: cannot be read: {file_problem(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """A certificate with its chain, and its key, as their files have them."""
+    """The bytes of a certificate file, with the chain, and of its key file."""
 
     certificate: bytes
     key: bytes = field(repr=False)
-    """Empty where the key is in the same file."""
+    """Empty if the key is in the certificate's file."""
 
     @classmethod
     def read(cls, certificate: str, key: str, where: str) -> Pem:
-        """What the files hold; ConfigError, that begins with `where`, where they cannot be read."""
+        """Read both files; an empty `key` is not read.  Raises ConfigError."""
         found = []
         for file in (certificate, key):
             try:
                 found.append(Path(file).read_bytes() if file else b"")
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+                raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
         return cls(*found)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Have a context show the pair.  ssl.SSLError where the two do not belong together, OSError where the system
-        has no room for them."""
+        """Load the pair into `context`.
+
+        Raises ssl.SSLError if the two do not belong together, OSError if the system has no space for a copy.
+        """
         with ExitStack() as stack:
             certificate = stack.enter_context(_as_file(self.certificate))
             key = stack.enter_context(_as_file(self.key)) if self.key else None
@@ -98,7 +104,7 @@ class Pem:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path at which OpenSSL can read this, as often as it likes: in memory on Linux, so that no key is on a disk."""
+    """A path from which OpenSSL can read `data` repeatedly; in memory on Linux, so that no key is written to a disk."""
     if sys.platform == "linux":
         with os.fdopen(os.memfd_create("pem"), "wb") as file:
             file.write(data)
@@ -121,15 +127,15 @@ def _can_be_read(file: str) -> bool:
 
 
 def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
-    """Have a context believe the authorities in a file; ConfigError, that begins with `where`, where it holds none."""
+    """Make `context` trust the authorities in a file.  Raises ConfigError if the file holds none."""
     try:
         context.load_verify_locations(file)
     except ssl.SSLError:
         raise ConfigError(f"{where}: {file}: holds no certificates") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
 
 
-def word_of(error: OSError | ValueError) -> str:
-    """Why a file cannot be read."""
-    return (error.strerror if isinstance(error, OSError) else None) or "no path of a file"
+def file_problem(error: OSError | ValueError) -> str:
+    """Why a file cannot be read: the system's message, or that the path is invalid."""
+    return (error.strerror if isinstance(error, OSError) else None) or "not a valid path"

@@ -1,8 +1,9 @@
-"""What becomes of a running gateway when its configuration is read again: which values it takes, which have to wait.
+"""Configuration changes while the gateway serves: which values take effect at once, and which need a restart.
 
-`change` compares and decides; it touches nothing.  Values are named as in a file, `limits.cache_bytes` or
-`route.chat.trust_s`; a route that came or went is named as a whole, `route.chat`.  What cannot change while connections
-are open (where it listens, how its memory is ordered) keeps its old value until a restart, and is named each time.
+`change` compares two configurations and decides; it has no side effects.  Values are named as in a file,
+`limits.cache_bytes` or `route.chat.trust_s`; an added or removed route is named as a whole, `route.chat`.  Values that
+cannot change while connections are open (where the gateway listens, the eviction policy) keep their old value until a
+restart, and every reload names them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig
 from gateway.config.origins import OriginsConfig
 
-TAKEN_LIVE: Final = frozenset(
+RELOADABLE: Final = frozenset(
     {
         "server.console_writes",
         "server.shutdown_timeout_s",
@@ -33,12 +34,12 @@ TAKEN_LIVE: Final = frozenset(
         *(f"origins.{name}" for name in OriginsConfig.model_fields),
     }
 )
-"""Values outside routes that a running gateway takes; routes are taken whole."""
+"""Values outside routes that take effect on reload; routes are replaced as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The configuration in effect from here on, and the dotted names of what changed and of what has to wait."""
+    """The configuration after a reload, with the dotted names of changed values and of those that need a restart."""
 
     config: GatewayConfig
     changed: tuple[str, ...]
@@ -46,7 +47,7 @@ class Change:
 
 
 def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
-    """What a gateway that runs with `now` makes of `wanted`."""
+    """The change when a gateway that runs with `now` reads `wanted`."""
     changed: list[str] = []
     waiting: list[str] = []
     taken: dict[str, BaseModel] = {}
@@ -62,7 +63,7 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
             value, other = getattr(old, field), getattr(new, field)
             is_table = isinstance(value, BaseModel)
             names = _differences(name, value.model_dump(), other.model_dump()) if is_table else (name,)
-            if name in TAKEN_LIVE:
+            if name in RELOADABLE:
                 changed.extend(names)
                 updates[field] = other
             else:
@@ -70,8 +71,8 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
         taken[section] = old.model_copy(update=updates)
     changed.extend(_route_changes(now, wanted))
     listeners = now.listeners
-    if tuple(map(_where, now.listeners)) == tuple(map(_where, wanted.listeners)):
-        # What is shown to the next client; where it comes to waits.
+    if tuple(map(_without_tls, now.listeners)) == tuple(map(_without_tls, wanted.listeners)):
+        # Certificates apply to the next connection; addresses need a restart.
         pairs = zip(now.listeners, wanted.listeners, strict=True)
         changed.extend(f"listener[{index}].tls" for index, (old, new) in enumerate(pairs) if old != new)
         listeners = wanted.listeners
@@ -81,8 +82,8 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
     return Change(config, tuple(changed), tuple(waiting))
 
 
-def _where(listener: ListenerConfig) -> tuple[ListenerConfig, bool]:
-    """All of a listener but what it shows."""
+def _without_tls(listener: ListenerConfig) -> tuple[ListenerConfig, bool]:
+    """A listener without its TLS settings, and whether it has any."""
     return listener.model_copy(update={"tls": None}), listener.tls is not None
 
 

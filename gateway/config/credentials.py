@@ -1,6 +1,6 @@
-"""Credentials for origins: read from the files and variables that the configuration names, and held as secrets.
+"""Credentials for origins, read from the files and environment variables that the configuration names.
 
-They are no part of the configuration, so that nothing that shows it can show them.
+They are not part of the configuration, so code that prints the configuration cannot print them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginCredentialsConfig
 from gateway.config.routes import RouteConfig
 
 _MOST_BYTES: Final = 16_384
-_FIT_FOR_A_HEADER: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
 @dataclass(frozen=True, slots=True)
 class OriginCredentials:
-    """A header that a route's origins are shown: its name in lower case, and its value."""
+    """A header sent to a route's origins: its name in lower case, and its value."""
 
     header: str
     value: SecretStr
 
 
 def load_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> dict[str, OriginCredentials]:
-    """The credentials of the routes that have some, by the route's name; ConfigError where one cannot be used."""
+    """Credentials by the name of their route, for routes that have some.  Raises ConfigError with every mistake."""
     found: dict[str, OriginCredentials] = {}
     mistakes = Mistakes()
     for route in config.routes:
@@ -56,8 +56,8 @@ def _value(route: RouteConfig, wanted: OriginCredentialsConfig, environ: Mapping
     value = text.strip(" \t\r\n")
     if not value:
         raise ConfigError(f"{where}: is empty")
-    if _FIT_FOR_A_HEADER.fullmatch(value) is None:
-        raise ConfigError(f"{where}: holds what no header may: it should be one line of ASCII")
+    if _HEADER_VALUE.fullmatch(value) is None:
+        raise ConfigError(f"{where}: is not a header value: it should be one line of ASCII")
     return value
 
 
@@ -68,7 +68,7 @@ def _read(path: Path, where: str) -> str:
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except ValueError:
-        raise ConfigError(f"{where}: cannot be read: no path of a file") from None
+        raise ConfigError(f"{where}: cannot be read: not a valid path") from None
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"{where}: is larger than {_MOST_BYTES} bytes")
     return data.decode("latin-1")

@@ -1,9 +1,10 @@
-"""What an operator can set: frozen models, each field with its unit, default, bounds and reason.
+"""The whole configuration of a gateway: frozen models, each field with its unit, default, bounds and reason.
 
-The models know nothing of files, environment or flags: `config_file` reads those and says where each value came from.
-They are strict (a number in quotes is an error, not a guess) and refuse unknown keys, because a misspelt limit that is
-silently ignored is found out on the worst day.  Units are in the names: `_s` is seconds, `_bytes` is bytes, and sizes
-may also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml` shows every one.
+The models know nothing of files, environment or flags: `gateway.config.file` reads those and records the source of each
+value.  The models are strict: a number in quotes is an error.  They reject unknown keys, because a misspelt limit that
+is silently ignored goes unnoticed until the day it is needed.  Names carry the unit: `_s` is seconds, `_bytes` is
+bytes, and sizes may also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml`
+shows every field.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from gateway.config.telemetry import LogConfig, TracingConfig
 
 
 class GatewayConfig(Model):
-    """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file, `listeners`
-    is `[[listener]]`."""
+    """The configuration of one gateway process, with at least one route.
+
+    `routes` is `[[route]]` in a file, `listeners` is `[[listener]]`.
+    """
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -36,7 +39,10 @@ class GatewayConfig(Model):
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     listeners: tuple[ListenerConfig, ...] = Field(
-        default=(), strict=False, max_length=64, description="Where clients are accepted; none: at server.listen."
+        default=(),
+        strict=False,
+        max_length=64,
+        description="Where clients are accepted; without any, at server.listen.",
     )
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
@@ -47,13 +53,13 @@ class GatewayConfig(Model):
         if not self.routes:
             raise MisfitError("at least one is needed, with an origin", "routes")
         names: set[str] = set()
-        places: dict[tuple[str, str], str] = {}
+        owners: dict[tuple[str, str], str] = {}
         for index, route in enumerate(self.routes):
             if route.key in names:
                 text = f"another route is named {route.name!r} (- and _ count as the same)"
                 raise MisfitError(text, "routes", index, "name")
             names.add(route.key)
-            other = places.setdefault((route.host, route.prefix), route.name)
+            other = owners.setdefault((route.host, route.prefix), route.name)
             if other != route.name:
                 text = f"route {other!r} already takes host {route.host!r} with {route.prefix!r}"
                 raise MisfitError(text, "routes", index, "prefix")
@@ -66,18 +72,19 @@ class GatewayConfig(Model):
 
     @property
     def every_listener(self) -> tuple[ListenerConfig, ...]:
-        """Where clients are accepted: at `server.listen` as well, unless listeners stand in for its default."""
+        """All listeners.  `server.listen` is one of them, unless there are `[[listener]]` tables and it is not set."""
         if self.listeners and "listen" not in self.server.model_fields_set:
             return self.listeners
         return (*self.listeners, ListenerConfig(address=self.server.listen))
 
     @classmethod
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
-        """One route to `url`, or to several; an override is any field of the route, the limits, the server or another
-        section, by its own name; `listeners` is a list of tables.
+        """A configuration with one route, to the origin `url` or to several origins.
 
-        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
-        name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
+        An override is a field of the route, the limits, the server or another section, by its name; `listeners` is a
+        list of tables.  `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.
+
+        Raises TypeError for a name that is not a field, and pydantic's ValidationError (a ValueError) for a bad value.
         """
         sections: dict[str, type[Model]] = {
             "server": ServerConfig,

@@ -1,4 +1,4 @@
-"""What the gateway may hold and how long it waits: memory, connections, deadlines."""
+"""Limits of the process: memory, connections, deadlines for clients."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from gateway.config.values import (
 
 
 class LimitsConfig(Model):
-    """Bounds on memory, connections and patience with clients, for the whole process."""
+    """Bounds on memory and connections, and deadlines for clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
-        default="s3-fifo", description="Which stream goes when that is spent; the default withstands scans."
+        default="s3-fifo", description="Eviction policy once cache_bytes is reached; the default withstands scans."
     )
     compress_min_bytes: Bytes = Field(
         default=KIB,
         ge=1,
         le=GIB,
-        description="Smallest body that is compressed; below it there is little to save.",
+        description="Smallest body that is compressed; smaller ones save little.",
     )
     compress_cache_bytes: Bytes = Field(
         default=32 * MIB,
         ge=0,
         le=64 * GIB,
-        description="Most compressed bytes kept; they count within cache_bytes, of which they take a quarter at most.",
+        description="Most compressed bytes kept; they count towards cache_bytes and take a quarter of it at most.",
     )
     max_reply_bytes: Bytes = Field(
         default=4 * MIB,
         ge=KIB,
         le=GIB,
-        description="Largest reply made from a tape; a longer range is answered in parts.",
+        description="Largest reply made from a tape; a longer range takes several replies.",
     )
     max_flight_bytes: Bytes = Field(
         default=64 * MIB,
@@ -47,7 +47,10 @@ class LimitsConfig(Model):
         description="Most bytes that one shared fetch may hold for its followers.",
     )
     max_request_bytes: Bytes = Field(
-        default=64 * MIB, ge=KIB, le=64 * GIB, description="Largest request body that is relayed; 413 above."
+        default=64 * MIB,
+        ge=KIB,
+        le=64 * GIB,
+        description="Largest request body that is relayed; a larger one is answered 413.",
     )
     max_connections: int = Field(
         default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
@@ -56,8 +59,8 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once, three quarters to one of several; each stream followed "
-        "live has its own.",
+        description="Most connections to all origins at once. Of several origins, one gets three quarters at most. "
+        "Each stream followed live has a connection of its own.",
     )
     followed_streams: int = Field(
         default=10_000,
@@ -66,22 +69,25 @@ class LimitsConfig(Model):
         description="Most streams followed live at once; live readers of further ones are answered 503.",
     )
     client_header_timeout_s: float = Field(
-        default=10, ge=0.05, le=600, description="A client must have sent a request's head within this."
+        default=10, ge=0.05, le=600, description="Longest time a client may take to send a request's head."
     )
     tls_handshake_timeout_s: float = Field(
-        default=10, ge=0.05, le=600, description="A TLS handshake must be over within this."
+        default=10, ge=0.05, le=600, description="Longest time a TLS handshake may take."
     )
     client_idle_timeout_s: float = Field(
-        default=30, ge=0.05, le=3_600, description="Bound on silence in the middle of a request's body."
+        default=30, ge=0.05, le=3_600, description="Longest pause in the middle of a request's body."
     )
     client_write_timeout_s: float = Field(
-        default=30, ge=0.05, le=3_600, description="Bound on a client that takes no bytes; its connection is dropped."
+        default=30,
+        ge=0.05,
+        le=3_600,
+        description="Longest time a client may accept no bytes; then its connection is dropped.",
     )
     keepalive_timeout_s: float = Field(
         default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."
     )
     http2_streams: int = Field(
-        default=128, ge=1, le=65_535, description="Most requests open at once on one HTTP/2 connection of a client."
+        default=128, ge=1, le=65_535, description="Most concurrent requests on one HTTP/2 client connection."
     )
     send_buffer_bytes: Bytes = Field(
         default=256 * KIB, ge=4 * KIB, le=GIB, description="Unsent bytes held for one client before it counts as slow."

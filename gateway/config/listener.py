@@ -1,7 +1,6 @@
-"""What an operator can say of listeners: where they accept, what comes before HTTP there, and which certificates they
-show.
+"""Listeners: the address, the PROXY protocol and TLS of each.
 
-A listener is one `[[listener]]` of a file.  Where there is none, `server.listen` is the one, plain.
+A listener is one `[[listener]]` table of a file.  Without any, `server.listen` is the only listener, without TLS.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from gateway.config.values import Address, parse_address
 _UNIX: Final = "unix:"
 _SYSTEMD: Final = "systemd"
 _LONGEST_UNIX_PATH: Final = 107
-"""Bytes of `sun_path`, but for the zero at its end."""
+"""Size of `sun_path` in bytes, less the terminating NUL (unix(7))."""
 _SOCKET_NAME: Final = re.compile(r"[!-9;-~]{1,255}")
 _MODE: Final = re.compile(r"0?[0-7]{3}")
 
 
 @dataclass(frozen=True, slots=True)
-class UnixPlace:
-    """A socket in the file system."""
+class UnixAddress:
+    """A Unix socket, by its path in the file system."""
 
     path: str
 
@@ -35,8 +34,11 @@ class UnixPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class SystemdPlace:
-    """Sockets that the process was started with (sd_listen_fds): those of a name, or those no other listener names."""
+class SystemdSockets:
+    """Sockets passed by systemd (sd_listen_fds(3)): those called `name`.
+
+    An empty `name` stands for the sockets that no other listener names.
+    """
 
     name: str = ""
 
@@ -44,29 +46,29 @@ class SystemdPlace:
         return f"{_SYSTEMD}:{self.name}" if self.name else _SYSTEMD
 
 
-Place = Address | UnixPlace | SystemdPlace
+BindAddress = Address | UnixAddress | SystemdSockets
 
 
-def parse_place(text: str) -> Place:
-    """Where a listener accepts, from `HOST:PORT`, `unix:/path`, `systemd` or `systemd:NAME`; ValueError otherwise."""
+def parse_bind_address(text: str) -> BindAddress:
+    """Parse `HOST:PORT`, `unix:/path`, `systemd` or `systemd:NAME`.  Raises ValueError for anything else."""
     if text == _SYSTEMD:
-        return SystemdPlace()
+        return SystemdSockets()
     kind, colon, rest = text.partition(":")
     if colon and kind == _SYSTEMD:
         if not _SOCKET_NAME.fullmatch(rest):
             raise ValueError(f"expected systemd:NAME as FileDescriptorName= has it, got {text!r}")
-        return SystemdPlace(rest)
+        return SystemdSockets(rest)
     if colon and kind == "unix":
         if not rest.startswith("/") or "\0" in rest:
             raise ValueError(f"expected an absolute path such as unix:/run/durable-gateway.sock, got {text!r}")
         if len(rest.encode("utf-8", "surrogateescape")) > _LONGEST_UNIX_PATH:
             raise ValueError(f"a socket's path has {_LONGEST_UNIX_PATH} bytes at most")
-        return UnixPlace(rest)
+        return UnixAddress(rest)
     return parse_address(text)
 
 
-def _place(text: str) -> str:
-    return str(parse_place(text))
+def _bind_address(text: str) -> str:
+    return str(parse_bind_address(text))
 
 
 def _mode(text: str) -> str:
@@ -90,47 +92,50 @@ TrustedProxies = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...],
 
 
 class CertificateConfig(Model):
-    """One certificate that a listener shows."""
+    """One certificate of a listener."""
 
     certificate: str = Field(
-        min_length=1, description="File (PEM) of the certificate and those between it and its authority, in order."
+        min_length=1, description="PEM file of the certificate, followed by the intermediate certificates in order."
     )
-    key: str = Field(default="", description="File (PEM) of its key, without a password; empty: in the same file.")
+    key: str = Field(
+        default="",
+        description="PEM file of the certificate's key, without a password. Empty: the key is in the same file.",
+    )
 
 
 class ListenerTlsConfig(Model):
-    """TLS at a listener."""
+    """TLS settings of a listener."""
 
     certificates: Annotated[tuple[CertificateConfig, ...], Field(strict=False, min_length=1, max_length=1_024)] = Field(
-        description="A list of { certificate = FILE, key = FILE }, chosen by the names in them; the first is shown to "
-        "who names none of them. Taken again on reload, and when the files change."
+        description="A list of { certificate = FILE, key = FILE }, chosen by the server name (SNI); the first one is "
+        "the default. Read again on reload and when the files change."
     )
-    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS that is spoken.")
+    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS version that is accepted.")
     client_ca: str = Field(
-        default="", description="File (PEM) of authorities that clients' certificates are to be signed by."
+        default="", description="PEM file of the authorities that must have signed clients' certificates."
     )
     client_certificates: Literal["off", "optional", "required"] = Field(
-        default="off", description="Whether clients are asked for a certificate, and let in without one."
+        default="off", description="Whether a client is asked for a certificate, and whether it is required."
     )
 
     @model_validator(mode="after")
     def _authorities_and_their_use(self) -> Self:
         if self.client_ca and self.client_certificates == "off":
-            raise MisfitError("goes with client_certificates = optional or required", "client_ca")
+            raise MisfitError("needs client_certificates = optional or required", "client_ca")
         if not self.client_ca and self.client_certificates != "off":
-            raise MisfitError("needs client_ca: nobody's certificate would be known", "client_certificates")
+            raise MisfitError("needs client_ca to verify certificates", "client_certificates")
         return self
 
 
 class ListenerConfig(Model):
-    """One place where the gateway accepts clients."""
+    """One address at which the gateway accepts clients."""
 
-    address: Annotated[str, AfterValidator(_place)] = Field(
+    address: Annotated[str, AfterValidator(_bind_address)] = Field(
         description='"HOST:PORT" (port 0 picks a free one), "unix:/path", or "systemd" and "systemd:NAME" for sockets '
         "that the process is started with."
     )
     mode: Annotated[str, AfterValidator(_mode)] = Field(
-        default="660", description="Of a Unix socket: who may connect, in octal digits."
+        default="660", description="Permissions of a Unix socket, in octal digits."
     )
     reuse_port: bool = Field(
         default=False, description="Let other processes accept on the same port: the kernel spreads connections."
@@ -139,26 +144,27 @@ class ListenerConfig(Model):
         default=4_096,
         ge=1,
         le=65_535,
-        description="Most connections that wait to be accepted; the kernel has a bound too.",
+        description="Most connections that wait to be accepted; the kernel's own bound applies too.",
     )
     proxy_protocol: Literal["off", "on"] = Field(
         default="off",
-        description="Every connection begins with a PROXY header, of version 1 or 2, that names its client; one that "
-        "does not is dropped, and so is one from elsewhere than server.trusted_proxies, where that is set.",
+        description="Require a PROXY header, version 1 or 2, at the start of every connection; it names the client. A "
+        "connection without one is dropped. So is one from outside server.trusted_proxies, where that is set.",
     )
     redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
-        default=False, description="Answer every request 308 to the same URL with https, on 443 or the port given."
+        default=False,
+        description="Answer every request with 308 to the same URL on https, at port 443 or the given one.",
     )
-    tls: ListenerTlsConfig | None = Field(default=None, description="TLS; absent: plain.")
+    tls: ListenerTlsConfig | None = Field(default=None, description="TLS at this listener; absent: plain HTTP.")
 
     @property
-    def place(self) -> Place:
-        """`address`, taken apart."""
-        return parse_place(self.address)
+    def bind_address(self) -> BindAddress:
+        """`address`, parsed."""
+        return parse_bind_address(self.address)
 
     @property
     def https_port(self) -> int | None:
-        """Where requests are sent to; None where they are answered."""
+        """The https port that every request is redirected to; None without a redirect."""
         if self.redirect_to_https is False:
             return None
         return 443 if self.redirect_to_https is True else self.redirect_to_https
@@ -167,18 +173,18 @@ class ListenerConfig(Model):
     def _goes_together(self) -> Self:
         if self.tls is not None and self.https_port is not None:
             raise MisfitError("is for a plain listener: this one speaks TLS", "redirect_to_https")
-        if self.reuse_port and not isinstance(self.place, Address):
+        if self.reuse_port and not isinstance(self.bind_address, Address):
             raise MisfitError("goes with HOST:PORT only", "reuse_port")
-        if self.mode != type(self).model_fields["mode"].default and not isinstance(self.place, UnixPlace):
+        if self.mode != type(self).model_fields["mode"].default and not isinstance(self.bind_address, UnixAddress):
             raise MisfitError("goes with unix:/path only", "mode")
         return self
 
 
 def check_addresses(listeners: tuple[ListenerConfig, ...]) -> None:
-    """MisfitError where two listeners are to accept at the same place."""
+    """Raise MisfitError if two listeners have the same address; port 0 may occur several times."""
     seen: set[str] = set()
     for index, one in enumerate(listeners):
-        is_any_port = isinstance(one.place, Address) and one.place.port == 0
+        is_any_port = isinstance(one.bind_address, Address) and one.bind_address.port == 0
         if one.address in seen and not is_any_port:
             raise MisfitError(f"another listener is at {one.address}", "listeners", index, "address")
         seen.add(one.address)

@@ -1,4 +1,4 @@
-"""What every table of the configuration is: frozen, strict, without unknown keys."""
+"""Base class of every configuration table: frozen and strict, unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class MisfitError(ValueError):
-    """Values that are well-formed each but do not go together; `path` leads to the field to look at first."""
+    """Values that are valid each but contradict each other.  `path` leads to the field to blame."""
 
     def __init__(self, text: str, *path: str | int) -> None:
         super().__init__(text)
@@ -14,6 +14,6 @@ class MisfitError(ValueError):
 
 
 class Model(BaseModel):
-    """One table."""
+    """One table of the configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)

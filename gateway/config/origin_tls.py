@@ -1,6 +1,7 @@
-"""How origins are known over TLS, and what they are shown: read from the files that the configuration names.
+"""TLS to origins: authorities, client certificates and server names, read from the files that the configuration names.
 
-An origin may serve several routes, and its connections are all alike, so routes that lead to one say the same of it.
+An origin may serve several routes, which share its connections.  So all routes to one origin must have the same TLS
+settings.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginTlsConfig
 from gateway.config.routes import RouteConfig
@@ -18,37 +19,37 @@ from gateway.config.routes import RouteConfig
 
 @dataclass(frozen=True, slots=True)
 class OriginTls:
-    """How TLS is spoken with an origin."""
+    """TLS settings of the connections to one origin."""
 
     context: ssl.SSLContext
     server_name: str
-    """What its certificate is to be for, and it is asked for by; empty: the host of its URL."""
+    """Name that the origin's certificate must match, also sent as SNI; empty: the host of its URL."""
 
 
 def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
-    """The origins with which TLS is spoken otherwise than by default, by scheme, host and port.
+    """TLS settings by origin (scheme, host and port), for origins that do not use the defaults.
 
-    ConfigError where a file cannot be used, or routes contradict each other.
+    Raises ConfigError for a file that cannot be used, and for routes that contradict each other.
     """
     found: dict[str, OriginTls] = {}
-    said: dict[str, OriginTlsConfig | None] = {}
+    declared: dict[str, OriginTlsConfig | None] = {}
     mistakes = Mistakes()
     for route in config.routes:
         with mistakes.collected():
-            _add(route, found, said)
+            _add(route, found, declared)
     mistakes.raise_any()
     return found
 
 
-def _add(route: RouteConfig, found: dict[str, OriginTls], said: dict[str, OriginTlsConfig | None]) -> None:
-    """Add the origins of one route to `found`, and what it says of them to `said`."""
+def _add(route: RouteConfig, found: dict[str, OriginTls], declared: dict[str, OriginTlsConfig | None]) -> None:
+    """Add the origins of one route to `found`, and their settings to `declared`, which holds those of all routes."""
     made: OriginTls | None = None
     for url in (*(one.url for one in route.members), *route.leaders):
         origin = str(URL(url).origin())
         if not origin.startswith("https:"):
             continue
-        if said.setdefault(origin, route.origin_tls) != route.origin_tls:
-            raise ConfigError(f"route.{route.name}.origin_tls: another route says otherwise of {origin}")
+        if declared.setdefault(origin, route.origin_tls) != route.origin_tls:
+            raise ConfigError(f"route.{route.name}.origin_tls: differs from another route's for {origin}")
         if route.origin_tls is not None:
             made = found[origin] = made or OriginTls(_context(route, route.origin_tls), route.origin_tls.server_name)
 
@@ -77,19 +78,19 @@ def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
         except ssl.SSLError:
             raise ConfigError(f"{where}: holds no certificates") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: cannot be read: {_word(error)}") from None
+            raise ConfigError(f"{where}: cannot be read: {_file_problem(error)}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:
         where = f"{key}.cert_file: {wanted.cert_file}"
         try:
-            # Without a password: asked for one, OpenSSL would ask whoever sits at the terminal.
+            # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
             context.load_cert_chain(wanted.cert_file, wanted.key_file or None, password=lambda: b"")
         except ssl.SSLError:
-            raise ConfigError(f"{where}: holds no certificate, or not that of its key") from None
+            raise ConfigError(f"{where}: holds no certificate, or its key does not match") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: cannot be read: {_word(error)}") from None
+            raise ConfigError(f"{where}: cannot be read: {_file_problem(error)}") from None
     return context
 
 
-def _word(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or "no path of a file"
+def _file_problem(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "not a valid path"

@@ -1,7 +1,7 @@
-"""What an operator can say of origins: which there are, how they are checked and judged, what they are shown.
+"""Origins: their addresses, health checks, circuit breakers, credentials and TLS.
 
-`[origins]` is for the whole process, because an origin may serve several routes and is judged once; the other tables
-belong to a route.
+`[origins]` applies to the whole process, because an origin may serve several routes but has one circuit breaker.  The
+other tables belong to a route.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ class OriginConfig(Model):
     """One of a route's several origins."""
 
     url: OriginUrl = Field(description="http(s) URL of the server, as in `origin`.")
-    weight: int = Field(default=1, ge=1, le=1_000, description="Share of the streams, beside the others' weights.")
+    weight: int = Field(
+        default=1, ge=1, le=1_000, description="Share of the streams, relative to the other origins' weights."
+    )
 
 
 def _with_weight(entry: Any) -> Any:
-    """An entry that is a URL alone, as environment variables have it."""
+    """Turn a URL, the form in environment variables, into a table."""
     return {"url": entry} if isinstance(entry, str) else entry
 
 
@@ -33,62 +35,66 @@ HostList = Annotated[tuple[OriginUrl, ...], Field(strict=False, max_length=64)]
 
 
 class HealthCheckConfig(Model):
-    """Active checks of a route's origins."""
+    """Active health checks of a route's origins."""
 
     path: RequestPath = Field(
         default="/",
-        description="Path and query that is asked for with GET; an answer below 500 is good, since few origins have a "
-        "page for this.",
+        description="Path and query of the GET request. A status below 500 passes, because few origins have a page "
+        "for health checks.",
     )
     interval_s: float = Field(
-        default=5, ge=0, le=3_600, description="Time between two checks of an origin, jittered; 0 is never."
+        default=5, ge=0, le=3_600, description="Time between two checks of an origin, jittered; 0 turns checks off."
     )
-    timeout_s: float = Field(default=2, ge=0.01, le=60, description="Bound on the answer to a check.")
+    timeout_s: float = Field(default=2, ge=0.01, le=60, description="Longest wait for the answer to a check.")
     eject_after: int = Field(
         default=3,
         ge=1,
         le=100,
-        description="So many checks that fail in a row eject an origin: it is asked only where no other may be.",
+        description="Consecutive failed checks that eject an origin. An ejected origin is used only if no other is "
+        "available.",
     )
-    return_after: int = Field(default=2, ge=1, le=100, description="So many good ones in a row take it back.")
+    return_after: int = Field(
+        default=2, ge=1, le=100, description="Consecutive passed checks that bring an ejected origin back."
+    )
 
 
 class OriginCredentialsConfig(Model):
-    """What the gateway shows a route's origins, in place of what clients send under that name."""
+    """Credentials sent to a route's origins, in place of the header of that name in clients' requests."""
 
-    header: HeaderName = Field(default="authorization", description="Header that carries them.")
+    header: HeaderName = Field(default="authorization", description="Header that carries the credentials.")
     file: str = Field(
         default="", description="File that holds the header's value; read at start and at each reload. Empty: none."
     )
     environment: str = Field(
-        default="", description="Environment variable that holds it, in place of a file. Empty: none."
+        default="", description="Environment variable that holds the header's value, in place of a file. Empty: none."
     )
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _has_one_source(self) -> Self:
         if self.file and self.environment:
-            raise MisfitError("is set beside file: name one place", "environment")
+            raise MisfitError("is set together with file: set only one", "environment")
         return self
 
 
 class OriginTlsConfig(Model):
-    """How a route's https origins are known, and what they are shown."""
+    """TLS to a route's https origins: authorities, client certificate, server name."""
 
     ca_file: str = Field(
         default="",
-        description="File of certificates (PEM) that origins' own are to be signed by; read again when it "
-        "changes, like the next two. Empty: those that the system trusts.",
+        description="PEM file of the authorities that must have signed the origins' certificates; read again when it "
+        "changes, like the next two. Empty: the system's authorities.",
     )
     cert_file: str = Field(
-        default="", description="File of the certificate (PEM) that origins are shown, with its chain. Empty: none."
+        default="", description="PEM file of the client certificate that origins receive, with its chain. Empty: none."
     )
     key_file: str = Field(
-        default="", description="File of its key (PEM), without a password. Empty: the key is in cert_file."
+        default="",
+        description="PEM file of the client certificate's key, without a password. Empty: the key is in cert_file.",
     )
     server_name: str = Field(
         default="",
-        description="Name that origins' certificates are to be for, and that is asked for (SNI). Empty: the host of "
-        "their URL.",
+        description="Name that the origins' certificates must match, and the server name that is sent (SNI). Empty: "
+        "the host of their URL.",
     )
 
     @model_validator(mode="after")
@@ -99,36 +105,45 @@ class OriginTlsConfig(Model):
 
 
 class OriginsConfig(Model):
-    """How origins are judged, for the whole process: the circuit breaker of each, and what may wait for it."""
+    """Circuit breakers and waiting requests of all origins, for the whole process."""
 
     breaker_failures: int = Field(
         default=5,
         ge=0,
         le=1_000_000,
-        description="So many requests that fail in a row open an origin's circuit breaker; 0 never opens it.",
+        description="Consecutive failed requests that open an origin's circuit breaker; 0 never opens it.",
     )
     breaker_ratio: float = Field(
-        default=0.5, ge=0.01, le=1, description="So large a share of failures within the window opens it, too."
+        default=0.5,
+        ge=0.01,
+        le=1,
+        description="Share of failed requests within the window that opens the circuit breaker as well.",
     )
-    breaker_window_s: float = Field(default=10, ge=0.1, le=3_600, description="The window for that share.")
+    breaker_window_s: float = Field(
+        default=10, ge=0.1, le=3_600, description="Window for breaker_ratio and breaker_requests."
+    )
     breaker_requests: int = Field(
-        default=20, ge=1, le=1_000_000, description="Least requests within the window for the share to count."
+        default=20, ge=1, le=1_000_000, description="Fewest requests within the window for breaker_ratio to apply."
     )
     breaker_open_s: float = Field(
         default=1,
         ge=0.01,
         le=3_600,
-        description="First pause before the origin is probed; each further one is twice as long, jittered.",
+        description="First pause before an open breaker probes the origin; each further pause is twice as long. "
+        "Pauses are jittered.",
     )
-    breaker_longest_open_s: float = Field(default=15, ge=0.01, le=3_600, description="Longest such pause.")
+    breaker_longest_open_s: float = Field(
+        default=15, ge=0.01, le=3_600, description="Longest pause before an open breaker probes the origin."
+    )
     breaker_probes: int = Field(
-        default=1, ge=1, le=1_000, description="Requests that are let through at once to see whether it is back."
+        default=1, ge=1, le=1_000, description="Requests that a half-open breaker lets through at once as probes."
     )
     waiting_requests: int = Field(
         default=4_096,
         ge=1,
         le=1_000_000,
-        description="Most requests that wait for one origin's answer at once, live ones excepted; 503 beyond.",
+        description="Most requests that wait for one origin's answer at once, live reads excepted; further ones are "
+        "answered 503.",
     )
 
     @model_validator(mode="after")

@@ -1,9 +1,8 @@
-"""Reading the configuration again while the gateway serves.
+"""Read the configuration again while the gateway serves.
 
-The disk that a configuration is on may not answer, or what is read may be a pipe that nobody writes to.  So it is read
-in a thread that nobody has to wait for: not the one who asked, beyond `READ_S`, nor the process when it leaves (a
-thread of the loop's own pool would be joined).  There is one such thread at a time; while it stands, nothing else is
-read.
+The disk may hang, or the file may be a pipe without a writer.  So a daemon thread does the reading: the caller waits
+`READ_S` at most, and the process does not wait for the thread when it exits (threads of the loop's default executor
+are joined).  There is one such thread at a time; while it is stuck, further reads fail at once.
 """
 
 from __future__ import annotations
@@ -15,42 +14,46 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from gateway.aio.clock import Clock, wait_until
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 
 READ_S: Final = 10.0
-"""A configuration that is not read within this time is given up."""
+"""Longest time to wait for the configuration, in seconds."""
 
 Load = Callable[[], GatewayConfig]
 T = TypeVar("T")
 
 
 class ConfigReader(Generic[T]):
-    """Reads by `load`, which gives a configuration and what else is read with it.  Owner of the thread."""
+    """Calls `load` in a thread; it returns a configuration and whatever is read with it.  Owns the thread."""
 
     def __init__(self, load: Callable[[], T], clock: Clock) -> None:
         self._load = load
         self._clock = clock
         self._reading: asyncio.Future[Any] | None = None
 
+    def __repr__(self) -> str:
+        is_reading = self._reading is not None and not self._reading.done()
+        return f"<ConfigReader {'reading' if is_reading else 'idle'}>"
+
     async def read(self) -> T:
-        """The configuration as it is now; ConfigError where it cannot be used, or not be read in time."""
+        """Return what `load` returns.  Raises ConfigError if it cannot be used, or is not read within `READ_S`."""
         if self._reading is not None and not self._reading.done():
-            raise ConfigError("the configuration is still being read, since an earlier time")
-        reading = self._reading = self._begun()
+            raise ConfigError("an earlier read of the configuration has not ended yet")
+        reading = self._reading = self._started()
         if not await wait_until(reading, self._clock, READ_S):
             raise ConfigError(f"the configuration could not be read within {READ_S:g} s")
         config: T = reading.result()
         return config
 
-    def _begun(self) -> asyncio.Future[Any]:
+    def _started(self) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         reading: asyncio.Future[Any] = loop.create_future()
-        # Whoever asked may have gone: what came of it is nobody's news then.
+        # After a timeout or a cancellation the result has no taker: mark its exception as retrieved.
         reading.add_done_callback(lambda done: done.exception())
 
-        def tell(config: T | None, error: Exception | None) -> None:
-            # After the loop's end there is nobody to tell.
+        def resolve(config: T | None, error: Exception | None) -> None:
+            # The loop may have closed in the meantime.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, reading, config, error)
 
@@ -58,9 +61,9 @@ class ConfigReader(Generic[T]):
             try:
                 config = self._load()
             except Exception as error:
-                tell(None, error)
+                resolve(None, error)
             else:
-                tell(config, None)
+                resolve(config, None)
 
         threading.Thread(target=read, name="configuration", daemon=True).start()
         return reading

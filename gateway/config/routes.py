@@ -1,4 +1,4 @@
-"""A route: which requests it serves, which origins they go to, and how its streams are cached and followed."""
+"""Routes: which requests each one serves, its origins, and how its streams are cached and followed."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ _PORTS: Final = {"http": 80, "https": 443}
 class CorsConfig(Model):
     """CORS answered at the edge for one route, in place of the origin's own headers."""
 
-    allow_origins: AllowedOrigins = Field(default=("*",), description='Web origins that may read replies; "*" is any.')
-    allow_credentials: bool = Field(default=False, description="Let browsers send cookies and credentials along.")
-    max_age_s: int = Field(
-        default=86_400, ge=0, le=604_800, description="How long a browser may keep a preflight's answer."
+    allow_origins: AllowedOrigins = Field(
+        default=("*",), description='Web origins that may read replies; "*" allows any.'
     )
-    allow_headers: HeaderNames = Field(default=(), description="Request headers allowed beside the protocol's own.")
+    allow_credentials: bool = Field(default=False, description="Let browsers send cookies and other credentials.")
+    max_age_s: int = Field(
+        default=86_400, ge=0, le=604_800, description="How long a browser may keep the answer to a preflight request."
+    )
+    allow_headers: HeaderNames = Field(
+        default=(), description="Request headers allowed in addition to the protocol's own."
+    )
     expose_headers: HeaderNames = Field(
-        default=(), description="Response headers shown to scripts beside the protocol's own."
+        default=(), description="Response headers exposed to scripts in addition to the protocol's own."
     )
 
     @model_validator(mode="after")
     def _credentials_need_names(self) -> Self:
         if not self.allow_origins:
-            raise MisfitError("names no one: leave the table out to pass the origin's headers through", "allow_origins")
+            raise MisfitError("is empty: leave the table out to relay the origin's own headers", "allow_origins")
         if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
             raise MisfitError(
                 'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
@@ -55,7 +59,7 @@ class CorsConfig(Model):
 
 
 class RouteConfig(Model):
-    """Which requests go to which origin, and how its streams are read, kept and followed."""
+    """One route: which requests it serves, its origins, and how its streams are read, cached and followed."""
 
     name: RouteName = Field(
         default="default", description="Unique; names the route in logs, metrics and environment overrides."
@@ -73,145 +77,169 @@ class RouteConfig(Model):
     )
     origins: OriginList = Field(
         default=(),
-        description="Several in place of one, of the same streams and the same path: a list of "
-        '{ url = "http://a", weight = 2 }.',
+        description="Several origins in place of one, with the same streams and the same path: a list of { url = "
+        '"http://a", weight = 2 }.',
     )
     leaders: HostList = Field(
         default=(),
-        description="Further hosts that an origin's 307 or 308 may lead to; it is followed inside, to hosts named here "
-        "alone.",
+        description="Further hosts to which an origin may redirect with 307 or 308. The gateway follows the redirect "
+        "itself, to these hosts only.",
     )
     health_check: HealthCheckConfig | None = Field(
-        default=None, description="Active checks; absent: with several origins as by default, with one none."
+        default=None, description="Active health checks; absent: the defaults for several origins, none for one."
     )
     origin_credentials: OriginCredentialsConfig | None = Field(
-        default=None, description="Credentials that the origins are shown; absent: those that clients send."
+        default=None, description="Credentials sent to the origins; absent: those of the client's request."
     )
     origin_tls: OriginTlsConfig | None = Field(
-        default=None, description="TLS to the origins; absent: by the certificates that the system trusts."
+        default=None, description="TLS to the origins; absent: the system's authorities, no client certificate."
     )
-    strip_prefix: bool = Field(default=False, description="Take the prefix off the path before asking the origin.")
-    cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")
+    strip_prefix: bool = Field(default=False, description="Remove the prefix from the path of requests to the origin.")
+    cache: bool = Field(
+        default=True, description="Cache streams in tapes and share fetches; false relays every request."
+    )
     credentials: Literal["partition", "shared", "bypass"] = Field(
         default="partition",
-        description="A request with credentials shares a tape with equal credentials, with everyone, or bypasses.",
+        description="How requests with credentials are cached: apart for each set of credentials, in one tape with all "
+        "requests, or not at all.",
     )
     credential_headers: HeaderNames = Field(
-        default=("authorization", "cookie"), description="Request headers that make a request one with credentials."
+        default=("authorization", "cookie"), description="Request headers that count as credentials."
     )
     cors: CorsConfig | None = Field(
-        default=None, description="CORS at the edge; absent: the origin's own headers pass."
+        default=None, description="CORS at the edge; absent: the origin's own headers are relayed."
     )
     long_poll_timeout_s: float = Field(
         default=25,
         ge=0.05,
         le=300,
-        description="Longest wait of a long-poll; below the 30 s at which some clients give up.",
+        description="Longest wait of a long-poll; the default is below the 30 s at which some clients give up.",
     )
     sse_lifetime_s: float = Field(
         default=60,
         ge=1,
         le=86_400,
-        description="Age at which an SSE connection is ended in order; jittered down, spec 8.2.",
+        description="Age at which an SSE connection is closed cleanly; jittered down (spec 8.2).",
     )
     heartbeat_s: float = Field(
-        default=15, ge=0.05, le=300, description="Silence on an SSE connection after which a comment is sent."
+        default=15,
+        ge=0.05,
+        le=300,
+        description="Idle time on an SSE connection after which a heartbeat comment is sent.",
     )
     live_linger_s: float = Field(
-        default=5, ge=0, le=3_600, description="How long a stream is still followed after its last live reader left."
+        default=5,
+        ge=0,
+        le=3_600,
+        description="How long a stream is still followed after its last live reader has left.",
     )
-    connect_timeout_s: float = Field(default=5, ge=0.01, le=120, description="Bound on connecting to the origin.")
+    connect_timeout_s: float = Field(default=5, ge=0.01, le=120, description="Longest time to connect to the origin.")
     first_byte_timeout_s: float = Field(
-        default=30, ge=0.01, le=600, description="Bound on the wait for a reply's head, except on live reads."
+        default=30, ge=0.01, le=600, description="Longest wait for a reply's head, live reads excepted."
     )
     live_first_byte_timeout_s: float = Field(
         default=60,
         ge=0.01,
         le=600,
-        description="The same for long-poll and SSE; above the origin's own long-poll timeout.",
+        description="Longest wait for a reply's head on long-poll and SSE; must exceed the origin's own long-poll "
+        "timeout.",
     )
     idle_timeout_s: float = Field(
-        default=30, ge=0.01, le=600, description="Bound on silence in the middle of a reply's body."
+        default=30, ge=0.01, le=600, description="Longest pause in the middle of a reply's body."
     )
     total_timeout_s: float = Field(
-        default=600, ge=0.01, le=86_400, description="Bound on one upstream request, SSE excepted."
+        default=600, ge=0.01, le=86_400, description="Longest time one upstream request may take, SSE excepted."
     )
     collapse_wait_s: float = Field(
-        default=5, ge=0.01, le=600, description="A shared fetch with no answer for so long is replaced by a new one."
+        default=5,
+        ge=0.01,
+        le=600,
+        description="Time without an answer after which a shared fetch is replaced by a new one.",
     )
     retry_attempts: int = Field(
-        default=1, ge=0, le=5, description="Times a failed read is asked again; nothing else is repeated."
+        default=1, ge=0, le=5, description="Most retries of a failed read; other requests are not retried."
     )
     retry_budget: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Most retries as a share of requests, over all routes to the origin: a sick one is not hit harder.",
+        description="Most retries as a share of requests, over all routes to the origin, so that retries do not "
+        "overload a failing origin.",
     )
     trust_s: float = Field(
         default=60,
         ge=0,
         le=86_400,
-        description="How long hits are given without a sign from the origin that the stream is still the same.",
+        description="How long the tape answers without a sign from the origin that the stream is still the same.",
     )
     tail: Literal["followed", "asked"] = Field(
         default="followed",
-        description="Who is believed about a followed stream's tail: its live request, or the origin, at every read.",
+        description="Source of a followed stream's tail: the gateway's own live request, or the origin, which is "
+        "asked at every read.",
     )
     tail_heard_s: float = Field(
         default=10,
         ge=0.05,
         le=3_600,
-        description="How long a live request that is silent is believed about the tail by reads that are not live.",
+        description="How long after the last sign of a live request reads that are not live rely on its tail.",
     )
     follow_above_per_s: float = Field(
         default=1,
         ge=0,
         le=100_000,
-        description="Reads of a tail a second above which its stream is followed without a live reader; 0 is never.",
+        description="Reads of a stream's tail per second above which the stream is followed without a live reader; 0 "
+        "is never.",
     )
     tail_fresh_s: float = Field(
         default=0,
         ge=0,
         le=3_600,
-        description="How long the tail of a stream that is not followed is repeated without asking the origin.",
+        description="How long the tail of a stream that is not followed is served again without asking the origin.",
     )
     absent_s: float = Field(
         default=1,
         ge=0,
         le=60,
-        description="How long a 404 or 410 of the origin is repeated; a write through the gateway ends it at once.",
+        description="How long an origin's 404 or 410 is served again; a write through the gateway ends this at once.",
     )
     absent_per_s: float = Field(
         default=200,
         ge=0,
         le=1_000_000,
-        description="Most 404s a second that reads of unknown streams may cost the origin; 503 beyond. 0 is no bound.",
+        description="Most 404s a second that the origin answers to reads of unknown streams; further reads get 503. 0 "
+        "is no bound.",
     )
     relayed_offsets: OffsetPatterns = Field(
         default=("snapshot", "*_snapshot"),
-        description='Offsets that name no position and are relayed, "*" for any characters; these are Yjs servers\'.',
+        description='Offsets that name no position and are relayed; "*" stands for any characters. The defaults are '
+        "those of Yjs servers.",
     )
     hit_for_miss_s: float = Field(
         default=120,
         ge=0,
         le=86_400,
-        description="How long an uncacheable answer is remembered, to fetch without collapsing.",
+        description="How long an uncacheable answer is remembered (hit-for-miss); requests for it are not collapsed "
+        "meanwhile.",
     )
     compression: Codings = Field(
         default=("zstd", "br", "gzip"),
-        description="Codings for answers made from a tape, in order of preference; an empty list is none.",
+        description="Content codings of answers made from a tape, in order of preference; an empty list turns "
+        "compression off.",
     )
-    zstd_level: int = Field(default=3, ge=1, le=19, description="Effort of zstd; every body is coded once for all.")
+    zstd_level: int = Field(
+        default=3, ge=1, le=19, description="Compression level of zstd; each body is compressed once for all readers."
+    )
     brotli_level: int = Field(
-        default=4, ge=0, le=11, description="Effort of br; above 6 it takes several times as long."
+        default=4, ge=0, le=11, description="Compression level of br; above 6 it takes several times as long."
     )
-    gzip_level: int = Field(default=4, ge=1, le=9, description="Effort of gzip; 6 takes twice as long.")
+    gzip_level: int = Field(
+        default=4, ge=1, le=9, description="Compression level of gzip; 6 takes twice as long as the default."
+    )
 
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:
         if self.tail == "asked" and self.tail_fresh_s:
-            raise MisfitError('goes with tail = "followed" only: an asked tail is never repeated', "tail_fresh_s")
+            raise MisfitError('goes with tail = "followed" only: an asked tail is never served again', "tail_fresh_s")
         return self
 
     @model_validator(mode="after")
@@ -219,10 +247,10 @@ class RouteConfig(Model):
         if self.origin is None and not self.origins:
             raise MisfitError("is required and has no default (or a list, origins)", "origin")
         if self.origin is not None and self.origins:
-            raise MisfitError("is set beside origin: name one or the other", "origins")
+            raise MisfitError("is set together with origin: set only one", "origins")
         seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            # With and without the scheme's own port it is one server.
+            # A URL with the scheme's default port and one without a port name the same server.
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:
@@ -239,16 +267,19 @@ class RouteConfig(Model):
 
     @property
     def members(self) -> tuple[OriginConfig, ...]:
-        """The origins, be it one."""
+        """The route's origins, also if there is only one."""
         return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
 
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:
         if self.credentials == "partition" and not self.credential_headers:
-            raise MisfitError('needs a name with credentials = "partition": else everyone shares', "credential_headers")
+            raise MisfitError(
+                'needs a header with credentials = "partition": otherwise all requests share a tape',
+                "credential_headers",
+            )
         return self
 
     @property
     def key(self) -> str:
-        """The name as environment variables spell it."""
+        """The name in the spelling of environment variables."""
         return self.name.upper().replace("-", "_")

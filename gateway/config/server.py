@@ -1,4 +1,4 @@
-"""Where the gateway serves clients and operators, and how it sends clients off."""
+"""The server: client and admin addresses, shutdown, trusted proxies, name."""
 
 from __future__ import annotations
 
@@ -17,53 +17,56 @@ from gateway.config.values import (
 
 
 class ServerConfig(Model):
-    """Where the gateway listens, how it leaves, and what it calls itself."""
+    """Where the gateway listens, how it shuts down, and its name."""
 
     listen: ListenAddress = Field(
         default="127.0.0.1:4437",
-        description="Address for clients, plain; port 0 picks a free one. With [[listener]] it is one more where it is "
-        "set, and none where it is not.",
+        description="Address for clients, without TLS; port 0 picks a free port. If there are [[listener]] tables, it "
+        "applies only when it is set.",
     )
     admin: ListenAddress = Field(
         default="127.0.0.1:9437",
-        description="Address of the admin API, the console and /metrics; beyond loopback it asks for a token.",
+        description="Address of the admin API, the console and /metrics; outside loopback it requires a token.",
     )
     shutdown_timeout_s: float = Field(
-        default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
+        default=10,
+        ge=0.1,
+        le=600,
+        description="Longest drain after SIGTERM or SIGINT; remaining connections are then dropped.",
     )
     fast_path: bool = Field(
-        default=True, description="Look repeated requests up by their bytes; false is for comparison."
+        default=True, description="Look up repeated requests by their bytes; false serves for comparison."
     )
     trusted_proxies: TrustedProxies = Field(
         default=(),
-        description='Networks of proxies in front, such as "10.0.0.0/8", and "unix", that are believed about who their '
-        "client is. Empty: nobody is.",
+        description='Networks of proxies whose statement of the client is trusted, such as "10.0.0.0/8", or "unix". '
+        "Empty: no proxy is trusted.",
     )
     forwarded_by: Literal["x-forwarded-for", "forwarded"] = Field(
         default="x-forwarded-for",
-        description="What those proxies write: X-Forwarded-For and X-Forwarded-Proto, or Forwarded (RFC 7239); the "
-        "other is not looked at.",
+        description="Headers that the trusted proxies set: X-Forwarded-For and X-Forwarded-Proto, or Forwarded (RFC "
+        "7239). The others are ignored.",
     )
     console_writes: bool = Field(
-        default=False, description="Forms in the console that create, append to, close and delete streams."
+        default=False, description="Show forms in the console that create, append to, close and delete streams."
     )
     node_name: NodeName = Field(
         default="durable-gateway",
-        description="Name in Via, Cache-Status and CDN-Loop; differs from the next gateway's.",
+        description="Name in Via, Cache-Status and CDN-Loop; must differ from that of other gateways on the path.",
     )
 
     @property
     def listen_address(self) -> Address:
-        """`listen`, taken apart."""
+        """`listen`, parsed."""
         return parse_address(self.listen)
 
     @property
     def admin_address(self) -> Address:
-        """`admin`, taken apart."""
+        """`admin`, parsed."""
         return parse_address(self.admin)
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         if self.listen == self.admin and self.listen_address.port:
-            raise MisfitError(f"is {self.admin}, as listen is", "admin")
+            raise MisfitError(f"is {self.admin}, the same as listen", "admin")
         return self

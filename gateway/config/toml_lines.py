@@ -1,8 +1,8 @@
-"""Where in a TOML file each key stands, so that an error can name its line.
+"""Line numbers of the keys of a TOML file, so that an error can name the line.
 
-`tomllib` parses but forgets positions.  This reads the same text once more, for nothing but positions, and only after
-`tomllib` has accepted it: so it may take the grammar for granted, and where the text is unusual (keys inside an inline
-table) a key simply has no line of its own and its parent's is given.
+`tomllib` parses but keeps no positions.  This module reads the same text again, for positions only, after `tomllib` has
+accepted it.  It may therefore assume valid TOML.  A key inside an inline table has no entry of its own; its parent's
+line stands for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DELIMITERS: Final = ('"""', "'''", '"', "'")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Line number, from 1, of every table header and key; items of a `[[table]]` are counted from 0 in the path."""
+    """Line number, from 1, of every table header and key.  Items of a `[[table]]` count from 0 in the path."""
     lines = text.split("\n")
     found: dict[Path, int] = {}
     counts: dict[Path, int] = {}
@@ -49,7 +49,7 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
 
 
 def _key(text: str) -> tuple[tuple[str, ...], str | None]:
-    """The parts of a dotted key at the start of `text`, and what follows its `=` (None when there is none)."""
+    """The parts of the dotted key at the start of `text`, and the text behind its `=` (None without `=`)."""
     names: list[str] = []
     position = 0
     while match := _KEY_PART.match(text, position):
@@ -61,7 +61,7 @@ def _key(text: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def _entered(names: tuple[str, ...], counts: dict[Path, int], *, opens_item: bool) -> Path:
-    """The path of the table a header opens: the latest item of every array of tables on the way."""
+    """The path of the table that a header opens, with the index of the latest item of each array of tables in it."""
     path: Path = ()
     for depth, name in enumerate(names, 1):
         path = (*path, name)
@@ -73,7 +73,7 @@ def _entered(names: tuple[str, ...], counts: dict[Path, int], *, opens_item: boo
 
 
 def _continuation(value: str, lines: list[str], following: int) -> int:
-    """How many of the lines from `following` on still belong to a value that begins with `value`."""
+    """How many lines from index `following` on still belong to a value whose first line is `value`."""
     taken = 0
     depth = 0
     delimiter = ""

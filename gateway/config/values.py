@@ -1,8 +1,8 @@
-"""The values a configuration is made of, from the text an operator writes: addresses, sizes, URLs, names.
+"""Types of configuration values, parsed from the text that an operator writes: addresses, sizes, URLs, names.
 
-Each type here reads, checks and normalises one kind of value, so that the rest of the program never sees two spellings
-of the same thing: hosts and header names are lower case, paths and URLs end without a slash, addresses have a host.
-Every refusal is a ValueError of one line that says what was expected.
+Each type parses, checks and normalises one kind of value, so the rest of the program sees one spelling of each value:
+hosts and header names are lower case, paths and URLs have no trailing slash, addresses have a host.  An invalid value
+is a ValueError of one line that says what was expected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 ADMIN_TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
-"""What the admin port asks for, and commands show it: told by the environment alone, on either side."""
+"""Environment variable with the admin port's token.  Gateway and commands both read the token from it alone."""
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -35,7 +35,7 @@ _LEAST_KEY_CHARS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: a host name or address without brackets, and a port (0 lets the system pick a free one)."""
+    """A TCP address to listen at: a host name or IP address without brackets, and a port (0 picks a free one)."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read `host:port`, `[v6]:port`, or `:port` (every IPv4 interface); ValueError with one line otherwise."""
+    """Parse `host:port`, `[v6]:port`, or `:port` (every IPv4 interface).  Raises ValueError with one line."""
     host, colon, port = text.rpartition(":")
     expected = f"expected HOST:PORT such as 127.0.0.1:4437, [::1]:4437 or :4437, got {text!r}"
     if not colon or not port.isascii() or not port.isdecimal() or len(port) > len(str(_MAX_PORT)):
@@ -63,7 +63,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_bytes(value: object) -> object:
-    """Read a size: an integer as it is, or text such as `"256MiB"`; ValueError with one line otherwise."""
+    """Parse a size such as `"256MiB"`; anything but text is returned as it is.  Raises ValueError with one line."""
     if not isinstance(value, str):
         return value
     match = _BYTES.fullmatch(value.strip())
@@ -73,7 +73,7 @@ def parse_bytes(value: object) -> object:
 
 
 def format_bytes(size: int) -> str:
-    """A size as it would be written in a file: `256MiB`, or plain digits when no unit divides it."""
+    """A size in the spelling of a file: `256MiB`, or plain digits if no unit divides it."""
     for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -85,7 +85,7 @@ def _address(text: str) -> str:
 
 
 def _origin_url(text: str) -> str:
-    """Normalised without a trailing slash, so that a request's path can be appended as it is."""
+    """An origin's URL without a trailing slash, so that a request's path can be appended unchanged."""
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError(f"expected an http:// or https:// URL with a host, got {text!r}")
@@ -113,7 +113,7 @@ def _origin_url(text: str) -> str:
 
 
 def _collector_url(text: str) -> str:
-    """Empty, or an http(s) URL with a path; kept as written, since a collector's path may end in a slash."""
+    """Empty, or an http(s) URL with a path.  It stays as written, because a collector's path may end in a slash."""
     if not text:
         return text
     url = urlsplit(text)
@@ -125,7 +125,7 @@ def _collector_url(text: str) -> str:
 
 
 def _log_stream_url(text: str) -> str:
-    """An http(s) URL with a path, which names a stream, or nothing."""
+    """Empty, or an http(s) URL with a path, which names a stream."""
     if text and not urlsplit(text).path.strip("/"):
         raise ValueError(f"expected the URL of a stream such as http://127.0.0.1:4438/logs/edge, got {text!r}")
     return _origin_url(text) if text else text
@@ -147,7 +147,7 @@ def _route_host(text: str) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Normalised without a trailing slash (but `/` itself): a prefix matches whole path segments."""
+    """A path prefix without a trailing slash, except for `/` itself: a prefix matches whole path segments."""
     if not text.startswith("/") or "//" in text or any(part in (".", "..") for part in text.split("/")):
         raise ValueError(f"expected a path such as / or /v1/stream, got {text!r}")
     if not text.isascii() or not text.isprintable() or not {" ", "?", "#", "\\"}.isdisjoint(text):
@@ -180,7 +180,7 @@ def _header_name(text: str) -> str:
 
 
 def _allowed_origin(text: str) -> str:
-    """A serialised origin as browsers send it: scheme, host, port; no path, not even `/`."""
+    """A serialised web origin as browsers send it: scheme, host and port, without a path."""
     if text in ("*", "null"):
         return text
     url = urlsplit(text.lower())
@@ -197,7 +197,7 @@ def _offset_pattern(text: str) -> str:
     return text
 
 
-def _differing(names: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("names one twice")
     return names
@@ -208,7 +208,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 ListenAddress = Annotated[str, AfterValidator(_address)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
-Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_differing)]
+Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_distinct)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
 OriginUrl = Annotated[str, AfterValidator(_origin_url)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url)]

@@ -1,11 +1,11 @@
-"""Files that others replace while the gateway serves: certificates, keys, authorities.
+"""Watch files that other programs replace while the gateway serves: certificates, keys, authorities.
 
-Whoever renews a certificate replaces its file, or a link to the directory that it is in, and tells nobody.  So the
-files are looked at from time to time.  A file is another one when its device, inode, size or time of change is another;
-links are followed.
+A renewal replaces the file, or a symbolic link to its directory, without a signal to the gateway.  So the files are
+polled.  A file has changed if its device, inode, size or modification time differs; links are followed.
 
-Certificate and key are two files, and one is replaced before the other.  A change is therefore told when two looks in a
-row have seen the same: by then the other file has come too, or is told as a change of its own.
+A certificate and its key are two files, and one is replaced before the other.  So a change is reported once two polls
+in a row have seen the same state.  By then the second file is in place too; otherwise it is reported as a further
+change.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from gateway.aio.clock import Clock, pause
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.reader import ConfigReader
 
-LOOK_S: Final = 5.0
-"""Time between two looks."""
+POLL_S: Final = 5.0
+"""Seconds between two polls."""
 
 Stamp = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
-"""What tells one state of some files from another: of each its path, device, inode, size in bytes and time of change in
-nanoseconds; None for what cannot be looked at."""
+"""State of some files: the path of each, with device, inode, size in bytes and modification time in nanoseconds, or
+None for a file that cannot be examined."""
 
 
 def stamp(files: Iterable[str]) -> Stamp:
-    """The files as they are now.  Waits for the disk."""
+    """The current state of the files.  Blocks on the disk."""
     return tuple((file, _state(file)) for file in files)
 
 
 def _state(file: str) -> tuple[int, int, int, int] | None:
     try:
-        state = os.stat(file)  # noqa: PTH116 - what an operator has written may be no path at all
+        state = os.stat(file)  # noqa: PTH116 - the configured text may not be a valid path
     except (OSError, ValueError):
         return None
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 class Watch:
-    """Calls `changed` once for each change of `files`, which names them anew for every look.
+    """Calls `changed` once for each change of the files; every poll calls `files` for their paths.
 
-    The disk may not answer: it is looked at in a thread that nobody waits for.
+    The disk may hang, so polls run in a `ConfigReader`'s thread.
     """
 
     def __init__(
@@ -51,35 +51,36 @@ class Watch:
         self._files = files
         self._changed = changed
         self._clock = clock
-        self._asked: tuple[str, ...] = ()
-        # One for all looks: while the disk does not answer, it is asked once.
-        self._reader = ConfigReader(lambda: stamp(self._asked), clock)
-        self.looks = 0
-        """How many have come back."""
+        self._paths: tuple[str, ...] = ()
+        # One reader for all polls, so that a disk that hangs blocks one thread only.
+        self._reader = ConfigReader(lambda: stamp(self._paths), clock)
+        self.polls = 0
+        """Polls that have ended."""
 
     def __repr__(self) -> str:
-        return f"<Watch {len(self._files())} files, {self.looks} looks>"
+        return f"<Watch {len(self._files())} files, {self.polls} polls>"
 
     async def run(self, known: Stamp | None = None) -> None:
-        """Look, and look again, until cancelled.
+        """Poll until cancelled.
 
-        `known` is the `stamp` of the files from before they were read: what has changed since is a change.
+        `known` is the `stamp` of the files before they were read, so a change since then is reported.  Without it the
+        first poll is the baseline.
         """
-        seen = await self._look()
+        seen = await self._poll()
         known = seen if known is None else known
         while True:
-            await pause(self._clock, LOOK_S)
-            before, seen = seen, await self._look()
+            await pause(self._clock, POLL_S)
+            before, seen = seen, await self._poll()
             if seen is not None and seen == before and seen != known:
-                # Told once, be the files of use or not: the next change is told again.
+                # Report each change once, even if the files cannot be used: their repair is a further change.
                 known = seen
                 await self._changed()
 
-    async def _look(self) -> Stamp | None:
-        self._asked = self._files()
+    async def _poll(self) -> Stamp | None:
+        self._paths = self._files()
         try:
-            return await self._reader.read() if self._asked else ()
+            return await self._reader.read() if self._paths else ()
         except ConfigError:
-            return None  # the disk does not answer; it may next time
+            return None  # the disk hangs; the next poll tries again
         finally:
-            self.looks += 1
+            self.polls += 1

@@ -1,12 +1,13 @@
-"""What the origin says is not there: remembered for a moment, and asked for at a bounded rate.
+"""Negative caching: remembers what the origin reported missing, and bounds the rate of requests for missing streams.
 
-A 404 or 410 is repeated, until `absent_s` after it was asked for, to readers who would have asked the same: of a stream
-as a whole, or of one offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its
-offset one.  A write to the path through this gateway ends that before it is sent, and nothing is remembered until it is
-answered, so that a stream is there for all as soon as its PUT is done.
+A 404 or 410 is repeated, until `absent_s` after it was requested, to readers whose requests would have been identical:
+for the stream as a whole, or for one offset, which is how an origin refuses a trimmed one.  A 400 is not remembered,
+because the next append may make its offset valid.  A write to the path through this gateway clears what is remembered
+before it is sent, and nothing is remembered until it is answered.  A stream is therefore visible to all readers as soon
+as its PUT is acknowledged.
 
-Names that are never the same would find nothing remembered.  Each 404 therefore takes a token out of its origin's
-bucket, which fills at `absent_per_s`; while that is empty, streams that are not in memory are not asked for.
+Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
+which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from gateway.upstream.flight import METADATA, OriginError
 
 _REMEMBERED: Final = 10_000
 _MOST_BODY_BYTES: Final = 1_024
-"""A refusal with a longer body is not remembered."""
+"""An origin error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
-"""So many seconds' worth of 404s may come at once."""
+"""The bucket holds this many seconds' worth of 404s."""
 _ABSENT: Final = frozenset({404, 410})
 
-Place = tuple[StreamKey, str | None]
-"""A stream, and the offset that was asked for; None for the stream as a whole."""
+_Entry = tuple[StreamKey, str | None]
+"""A stream and the requested offset; None for the stream as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
-    refusal: OriginError
+    error: OriginError
     asker: CIMultiDict[str]
-    """The headers of the request: where credentials are shared, an answer to one reader is none to another."""
+    """The request's headers: with shared credentials an answer to one reader is not valid for another."""
     until: float
 
 
@@ -52,56 +53,59 @@ class _Bucket:
 
 
 class Absences:
-    """Refusals that are repeated, and a bucket for each origin.  `now` gives monotonic seconds."""
+    """Remembered origin errors, and a token bucket per origin.  `now` gives monotonic seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._remembered: TLRUCache[Place, _Remembered] = TLRUCache(
+        self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
             _REMEMBERED, ttu=lambda _, remembered, __: remembered.until, timer=now
         )
-        self._groups: dict[Group, set[Place]] = {}
-        """Where something may be remembered, by what a write concerns."""
-        self._place_count = 0
-        """How many places these are, those included of which nothing is remembered any more."""
+        self._groups: dict[Group, set[_Entry]] = {}
+        """The entries of which something may be remembered, by the group that a write affects."""
+        self._entry_count = 0
+        """The number of these entries, including entries whose memory has expired."""
         self._writes: dict[Group, int] = {}
-        """Writes under way."""
-        self.write_turns = 0
-        """Beginnings and ends of writes of all groups: an answer across one of them may be of before the write."""
+        """The number of writes under way."""
+        self.write_epoch = 0
+        """Counts starts and ends of writes of all groups: an answer that spans one of them may predate the write."""
         self._buckets: dict[str, _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._remembered)
 
+    def __repr__(self) -> str:
+        return f"<Absences {len(self)} remembered, {sum(self._writes.values())} writes under way>"
+
     @property
-    def place_count(self) -> int:
+    def entry_count(self) -> int:
         """Places of which something is remembered, or was until lately."""
-        return self._place_count
+        return self._entry_count
 
     def add(
         self,
         key: StreamKey,
         offset: str | None,
-        refusal: OriginError,
+        error: OriginError,
         asker: CIMultiDict[str],
         route: Route,
         asked_at: float,
     ) -> None:
-        """The origin has refused the stream, or only what lies after `offset`, to a request with these headers, sent
-        at `asked_at`.  A refusal that was long on its way is that much older."""
-        if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
+        """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
+        `asker` sent at `asked_at`.  The lifetime counts from that time, not from the reply."""
+        if error.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
-        if not route.absent_s or refusal.status not in _ABSENT or len(refusal.body) > _MOST_BODY_BYTES:
+        if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
         if key.group in self._writes or until <= self._now():
             return
-        if self._place_count >= 2 * _REMEMBERED:
-            self._tidy()
-        place = (key, offset)
-        self._remembered[place] = _Remembered(refusal, asker, until)
-        places = self._groups.setdefault(key.group, set())
-        self._place_count += place not in places
-        places.add(place)
+        if self._entry_count >= 2 * _REMEMBERED:
+            self._prune()
+        entry = (key, offset)
+        self._remembered[entry] = _Remembered(error, asker, until)
+        entries = self._groups.setdefault(key.group, set())
+        self._entry_count += entry not in entries
+        entries.add(entry)
 
     def add_relayed(
         self,
@@ -110,22 +114,22 @@ class Absences:
         asker: CIMultiDict[str],
         route: Route,
         asked_at: float,
-        write_turns: int,
+        write_epoch: int,
     ) -> None:
-        """A HEAD of the stream, relayed at this time and turn of writes, was answered with this status.  There is no
-        body to repeat, so that only other HEADs are answered by it."""
-        if write_turns == self.write_turns:
+        """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
+        only other HEADs.  Does nothing if `write_epoch` has changed since the request."""
+        if write_epoch == self.write_epoch:
             self.add(key, METADATA, OriginError.of_ended(status), asker, route, asked_at)
 
     def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> OriginError | None:
-        """What the origin answers to a read of the stream from `offset` with the headers `asker`, where that is
-        remembered; offset None asks for the stream as a whole."""
+        """The remembered error for a read of the stream from `offset` with the headers `asker`, or None; offset None
+        asks for the stream as a whole."""
         if not self._groups:
             return None
-        for place in ((key, None),) if offset is None else ((key, None), (key, offset)):
-            found = self._remembered.get(place)
+        for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
+            found = self._remembered.get(entry)
             if found is not None and found.asker == asker:
-                return found.refusal
+                return found.error
         return None
 
     def may_ask(self, route: Route) -> bool:
@@ -134,17 +138,17 @@ class Absences:
         return bucket is None or bucket.tokens >= 1
 
     def write_begins(self, group: Group) -> None:
-        """Something is about to be written to the group's path; `write_ends` is owed."""
-        self.write_turns += 1
+        """A write to the group's path is about to be sent; the caller must call `write_ends`."""
+        self.write_epoch += 1
         self._writes[group] = self._writes.get(group, 0) + 1
-        places = self._groups.pop(group, set())
-        self._place_count -= len(places)
-        for place in places:
-            self._remembered.pop(place, None)
+        entries = self._groups.pop(group, set())
+        self._entry_count -= len(entries)
+        for entry in entries:
+            self._remembered.pop(entry, None)
 
     def write_ends(self, group: Group) -> None:
-        """What was written has been answered, or never will be."""
-        self.write_turns += 1
+        """The write was answered, or will never be."""
+        self.write_epoch += 1
         self._writes[group] -= 1
         if not self._writes[group]:
             del self._writes[group]
@@ -159,13 +163,13 @@ class Absences:
         bucket.fill(now, per_s)
         return bucket
 
-    def _tidy(self) -> None:
-        """Forget the groups of which nothing is remembered any more."""
+    def _prune(self) -> None:
+        """Drop the groups whose memory has expired."""
         self._remembered.expire()
-        for group, places in list(self._groups.items()):
-            kept = {place for place in places if place in self._remembered}
+        for group, entries in list(self._groups.items()):
+            kept = {entry for entry in entries if entry in self._remembered}
             if kept:
                 self._groups[group] = kept
             else:
                 del self._groups[group]
-            self._place_count -= len(places) - len(kept)
+            self._entry_count -= len(entries) - len(kept)

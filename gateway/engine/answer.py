@@ -1,8 +1,8 @@
-"""An answer to a read, before any byte of it is written: status, headers, and where the body comes from.
+"""An answer to a read, before any byte of it is written: status, headers, and the sources of its body.
 
-The body is a row of parts: bytes that are here, and flights that are still in the air.  JSON parts are the insides of
-arrays; the answer puts the brackets around all and the commas between those that are not empty.  `close` is owed in
-all cases: it gives back the seats on the flights.
+The body is a sequence of parts: bytes in memory, and the bodies of flights that may still be in the air.  JSON parts
+are the insides of arrays; the answer adds the brackets, and commas between the parts that are not empty.  The caller
+must always call `close`, which detaches the answer from its flights.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from gateway.upstream.flight import Flight, FlightReader
 
 
 class BodyRun(NamedTuple):
-    """The run of a stream that a body shows, from one offset to another: it never changes."""
+    """The run of a stream that a body holds, from one offset to another; it never changes."""
 
     stream: Stream
     start: str
     end: str
     edition: Edition
-    """That of the stream when the first of it was read."""
+    """The stream's edition when the first of these bytes was read."""
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether what is made of these bytes may be kept for others: the stream has lost none of its own since."""
+        """Whether data derived from these bytes may be kept for others: the stream has dropped no bytes since."""
         return self.edition == self.stream.edition
 
 
 class NamedTail(NamedTuple):
-    """The tail of an open stream, as an answer names it."""
+    """The tail of an open stream, as an answer states it."""
 
     at: str
-    turn: int
-    """`Stream.tail_turns` when it was named: another turn, and it may be elsewhere."""
+    version: int
+    """`Stream.tail_version` when the tail was stated; after a change the tail may be elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """Bytes that are here."""
+class _InMemory:
+    """Bytes in memory."""
 
     pieces: tuple[bytes, ...]
     size: int
@@ -51,7 +51,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _FlightBody:
     """The whole body of a flight."""
 
     flight: Flight
@@ -59,48 +59,48 @@ class _Seat:
 
 
 class Parts:
-    """The body so far: pieces of the tape and seats on flights, in order."""
+    """The body so far, in order: bytes in memory and flights."""
 
     def __init__(self) -> None:
-        self._row: list[_Held | _Seat] = []
+        self._parts: list[_InMemory | _FlightBody] = []
 
     @property
     def is_empty(self) -> bool:
-        return not self._row
+        return not self._parts
 
     @property
     def size(self) -> int:
-        """Bytes known to be in it; those of a flight count as far as they have arrived or were announced."""
+        """The bytes known to be in the body; a flight counts with what has arrived or was announced."""
         return sum(
-            part.size if isinstance(part, _Held) else max(part.flight.size, part.flight.length or 0)
-            for part in self._row
+            part.size if isinstance(part, _InMemory) else max(part.flight.size, part.flight.length or 0)
+            for part in self._parts
         )
 
     @property
     def copied(self) -> int:
-        """Bytes among those that are here which nobody else holds, or not for long."""
-        return sum(part.copied for part in self._row if isinstance(part, _Held))
+        """Of the bytes in memory, those held by this answer alone, now or soon."""
+        return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int = 0) -> None:
-        """Add bytes that are here; `copied` of them are held by nobody else."""
+        """Add bytes in memory; `copied` of them are held by this answer alone."""
         if pieces:
-            self._row.append(_Held(pieces, sum(map(len, pieces)), copied))
+            self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied))
 
     def attach(self, flight: Flight) -> None:
-        """Take a seat: the flight's whole body is the next part."""
-        self._row.append(_Seat(flight, flight.attach()))
+        """Attach to a flight: its whole body is the next part."""
+        self._parts.append(_FlightBody(flight, flight.attach()))
 
     def drop_last(self) -> None:
-        """Take back the seat that was taken last."""
-        last = self._row.pop()
-        assert isinstance(last, _Seat)
+        """Detach from the flight attached last and drop its part."""
+        last = self._parts.pop()
+        assert isinstance(last, _FlightBody)
         last.reader.leave()
 
     def held(self, is_json: bool) -> list[bytes] | None:
-        """The whole body where every byte of it is here, else None."""
+        """The whole body if every part is in memory, else None."""
         pieces: list[bytes] = []
-        for part in self._row:
-            if not isinstance(part, _Held):
+        for part in self._parts:
+            if not isinstance(part, _InMemory):
                 return None
             if pieces and is_json:
                 pieces.append(b",")
@@ -108,10 +108,10 @@ class Parts:
         return [b"[", *pieces, b"]"] if is_json else pieces
 
     def complete_body(self, is_json: bool) -> list[bytes] | None:
-        """The whole body where its last byte has arrived, be it on the tape or by a flight, else None."""
+        """The whole body if its last byte has arrived, on the tape or by a flight, else None."""
         row: list[Sequence[bytes]] = []
-        for part in self._row:
-            if isinstance(part, _Held):
+        for part in self._parts:
+            if isinstance(part, _InMemory):
                 row.append(part.pieces)
             elif not part.flight.has_landed or part.flight.base:
                 return None
@@ -125,10 +125,10 @@ class Parts:
         return [*body, b"]"] if is_json else body
 
     def length(self, is_json: bool) -> int | None:
-        """The body's length in bytes, None while a flight that knows no length is part of it."""
+        """The body's length in bytes; None if it includes a flight of unknown length."""
         sizes: list[int] = []
-        for part in self._row:
-            size = part.size if isinstance(part, _Held) else part.flight.length
+        for part in self._parts:
+            size = part.size if isinstance(part, _InMemory) else part.flight.length
             if size is None:
                 return None
             if size:
@@ -136,13 +136,13 @@ class Parts:
         return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
 
     async def stream(self, is_json: bool) -> AsyncIterator[bytes]:
-        """The body as it becomes available.  Raises when a flight fails: nothing of the end has been written then."""
+        """The body as it becomes available.  Raises when a flight fails, before the end of the body is yielded."""
         if is_json:
             yield b"["
         comma = b""
-        for part in self._row:
+        for part in self._parts:
             lead = comma
-            if isinstance(part, _Held):
+            if isinstance(part, _InMemory):
                 for piece in part.pieces:
                     yield lead + piece if lead else piece
                     lead = b""
@@ -157,15 +157,15 @@ class Parts:
             yield b"]"
 
     def close(self) -> None:
-        for part in self._row:
-            if isinstance(part, _Seat):
+        for part in self._parts:
+            if isinstance(part, _FlightBody):
                 part.reader.leave()
-        self._row.clear()
+        self._parts.clear()
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a client is told; `parts` is None where there is no body beyond `text`."""
+    """A response; `parts` is None if `body` is all there is."""
 
     status: int
     headers: CIMultiDict[str]
@@ -176,16 +176,16 @@ class Answer:
     fwd_status: int | None = None
     stored: bool = False
     stream: Stream | None = None
-    """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
+    """The stream whose tape alone produced this answer: the answer may be repeated while that tape is valid."""
     tail: NamedTail | None = None
-    """The tail that it names, where it may be given again: for as long as that is known to be the tail."""
+    """The tail that the answer states, if it may be repeated: while that is known to be the tail."""
     saved_bytes: int = 0
-    """How many more its body had before it was coded."""
-    shown: BodyRun | None = None
-    """What the body shows, or a 304 leaves out, where it is a run of a stream."""
+    """How many bytes content coding saved."""
+    run: BodyRun | None = None
+    """The run of a stream that the body holds, or that a 304 leaves out; None if the body is no such run."""
 
     def whole(self) -> bytes:
-        """The body of an answer that is made of bytes alone."""
+        """The body of an answer whose bytes are all in memory."""
         if self.parts is None:
             return self.body
         held = self.parts.held(self.is_json)

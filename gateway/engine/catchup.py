@@ -1,14 +1,14 @@
-"""Catch-up reads: walk the tape, fill what is missing, look at the tail, answer.
+"""Catch-up reads: walk the tape, fetch what is missing, find the tail, answer.
 
-The body of an answer is what the tape has from the asked offset on, then the bodies of flights that are in the air for
-the places behind it, then one fresh look at the tail.  Each of the three may be missing.  An answer that ends where the
-origin itself stopped, or at the size bound with more known behind it, is a plain hit and says nothing of the tail.
+The body of an answer is what the tape holds from the requested offset, then the bodies of flights in the air for the
+offsets after that, then one fresh fetch at the tail.  Each of the three may be missing.  An answer that ends where the
+origin itself stopped, or at the size bound with more held after it, is a plain hit and says nothing about the tail.
 
-Where the tail is may be known without a look: a stream that is followed live has the follower's word on it, which holds
-for `tail_heard_s` after the live request was last heard from, and what the origin or the operator lets be repeated for
-a while is repeated (`Stream.tail_until`).  A tail that is asked for often is followed for that.  Where the follower has
-been silent for too long, or is not believed, a HEAD says where the tail is, and the follower, which is receiving the
-bytes anyway, brings them.
+The tail may be known without a fetch.  A follower's statement of it is valid for `tail_heard_s` after the live request
+was last heard from, and a statement that the origin or the operator allows to be repeated is repeated for its time
+(`Stream.tail_until`).  A stream whose tail is requested often is followed for that reason.  If the follower has been
+silent for too long or is not trusted, a HEAD finds the tail, and the follower, which is receiving the bytes anyway,
+brings them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
+from gateway.engine.response_heads import head_answer, not_modified, now_answer, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
@@ -30,10 +30,10 @@ from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead, as_seen_by
 
 _SMALL_BYTES = 1 << 16
-"""A body of this size is waited for, so that it goes out whole and with its length."""
+"""A body up to this size is awaited, so that it is sent whole and with its length."""
 
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may lag behind a tail that a HEAD has named, before the bytes are fetched."""
+"""How long a follower may lag behind a tail that a HEAD has named before the bytes are fetched."""
 
 
 class CatchUp:
@@ -52,12 +52,12 @@ class CatchUp:
         self._clock = clock
         self._max_reply_bytes = max_reply_bytes
         self._follow = follow
-        """Has a stream followed whose tail is asked for often."""
+        """Starts following a stream whose tail is requested often."""
 
     async def answer(self, read: Read, stream: Stream) -> Answer:
-        """Answer the read; `Answer.close` is owed.
+        """Answer the read; the caller must call `Answer.close`.
 
-        Raises Uncacheable, TailMovedBack when `stream` is no longer the origin's, or another GatewayError.
+        Raises Uncacheable, TailMovedBack if `stream` is no longer the origin's, or another GatewayError.
         """
         attempt = self._attempt(read, stream)
         try:
@@ -67,7 +67,7 @@ class CatchUp:
             raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
-        """Answer a HEAD, where the tail is known; None where the origin has to say.  Raises as `answer` does."""
+        """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
         return await self._attempt(read, stream).head()
 
     def _attempt(self, read: Read, stream: Stream) -> _Attempt:
@@ -96,10 +96,10 @@ class _Attempt:
         self._stream = stream
         self.parts = Parts()
         self._at = read.start
-        self._laid_at = 0.0
+        self._stored_at = 0.0
         self._edition = stream.edition
-        """As it was before anything was read."""
-        self._has_ridden = False
+        """The edition before anything was read."""
+        self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
 
     async def run(self) -> Answer:
@@ -112,18 +112,18 @@ class _Attempt:
         while True:
             self._take_tape()
             if self._ends_here() and await self._may_answer_alone():
-                return self._answer_here(Outcome.COLLAPSED if self._has_ridden else Outcome.HIT)
+                return self._answer_here(Outcome.COLLAPSED if self._has_joined else Outcome.HIT)
             if stream.ended is not None:
                 raise TailMovedBack
             if self._is_at_tail() and await self._known_tail() == self._at:
-                outcome = Outcome.COLLAPSED if self._has_ridden else Outcome.HIT
+                outcome = Outcome.COLLAPSED if self._has_joined else Outcome.HIT
                 return self._answer(outcome, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
             if self._read_on():
                 continue
             if (answer := await self._answer_from_follower() or self._answer_stale()) is not None:
                 return answer
-            if (look := await self._look()) is not None:
-                return await self._answer_from(*look)
+            if (fetched := await self._fetch_tail()) is not None:
+                return await self._answer_from(*fetched)
 
     async def head(self) -> Answer | None:
         read, stream = self._read, self._stream
@@ -133,16 +133,16 @@ class _Attempt:
         return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
 
     def _read_on(self) -> bool:
-        """Whether the tape has more by now than what was walked over."""
+        """Whether the tape now holds more than was walked over."""
         return self._stream.tape.knows_after(self._at) and self.parts.size < self._limit
 
     def _is_at_tail(self) -> bool:
-        """Whether the walk has come to the furthest place known, and more is not known to follow."""
+        """Whether the walk has reached the furthest known offset and no more is known to follow."""
         tape = self._stream.tape
         return tape.tail is not None and tape.resolve(tape.tail) == self._at and not tape.is_short(self._at)
 
     def _tail_now(self) -> str | None:
-        """Where the tail is, if that may be said without asking the origin; the stream's life is not looked at."""
+        """The tail, if it may be stated without asking the origin; does not check the stream's lifetime."""
         stream = self._stream
         if stream.tape.closed_at is not None:
             return stream.tape.closed_at
@@ -152,13 +152,13 @@ class _Attempt:
         return tail if stream.tail_until(tail) > self._clock.now() else None
 
     async def _known_tail(self) -> str | None:
-        """Where the tail is, if the origin need not be asked for that; what is asked for often is followed for it."""
+        """The tail, if the origin need not be asked for it; counts the request, which may start a follower."""
         stream, config = self._stream, self._read.route.config
         if self._tail_now() is None and self._read.route.heard_s and stream.tape.tail is not None:
             per_s = config.follow_above_per_s
-            # Readers who share one look cost the origin no more than one.
+            # Readers that share one fetch cost the origin a single request.
             is_shared = any(self._fetches.pending(stream, start) for start in (self._at, NOW))
-            if per_s and not is_shared and stream.tail_asked(self._clock.now(), per_s):
+            if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
                 self._follow(self._read, stream)
             await self._live.until_connected(stream)
         if self._tail_now() is None or not await self._may_answer_alone():
@@ -166,7 +166,7 @@ class _Attempt:
         return self._tail_now()
 
     def _take_tape(self) -> None:
-        """Add what the tape has from here on, up to the size bound."""
+        """Add the bytes that the tape holds from here, up to the size bound."""
         room = self._limit - self.parts.size
         if room <= 0:
             return
@@ -174,23 +174,23 @@ class _Attempt:
         self.parts.add_pieces(reading.pieces, reading.copied)
         self._at = reading.end
         if reading.size:
-            self._laid_at = min(self._laid_at, reading.laid_at) if self._laid_at else reading.laid_at
+            self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
 
     def _ends_here(self) -> bool:
-        """Whether the answer may stop here without a look at the tail."""
+        """Whether the answer may end here without finding the tail."""
         tape = self._stream.tape
         if tape.is_closed_at(self._at):
             return True
         if not self.parts.size:
             return False
-        # What is known behind this place did not fit any more, or the origin itself had stopped here.
+        # The bytes held after this offset did not fit, or the origin itself had stopped here.
         return tape.knows_after(self._at) or tape.is_short(self._at)
 
     async def _may_answer_alone(self) -> bool:
-        """Whether the tape may be trusted without the origin, after asking it where that is due."""
+        """Whether the tape may be used without the origin; asks the origin first if that is due."""
         stream, read = self._stream, self._read
         if stream.lifetime is None:
-            # Memory is first to answer alone: one HEAD tells how long the stream may be remembered.
+            # First answer from memory: one HEAD reports how long the stream may be remembered.
             if (flight := self._fetches.pending(stream, METADATA)) is not None:
                 flight.watch()
                 try:
@@ -204,7 +204,7 @@ class _Attempt:
         if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
             return True
         # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
-        # the one that is remembered.
+        # the remembered one.
         head = await self._fetches.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
@@ -213,7 +213,7 @@ class _Attempt:
         return isinstance(head, StreamHead) and stream.lifetime is not None
 
     async def _answer_from_follower(self) -> Answer | None:
-        """Answer from a stream that is followed live, None where that does not help."""
+        """Answer from a followed stream; None if the follower does not bring what is missing."""
         stream, read = self._stream, self._read
         topic = self._live.confirmed_at(stream, self._at)
         if topic is None or stream.needs_revalidation:
@@ -223,23 +223,23 @@ class _Attempt:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
-            # Asking it for the bytes, too, would not make it any better.
+            # Asking for the bytes as well would fail the same way.
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
         answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED)
         if answer is None:
-            # It does not bring what is there: a live request that has stalled is begun anew.
+            # The follower does not bring existing bytes, so its live request has stalled: restart it.
             self._live.revalidate(stream)
         return answer
 
     async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:
-        """The answer once the follower has brought everything before `tail`; None where it takes too long."""
+        """The answer once the follower has brought everything before `tail`; None if that takes too long."""
         stream, deadline = self._stream, self._clock.now() + _FOLLOWER_PATIENCE_S
         while stream.ended is None:
             self._take_tape()
             if not is_before(self._at, tail):
-                # Beyond the tail that was named there are bytes only if the follower has brought them since.
+                # An offset past the named tail exists only if the follower has brought bytes since.
                 is_current = self._at == tail or self._live.confirmed_at(stream, self._at) is not None
                 return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
             if self._ends_here():
@@ -251,7 +251,7 @@ class _Attempt:
         raise TailMovedBack
 
     def _awaited_tail(self) -> str | None:
-        """The end of an acknowledged write that a follower who is believed is about to bring."""
+        """The end of an acknowledged write that a trusted follower is about to bring, or None."""
         stream, seen = self._stream, self._stream.sighting
         if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.needs_revalidation:
             return None
@@ -259,7 +259,7 @@ class _Attempt:
         return stream.acked if is_own and is_before(self._at, stream.acked or START) else None
 
     def _answer_stale(self) -> Answer | None:
-        """Answer with the bytes up to a tail that the origin lets be given while it is asked again (RFC 5861 §3)."""
+        """The bytes up to a stale tail while the origin is asked again (RFC 5861 §3), if allowed."""
         stream, read, seen, now = self._stream, self._read, self._stream.sighting, self._clock.now()
         if not self.parts.size or seen is None or seen.stale_until <= now or stream.tape.resolve(seen.at) != self._at:
             return None
@@ -269,10 +269,10 @@ class _Attempt:
             self._fetches.join(stream, self._at, read.route, read.source)
         return self._answer(Outcome.HIT, up_to_date=False, is_closed=False, stale_s=now - seen.fresh_until)
 
-    async def _look(self) -> tuple[Flight, bool] | None:
-        """A fresh look at what lies behind the walk: a flight with a seat taken, and whether it was launched for us.
+    async def _fetch_tail(self) -> tuple[Flight, bool] | None:
+        """Fetch what follows the walk: return the attached flight, and whether it was launched for this read.
 
-        None when a flight that was already in the air took the walk further, or ended: the walk goes on.
+        None if a flight already in the air advanced the walk or ended; the walk then continues.
         """
         stream, read = self._stream, self._read
         flight = self._fetches.pending(stream, self._at)
@@ -281,26 +281,26 @@ class _Attempt:
             try:
                 head = await self._fetches.head_within(flight, read.route.config.collapse_wait_s)
                 if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
-                    # Too large to be kept is a flight of one's own: waiting for its end would take minutes, and would
-                    # have it flown at full speed, past readers who cannot keep up.
+                    # Do not share a flight that is too large to keep: waiting for its end would take minutes, and it
+                    # would have to run at full speed, past readers that cannot keep up.
                     if flight.is_kept:
                         self.parts.attach(flight)
                         self._at = head.next_offset
-                        self._has_ridden = True
+                        self._has_joined = True
                         return None
                 elif isinstance(head, NotShareable):
-                    # That it may not be shared is no statement about the tail: all who wait go on alone, in parallel.
+                    # A reply that may not be shared says nothing about the tail: all waiters go on alone, in parallel.
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()
                     return None
             finally:
                 flight.unwatch()
-        flight, is_mine = self._fetches.join(stream, self._at, read.route, read.source)
+        flight, is_launched = self._fetches.join(stream, self._at, read.route, read.source)
         self.parts.attach(flight)
-        return flight, is_mine
+        return flight, is_launched
 
-    async def _answer_from(self, flight: Flight, is_mine: bool) -> Answer:
+    async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
         head = as_seen_by(await flight.until_head(), self._read.source.headers)
         if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
@@ -309,12 +309,12 @@ class _Attempt:
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, StreamHead | Beyond) and self._stream.ended is not None:
-            # Deleted or re-created while this walk was on its way: what lies before and behind may not be one stream.
+            # Deleted or re-created during this walk: the bytes before and after may belong to two streams.
             raise TailMovedBack
         if isinstance(head, Beyond):
             self.parts.drop_last()
             self._at = head.tail
-            outcome = Outcome.MISS if is_mine else Outcome.COLLAPSED
+            outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
             return self._answer(outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
@@ -323,7 +323,7 @@ class _Attempt:
             outcome = Outcome.REVALIDATED if head.next_offset == self._at else Outcome.JOINED
         else:
             outcome = Outcome.MISS
-        if outcome is Outcome.MISS and not is_mine:
+        if outcome is Outcome.MISS and not is_launched:
             outcome = Outcome.COLLAPSED
         self._at = head.next_offset
         return self._answer(
@@ -340,7 +340,7 @@ class _Attempt:
         if (tail := await self._known_tail()) is not None:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            self._let_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
+            self._allow_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -351,18 +351,18 @@ class _Attempt:
         return now_answer(read, stream, head.next_offset, Outcome.MISS, is_closed=head.is_closed, fwd_status=200)
 
     def _failed(self, head: OriginError | GatewayError) -> Answer:
-        """What a failed look makes of the answer."""
+        """The answer after a fetch has failed."""
         stream = self._stream
         if isinstance(head, TailMovedBack):
             raise head.anew()
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
-            return refusal_answer(self._read.route, head, Outcome.MISS)
+            return origin_error_answer(self._read.route, head, Outcome.MISS)
         if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
-            # Immutable bytes, and no word about the tail: the reader goes on from where they end.
+            # Send the immutable bytes without a statement about the tail: the reader continues from their end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
         if isinstance(head, OriginError):
-            return refusal_answer(self._read.route, head, Outcome.FAILED)
+            return origin_error_answer(self._read.route, head, Outcome.FAILED)
         raise head.anew()
 
     def _answer_here(self, outcome: Outcome) -> Answer:
@@ -383,25 +383,25 @@ class _Attempt:
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is Outcome.HIT and (is_tail or stale_s is not None):
-            # A tail that is followed is as old as the answer; one that is repeated is as old as the origin's word.
+            # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
-        elif outcome is Outcome.HIT and self._laid_at:
-            age_s = self._clock.now() - self._laid_at
+        elif outcome is Outcome.HIT and self._stored_at:
+            age_s = self._clock.now() - self._stored_at
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
-        shown = BodyRun(stream, read.start, self._at, self._edition)
+        run = BodyRun(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
-            answer = Answer(304, not_modified(headers), outcome, shown=shown)
+            answer = Answer(304, not_modified(headers), outcome, run=run)
         else:
-            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
+            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, run=run)
         if outcome is Outcome.HIT and stale_s is None:
-            self._let_repeat(answer, shown, is_tail=is_tail)
+            self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
 
-    def _let_repeat(self, answer: Answer, shown: BodyRun, *, is_tail: bool) -> None:
-        """The answer may be given again, and where it names the tail of an open stream, until that may have moved."""
-        answer.stream, answer.shown = self._stream, shown
-        answer.tail = NamedTail(shown.end, self._stream.tail_turns) if is_tail else None
+    def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
+        """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""
+        answer.stream, answer.run = self._stream, run
+        answer.tail = NamedTail(run.end, self._stream.tail_version) if is_tail else None

@@ -1,13 +1,14 @@
-"""The verdict: what an origin's answer is to those who share it, and what it teaches of the stream.
+"""Classifies an origin's reply for the readers that share it, and records what it says about the stream.
 
-An answer is a stream's (bytes to be laid, and the tail), a refusal that all who asked for it are told, or foreign: for
-one client alone, because it is personal, encoded, without an end, or nothing that the protocol knows.  What it says is
-held against what was known *when it was asked for*, since the tape moves on meanwhile: a tail that has moved back, a
-stream that was closed and is not, another type or identity are another stream under the same name.
+A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that asked, or not
+shareable: for one client alone, because it is personal, encoded, of unknown length, or outside the protocol.  A reply
+is compared with what was known *when it was requested*, because the tape moves on meanwhile.  A tail that has moved
+back, a closed stream that is open again, another content type or another identity mean another stream under the same
+name.
 
-A refusal that was asked for before a write was acknowledged may be of before the write: it is one for those who wait
-for it, and ends nothing.  An answer that was overtaken (the stream's bytes were forgotten while it was on its way) is
-still one for those who wait for it, and teaches nothing.
+An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
+ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
+wait for it and teaches nothing.
 """
 
 from __future__ import annotations
@@ -42,31 +43,31 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 
 NO_HEAD = frozenset({405, 501})
-"""What an origin says that knows no HEAD."""
-_REFUSAL_BYTES = 1 << 16
+"""The statuses of an origin that does not implement HEAD."""
+_MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
-"""More than this is no empty body, however it is spaced."""
+"""A body longer than this is not empty, whatever its whitespace."""
 _PERSONAL = frozenset({400, 401, 403, 407, 431})
-"""Refusals that may be about the credentials shown."""
+"""Statuses that may be due to the reader's credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeFacts:
-    """What was known when a request was sent: only that may be held against its answer, since the tape moves on."""
+    """What was known when a request was sent: its reply is compared with this, because the tape moves on."""
 
     tail: str | None
     closed_at: str | None
     has_seen: bool
-    """Whether the asked offset was one that the origin had named."""
-    is_origins_own: bool
-    """The same, for offsets that are no sentinel and no place of the gateway's own."""
+    """Whether the origin had named the requested offset."""
+    is_origin_token: bool
+    """The same, but False for sentinels and for offsets that the gateway uses internally."""
     identity: str | None
     stale_marks: int
     acks: int
 
     @classmethod
     def of(cls, stream: Stream, start: str) -> TapeFacts:
-        """What is known now of what is asked after `start`."""
+        """What is known now about a request for the bytes after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         return cls(
@@ -75,7 +76,7 @@ class TapeFacts:
 
 
 class ReplyClassifier:
-    """Judges answers and records what they teach.  Has no state of its own."""
+    """Classifies replies and records what they say.  Has no state of its own."""
 
     def __init__(
         self,
@@ -90,22 +91,22 @@ class ReplyClassifier:
         self._on_stale = on_stale
 
     async def head(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: TapeFacts
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
     ) -> Head:
-        """What a reply is to those who share it, before its body is read; what it says of the stream is recorded.
+        """Classify a reply before its body is read and record what its head says about the stream.
 
-        UpstreamBroken where the protocol does not allow it, TailMovedBack where it is of another stream than the one
-        that is known.
+        Raises UpstreamBroken if the protocol does not allow the reply, TailMovedBack if it belongs to another stream
+        than the known one.
         """
         headers = reply.headers
         if reply.status >= 400:
             if flight.start == METADATA and reply.status in NO_HEAD:
                 return NotShareable("no HEAD")
-            refusal = await _refusal(reply, route, source)
+            error = await _read_error(reply, route, source)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._metrics.upstream_bytes(len(refusal.body), mode, route.config.name)
-            flight.fetched += len(refusal.body)
-            return refusal
+            self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
+            flight.fetched += len(error.body)
+            return error
         if reply.status == 304:
             raise UpstreamBroken
         if reply.status != 200:
@@ -122,15 +123,15 @@ class ReplyClassifier:
         tape = stream.tape
         content_type = headers.get("Content-Type")
         if content_type is None and flight.start != METADATA:
-            # Bytes need a type to be laid by; metadata that names none teaches none.
+            # Storing bytes needs a content type; metadata without one says nothing about it.
             content_type = stream.content_type or DEFAULT_TYPE
         is_closed = is_true(headers.get(STREAM_CLOSED))
         is_fetch = flight.start not in (METADATA, NOW)
-        place = flight.start if is_fetch else START
-        # Where the tail itself was asked for, one before what was reached is another stream's.
-        is_beyond = is_fetch and not known.has_seen and is_before(offset, flight.start)
+        asked = flight.start if is_fetch else START
+        # Where the tail was requested, an offset before a reached one belongs to another stream.
+        is_beyond = is_fetch and not facts.has_seen and is_before(offset, flight.start)
         if is_beyond and not await _is_empty(reply):
-            # A client's own idea of an offset, and bytes that lead nowhere: that answer is for the client alone.
+            # The client invented the offset and bytes lead to no later one: the answer is for this client alone.
             return NotShareable("offset beyond the tail", is_lasting=False)
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if is_overtaken(stream, flight):
@@ -138,19 +139,19 @@ class ReplyClassifier:
                 raise TailMovedBack
             return Beyond(offset, up_to_date, is_closed) if is_beyond else StreamHead(offset, up_to_date, is_closed)
         if not is_beyond:
-            tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
-        if up_to_date and known.tail is not None:
-            tape.check(known.tail, offset, has_bytes=False)
-        has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
+            tape.check(flight.start if is_fetch else facts.tail or START, offset, has_bytes=False)
+        if up_to_date and facts.tail is not None:
+            tape.check(facts.tail, offset, has_bytes=False)
+        has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, place, offset)):
+        if not stream.learn_identity(stream_identity(headers, asked, offset)):
             raise TailMovedBack
         if is_closed and tape.closed_at is None:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
-            stream.saw_acknowledged(known.acks, offset)
+            stream.read_up_to_tail(facts.acks, offset)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -158,47 +159,49 @@ class ReplyClassifier:
         else:
             stream.record_caching(headers, up_to_date=up_to_date)
         if is_beyond:
-            stream.took_for_beyond(flight.start)
+            stream.record_beyond(flight.start)
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def apply(self, stream: Stream, flight: Flight, head: Head, known: TapeFacts) -> None:
-        """What an answer without bytes does to the stream."""
+    def apply(self, stream: Stream, flight: Flight, head: Head, facts: TapeFacts) -> None:
+        """Apply a reply without bytes to the stream."""
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
-                # The write that was acknowledged since found the stream there: the next look tells what is true now.
+                # A write acknowledged since then found the stream: the next request shows what is true now.
                 stream.mark_stale()
                 self._on_stale(stream)
             case OriginError(status=404):
                 if self._store.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)
-            case OriginError(status=410) if flight.start in (METADATA, NOW, known.tail):
-                # Nobody trims the tail: it is the stream that is gone.
+            case OriginError(status=410) if flight.start in (METADATA, NOW, facts.tail):
+                # An origin never trims the tail: the stream itself is gone.
                 if self._store.drop(stream, End.GONE):
                     self._on_end(stream, End.GONE)
             case OriginError(status=410):
-                # Trimmed, or softly deleted: the next look at the tail tells which.
+                # Trimmed, or soft-deleted: the next request at the tail tells which.
                 stream.mark_stale()
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case NotShareable() if flight.start == METADATA:
                 stream.record_lifetime({})
-            case OriginError(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
-                # An origin that refuses HEAD for good is not asked before every read.
+            case OriginError(status=status, request_headers=None) if (
+                flight.start == METADATA and status < 500 and status != 429
+            ):
+                # An origin that permanently refuses HEAD must not be asked before every read.
                 stream.record_lifetime({})
             case _:
                 pass
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Whether bytes of the stream were forgotten since the flight was sent, so that it may bring those very ones."""
+    """Whether the stream's bytes were forgotten after the flight was sent, so that it may carry those very bytes."""
     return stream.tape.incarnation != flight.incarnation
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
-    """Whether a write was acknowledged, or may have been done, since the flight was sent, so that what it did not find
-    may be there now."""
-    return stream.write_turn != flight.write_turn
+    """Whether a write was acknowledged, or may have been done, after the flight was sent, so that what the flight did
+    not find may exist now."""
+    return stream.write_version != flight.write_version
 
 
 async def _is_empty(reply: Reply) -> bool:
@@ -209,7 +212,7 @@ async def _is_empty(reply: Reply) -> bool:
 
 
 def _why_not_delimited(reply: Reply) -> str | None:
-    """Why a body is not the stream's own bytes to their end."""
+    """Why a body is not the stream's own bytes with a known end; None if it is."""
     if not reply.is_delimited:
         return "no length"
     if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -218,7 +221,7 @@ def _why_not_delimited(reply: Reply) -> str | None:
 
 
 def _why_not_shared(route: Route, reply: Reply) -> str | None:
-    """Why a reply is for its asker alone."""
+    """Why a reply is for its requester alone; None if it may be shared."""
     headers = reply.headers
     if "Set-Cookie" in headers:
         return "cookie"
@@ -232,16 +235,16 @@ def _why_not_shared(route: Route, reply: Reply) -> str | None:
     return None
 
 
-async def _refusal(reply: Reply, route: Route, source: Source) -> OriginError:
+async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError:
     headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
     for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
         headers.popall(name, None)
     body = b""
     if "Content-Encoding" not in reply.headers:
         try:
-            body = await reply.read(_REFUSAL_BYTES)
+            body = await reply.read(_MAX_ERROR_BYTES)
         except UpstreamBroken:
             body = b""
-    # Elsewhere all who share show the same credentials.
+    # Under the other policies all readers that share a fetch have the same credentials.
     is_personal = route.config.credentials == "shared" and reply.status in _PERSONAL
     return OriginError(reply.status, headers, body, source.headers if is_personal else None)

@@ -1,18 +1,18 @@
-"""Coded answers: bodies made from the tape in gzip, br or zstd, each made once and kept beside the tape.
+"""Content coding: bodies from the tape in gzip, br or zstd, each coded once and kept beside the tape.
 
-A body shows a run of a stream, from one offset to another, and such a run never changes.  So its coded form is made
-once for all who ask, and kept until the stream ends or its bytes are dropped (`forget`).  Of one start only the latest
-end is kept: what a stream has outgrown is not asked for again.  What is kept counts within the cache budget, where
-other streams' tapes make room for it, never its own; streams lose their coded bytes least recently used first.
+A body holds a run of a stream, from one offset to another, and such a run never changes.  Its coded form is therefore
+made once for all readers, and kept until the stream ends or its bytes are dropped (`forget`).  For each start only the
+latest end is kept, because shorter runs of a growing stream are not requested again.  Coded bytes count within the
+cache budget; other streams' tapes make room for them, never the stream's own.  The stream whose coded bytes were used
+least recently loses them first.
 
-Small bodies are coded where they are asked for.  Larger ones are coded in a thread (every library used here lets
-go of the interpreter meanwhile), those who ask for the same wait for the same, and a body is coded to the end although
-its reader has left.  Coding is a favour, never a condition: where it fails, takes too long, has too much to do
-already, or does not pay, the bytes go out as they are.  Only an answer whose bytes are all here is coded, so nothing is
-held back for it that could be on its way.
+Small bodies are coded inline.  Larger ones are coded in a thread (every library used here releases the interpreter
+lock meanwhile).  Requests for the same body wait for the same job, and a job runs to its end even if its reader has
+left.  Coding is an optimisation: if it fails, takes too long, is overloaded or does not pay, the plain bytes are sent.
+Only an answer whose bytes are all in memory is coded, so coding delays no bytes that could already be sent.
 
-Bytes of strangers and secrets in one coded body tell of each other by its length (BREACH); a route whose streams
-mix them is one to set `compression = []` for.
+Secrets and bytes that an attacker controls reveal each other by the length of one coded body (BREACH); set
+`compression = []` for a route whose streams mix them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.aio.clock import Clock, wait_until
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
 from gateway.protocol.coding import Coding, is_compressible
-from gateway.protocol.etag import coding_named, of_coding
+from gateway.protocol.etag import matched_coding, of_coding
 from gateway.protocol.freshness import parse_cache_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -43,25 +43,25 @@ from gateway.telemetry.metrics import MetricsRecorder
 _log = logging.getLogger("gateway.coding")
 
 INLINE_BYTES: Final = 1 << 14
-"""A body up to this size is coded on the loop: 0.05 to 0.15 ms at the default levels, about what a thread costs."""
+"""A body up to this size is coded on the loop: 0.05 to 0.15 ms at the default levels, about the cost of a thread."""
 
 QUEUE_BYTES: Final = 32 << 20
-"""Most bytes that wait for the thread; what comes beyond them goes out plain.  About 0.1 to 0.3 s of its work."""
+"""The most bytes that wait for the thread, 0.1 to 0.3 s of its work; bodies beyond that are sent plain."""
 
 PATIENCE_S: Final = 1.0
-"""How long a reader waits for its body to be coded before it is given the plain one."""
+"""How long a reader waits for its body to be coded before it is sent plain."""
 
 ENTRY_COST: Final = 400
-"""Bytes charged for a coded body beside its own: keys, dictionary slots, the object."""
+"""Bytes charged per coded body beside its data: keys, dictionary slots, the object."""
 
 _WORTH: Final = 0.95
-"""A coded body larger than this share of the plain one is not worth the client's time."""
+"""A coded body larger than this share of the plain one is not used."""
 
 _LARGEST_SHARE: Final = 4
-"""A single coded body may take up to this fraction of what may be kept; coded bytes up to this one of the cache."""
+"""One coded body may take up to this fraction of the coded bytes; coded bytes up to this fraction of the cache."""
 
 _GZIP_WINDOW: Final = 31
-"""15 bits of window, and 16 for a gzip header, which zlib writes without a time: equal bytes give equal bytes."""
+"""15 bits of window, plus 16 for a gzip header, in which zlib writes no time: equal bytes give equal coded bytes."""
 
 
 def _zstd(data: bytes, level: int) -> bytes:
@@ -88,12 +88,12 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
 class _Job(NamedTuple):
     """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
 
-    shown: BodyRun
+    run: BodyRun
     coding: Coding
 
 
 class _Wanted(NamedTuple):
-    """A run that is to be coded: its bytes, and how many they are."""
+    """A run to be coded, with its bytes and their number."""
 
     job: _Job
     pieces: Sequence[bytes]
@@ -102,7 +102,7 @@ class _Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The coded form of the run up to `end`; `data` is None where coding did not pay."""
+    """The coded form of the run up to `end`; `data` is None if coding did not pay."""
 
     end: str
     data: bytes | None
@@ -110,7 +110,7 @@ class _Kept:
 
 
 class Coder:
-    """Codes answers.  Owner of coded bytes, of those being made, and of the thread that makes them."""
+    """Codes answers.  Owner of coded bytes, of coding jobs, and of the thread that runs them."""
 
     def __init__(
         self,
@@ -125,64 +125,67 @@ class Coder:
         self._clock = clock
         self._metrics = metrics
         self._min_bytes = min_bytes
-        self._most_bytes = keep_bytes
+        self._max_bytes = keep_bytes
         self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
         self._making: dict[_Job, asyncio.Future[Any]] = {}
         self._queued_bytes = 0
         self._kept: OrderedDict[Stream, dict[tuple[str, Coding], _Kept]] = OrderedDict()
         self.cost = 0
         self.on_evict: Callable[[Stream], None] = lambda stream: None
-        """Called when coded bytes of a stream are given up for want of room, for whoever holds on to them."""
+        """Called when coded bytes of a stream are evicted, for users that hold references to them."""
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
+    def __repr__(self) -> str:
+        return f"<Coder {len(self)} bodies, {self.cost} bytes, {self.making} being coded>"
+
     @property
     def keep_bytes(self) -> int:
-        """Most coded bytes that are kept, of the cache's budget as it is now."""
-        return min(self._most_bytes, self._store.budget_bytes // _LARGEST_SHARE)
+        """The most coded bytes to keep within the current cache budget."""
+        return min(self._max_bytes, self._store.budget_bytes // _LARGEST_SHARE)
 
     @property
     def making(self) -> int:
-        """Bodies that are being coded."""
+        """The number of bodies being coded."""
         return len(self._making)
 
     # -- answers
 
     async def code(self, read: Read, answer: Answer) -> Answer:
-        """The answer in the coding that its reader likes best, or as it was; the same object, `close` is still owed."""
+        """Apply the coding that the reader prefers, if any; returns the same object, and `close` is still owed."""
         wanted = self._wanted(read, answer)
         if wanted is None:
             return answer
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
         if self._find(wanted.job) is None:
-            # Plain for the moment only, or coded bytes that are not kept: not to be remembered by others either.
+            # Plain only for now, or coded bytes that are not kept: the answer must not be remembered either.
             answer.stream = None
         return _in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
-        """The same without waiting: what the thread would have to make is sent plain."""
+        """The same without waiting: a body that would need the thread is sent plain."""
         wanted = self._wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
         return _in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
 
     def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
-        """What is to be made for the answer; None where it is finished, coded or as it was."""
+        """The run to code for the answer; None if the answer is final, coded or not."""
         if not read.route.codings or "ETag" not in answer.headers or "Content-Encoding" in answer.headers:
             return None
         if answer.status == 304:
             _vary(answer)
-            named = coding_named(read.if_none_match, answer.headers["ETag"], read.accepted)
+            named = matched_coding(read.if_none_match, answer.headers["ETag"], read.accepted)
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
             return None
-        shown, parts, coding = answer.shown, answer.parts, read.accepted.best
-        if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
+        run, parts, coding = answer.run, answer.parts, read.accepted.best
+        if run is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
             return None
         _vary(answer)
-        if not shown.may_be_kept:
-            # Bytes of before, which only this reader still has: neither to be kept nor to be taken for those of now.
+        if not run.may_be_kept:
+            # The stream has dropped these bytes: do not keep them or confuse them with its current bytes.
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
@@ -190,30 +193,30 @@ class Coder:
         if pieces is None:
             return None
         size = sum(map(len, pieces))
-        if size < self._min_bytes and read.accepted.takes_identity:
+        if size < self._min_bytes and read.accepted.accepts_identity:
             return None
-        wanted = _Wanted(_Job(shown, coding), pieces, size)
+        wanted = _Wanted(_Job(run, coding), pieces, size)
         kept = self._find(wanted.job)
         if kept is None:
             return wanted
-        self._kept.move_to_end(shown.stream)
+        self._kept.move_to_end(run.stream)
         _in_coding(answer, wanted, kept.data)
         return None
 
-    def ready(self, shown: BodyRun, coding: Coding) -> bytes | None:
-        """The bytes of a run in a coding, where they have been made."""
-        kept = self._find(_Job(shown, coding))
+    def ready(self, run: BodyRun, coding: Coding) -> bytes | None:
+        """The coded bytes of a run, if they are kept."""
+        kept = self._find(_Job(run, coding))
         return kept.data if kept is not None else None
 
     def _find(self, job: _Job) -> _Kept | None:
-        shown, coding = job
-        kept = self._kept.get(shown.stream, {}).get((shown.start, coding))
-        return kept if kept is not None and kept.end == shown.end else None
+        run, coding = job
+        kept = self._kept.get(run.stream, {}).get((run.start, coding))
+        return kept if kept is not None and kept.end == run.end else None
 
     # -- making
 
     async def _make(self, wanted: _Wanted, level: int) -> bytes | None:
-        """Have the run coded, together with all who ask for it meanwhile; None to send it plain."""
+        """Code the run, or wait for the job that does; None to send it plain."""
         job, pieces, size = wanted
         making = self._making.get(job)
         if making is None:
@@ -224,7 +227,7 @@ class Coder:
             making = self._begin(job, partial(_coded, CODERS[job.coding], level, pieces), size)
             if making is None:
                 return None
-        # Not awaited itself: it belongs to everyone, and the one who leaves must not cancel it.
+        # Do not await the job itself: other requests share it, and cancelling one must not cancel the job.
         if not await wait_until(making, self._clock, PATIENCE_S):
             return None
         data: bytes | None = making.result()
@@ -245,7 +248,7 @@ class Coder:
         try:
             coded = loop.run_in_executor(self.executor, work)
         except RuntimeError:
-            # No thread to be had, or no longer: the gateway is leaving.
+            # No thread can be started, or the executor is closed because the gateway is shutting down.
             return None
         making = self._making[job] = loop.create_future()
         self._queued_bytes += size
@@ -253,7 +256,7 @@ class Coder:
         return making
 
     def _made(self, job: _Job, size: int, making: asyncio.Future[Any], work: asyncio.Future[bytes | None]) -> None:
-        """The thread is through with it: kept first, then given to those who wait."""
+        """The thread has finished: keep the result, then give it to the waiters."""
         self._queued_bytes -= size
         is_wanted = self._making.get(job) is making
         if is_wanted:
@@ -271,7 +274,7 @@ class Coder:
     # -- keeping
 
     def _keep(self, job: _Job, data: bytes | None, size: int) -> None:
-        stream, start, end, _ = job.shown
+        stream, start, end, _ = job.run
         if stream.ended is not None:
             return
         if data is not None:
@@ -290,14 +293,14 @@ class Coder:
             self._kept.move_to_end(stream)
 
     def _evict(self) -> None:
-        """Give up the oldest body of the stream that was asked for longest ago."""
+        """Evict the oldest body of the least recently used stream."""
         stream, bodies = next(iter(self._kept.items()))
         self._drop(stream, next(iter(bodies)))
         self.on_evict(stream)
 
-    def _drop(self, stream: Stream, place: tuple[str, Coding]) -> bool:
+    def _drop(self, stream: Stream, slot: tuple[str, Coding]) -> bool:
         bodies = self._kept.get(stream, {})
-        kept = bodies.pop(place, None)
+        kept = bodies.pop(slot, None)
         if kept is None:
             return False
         self.cost -= kept.cost
@@ -307,31 +310,31 @@ class Coder:
         return True
 
     def touch(self, stream: Stream) -> None:
-        """Coded bytes of the stream were given out by somebody who held on to them."""
+        """The stream's coded bytes were sent by a user that holds references to them."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drop what was made of the stream's bytes; what is being made of them is given to those who wait, not kept."""
-        for place in list(self._kept.get(stream, ())):
-            self._drop(stream, place)
-        for job in [job for job in self._making if job.shown.stream is stream]:
+        """Drop everything derived from the stream's bytes; running jobs still answer their waiters."""
+        for slot in list(self._kept.get(stream, ())):
+            self._drop(stream, slot)
+        for job in [job for job in self._making if job.run.stream is stream]:
             del self._making[job]
 
     def close(self) -> None:
-        """End the thread; what waits for it is not begun."""
+        """End the thread; queued jobs are cancelled."""
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[bytes]) -> bytes | None:
-    """The pieces as one coded body, None where that does not pay."""
+    """The pieces as one coded body; None if coding does not pay."""
     plain = b"".join(pieces)
     data = code(plain, level)
     return data if len(data) <= len(plain) * _WORTH else None
 
 
 def _in_coding(answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
-    """The answer with `data` for its body; as it was where there is none."""
+    """Replace the answer's body by `data`; leave the answer as it was if that is None."""
     coding = wanted.job.coding
     if data is not None and answer.parts is not None:
         answer.parts.close()
@@ -345,7 +348,7 @@ def _in_coding(answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
 
 
 def _vary(answer: Answer) -> None:
-    """Say that another Accept-Encoding may be answered otherwise, beside whatever else the answer varies with."""
+    """Add Accept-Encoding to the answer's Vary."""
     varied = [name.strip() for line in answer.headers.getall("Vary", ()) for name in line.split(",") if name.strip()]
     if "*" not in varied and "accept-encoding" not in (name.lower() for name in varied):
         answer.headers["Vary"] = ", ".join([*varied, "Accept-Encoding"])

@@ -1,4 +1,4 @@
-"""The engine: one process's library, flights and topics, and the three ways to ask it for something."""
+"""The engine: the tape store, flights and topics of one process, behind one entry point per kind of request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.engine.long_poll import LongPoll
 from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
@@ -42,16 +42,16 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
-from gateway.upstream.renewal import Renewal
+from gateway.upstream.renewal import TlsReloader
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
 
 
 class Engine:
-    """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all.
+    """Answers reads and relays everything else.  Owner of all engine state; `close` ends it.
 
-    `upstream` stands in for the client that is made here, whose connections are the real ones.
+    `upstream`, if given, replaces the client made here, whose connections are real.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Engine:
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
-        self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
-        """To be started where files of the configuration are to be watched."""
+        self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
+        """Started by the application if files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.coder = Coder(
@@ -90,9 +90,17 @@ class Engine:
         self.store.on_forget = self._forget
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
+        """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
         self.live = LiveTopics(
-            upstream, self.store, clock, self.tasks, metrics, rng, limits.followed_streams, access_log
+            upstream,
+            self.store,
+            clock,
+            self.tasks,
+            metrics,
+            rng,
+            limits.followed_streams,
+            limits.max_flight_bytes,
+            access_log,
         )
         self.absences = Absences(clock.now)
         self.fetches = FetchTable(
@@ -105,7 +113,7 @@ class Engine:
             limits.max_flight_bytes,
             self.live.end,
             self.live.revalidate,
-            self.live.looked,
+            self.live.tail_named,
             self.absences,
             tracer,
             access_log,
@@ -116,19 +124,22 @@ class Engine:
         wheel = Wheel(clock)
         self._incarnations = Incarnations(self.store, self.absences, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
-        # What wakes waiting clients is new and mostly small: it is coded only if that takes no time.
+        # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
 
+    def __repr__(self) -> str:
+        return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
+
     async def catch_up(self, read: Read) -> Answer:
-        """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
+        """Answer a catch-up read; the caller must call `Answer.close`.  Raises Uncacheable or a GatewayError."""
         asked = _without_codings(read)
         return await self._coded(
             read, await self._incarnations.run(asked, lambda stream: self._catch_up.answer(asked, stream))
         )
 
     def knows(self, read: Read) -> bool:
-        """Whether anything is in memory by which a HEAD may be answered, or refused."""
+        """Whether anything in memory may answer or refuse a HEAD."""
         return (
             self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
@@ -136,9 +147,9 @@ class Engine:
         )
 
     async def head(self, read: Read) -> Answer | None:
-        """Answer a HEAD from memory; None where it has to be relayed.  Raises a GatewayError."""
-        if (refusal := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
-            return refusal_answer(read.route, refusal, Outcome.HIT)
+        """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
+        if (error := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
+            return origin_error_answer(read.route, error, Outcome.HIT)
         stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
@@ -151,15 +162,15 @@ class Engine:
             stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)
             return answer
         except (TailMovedBack, Uncacheable):
-            # It is another stream by now, or none, or not for sharing.
+            # The stream has been replaced, has ended, or may not be shared.
             return None
         finally:
             self.store.release(stream)
 
     def _follow(self, read: Read, stream: Stream) -> None:
-        """The stream's tail is asked for too often for each read to cost the origin a request."""
-        known = self.live.find(stream)
-        if self.drain.is_set or (known is not None and known.foreign is not None):
+        """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
+        existing = self.live.find(stream)
+        if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
         topic = self._reads.attach(read, stream)
         try:
@@ -168,24 +179,24 @@ class Engine:
             self._reads.left(topic)
 
     def wait_at_once(self, read: Read) -> Waiting | None:
-        """Where a long-poll waits, or is answered from the tape, where the origin need not be asked; `close` is owed.
-        None, and nothing has happened, where `long_poll` is to be asked."""
+        """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller
+        must call `close`.  None, without side effects, if `long_poll` is needed."""
         stream = self._followed(read)
-        place = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
-        if place is not None:
-            place.stream.count_reads(1, 0)
-        return place
+        waiting = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
+        if waiting is not None:
+            waiting.stream.count_reads(1, 0)
+        return waiting
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
-        """The same for SSE; where it is None, `open_sse` is to be asked."""
+        """The same for SSE; None if `open_sse` is needed."""
         stream = self._followed(read)
-        place = self._sse.subscribe_now(read, stream) if stream is not None else None
-        if place is not None:
-            place.stream.count_reads(1, 0)
-        return place
+        subscription = self._sse.subscribe_now(read, stream) if stream is not None else None
+        if subscription is not None:
+            subscription.stream.count_reads(1, 0)
+        return subscription
 
     def _followed(self, read: Read) -> Stream | None:
-        """The read's stream, where live readers share it and nothing is known to stand against one more."""
+        """The read's stream if it has live readers and nothing known prevents one more, else None."""
         stream = self.store.find(read.key)
         if (
             stream is None
@@ -198,7 +209,8 @@ class Engine:
         return stream
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
-        """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
+        """Answer a long-poll, or return the place at which it waits; the caller must call `close`.  Raises Uncacheable
+        or a GatewayError."""
         found = await self._polls.answer(_without_codings(read))
         return found if isinstance(found, Waiting) else await self._coded(read, found)
 
@@ -210,11 +222,12 @@ class Engine:
             raise
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
-        """A subscription, whose `close` is owed, or why there is none.  Raises Uncacheable or a GatewayError."""
+        """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
+        GatewayError."""
         return await self._sse.open(read)
 
     def touch(self, stream: Stream) -> None:
-        """The stream was answered from by somebody who remembers answers."""
+        """The stream was answered from a remembered answer."""
         stream.used(self.clock.now())
         self.store.touch(stream)
         self.coder.touch(stream)
@@ -226,23 +239,23 @@ class Engine:
     def take(
         self, config: GatewayConfig, credentials: Credentials, tls: Mapping[str, OriginTls] | None = None
     ) -> tuple[str, ...]:
-        """Have the origins of this configuration from here on, with what its routes show them; the routes that show
-        another secret than before."""
+        """Use the origins of this configuration, with its routes' secrets, from now on; return the names of the routes
+        whose secret has changed."""
         self._config = config
-        anew = self.origins.take(config.routes, config.origins, credentials)
-        self.health.take(config.routes)
-        self.client.exchanges.trust(tls or {})
-        self.client.exchanges.leave_room(len(self.origins))
-        return anew
+        changed = self.origins.configure(config.routes, config.origins, credentials)
+        self.health.configure(config.routes)
+        self.client.exchanges.configure_tls(tls or {})
+        self.client.exchanges.limit_per_host(len(self.origins))
+        return changed
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
-        """Send live readers off, spread over `spread_s` seconds, the last of them within `within_s`."""
+        """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.start(spread_s, within_s)
         self.live.leave(spread_s, within_s)
 
     async def close(self) -> None:
         self.live.close()
-        await self.renewal.close()
+        await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()
         await self.client.close()
@@ -250,7 +263,7 @@ class Engine:
 
 
 def _without_codings(read: Read) -> Read:
-    """The read as of one who knows of no codings, which are the coder's."""
+    """The read without coding suffixes in its entity tags, which only the coder knows."""
     if read.if_none_match is None:
         return read
     return replace(read, if_none_match=without_codings(read.if_none_match, read.accepted))

@@ -1,14 +1,15 @@
-"""The flight fetches: every fetch that readers share, by stream and starting token.
+"""The fetch table: every fetch that readers share (single-flight), by stream and starting token.
 
-The rule that keeps reads linearisable is *who may take whose answer for the tail*.  A request that arrived before a
-flight was sent may: whatever was acknowledged before it arrived, the origin saw first.  A request that arrives later
-may use the flight's bytes, which are immutable, but must look at the tail with a flight of its own.  So per stream and
-place there is at most one flight on its way and one waiting to be sent, and everyone who waits shares the latter.
+Reads stay linearisable by one rule about *which requests may take a flight's statement of the tail*.  A request that
+arrived before the flight was sent may: the origin had seen everything acknowledged before that request.  A request that
+arrives later may use the flight's bytes, which are immutable, but needs a flight of its own for the tail.  Each stream
+and starting token therefore has at most one flight on its way and one waiting to be sent, which all later requests
+share.
 
-A flight lays what it brought on the tape of the very stream record it was launched for.  A record that was dropped in
-the meantime (deleted, re-created) takes nothing, so an answer that was in the air across a DELETE cannot come back.
-Nor can one across a purge of a stream that keeps its record, for its readers' sake: a flight that was sent before its
-stream's bytes were forgotten is overtaken.  It is for those who wait for it already, and teaches nothing.
+A flight stores its bytes on the stream record for which it was launched.  A record dropped meanwhile (deleted,
+re-created) stores nothing, so a reply that was on its way across a DELETE cannot bring the stream back.  The same holds
+across a purge of a stream that keeps its record for its readers: a flight sent before the stream's bytes were forgotten
+is overtaken.  It answers the requests that already wait for it and teaches nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Sighting, Stream
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, Place, note_fetch
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
@@ -43,7 +44,7 @@ _RETRIED = frozenset({502, 503, 504})
 
 
 class FetchTable:
-    """Launches flights and keeps those in the air.  Owner of the pending table; runs one task a flight."""
+    """Launches flights and tracks those in the air.  Owner of the pending table; runs one task per flight."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class FetchTable:
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
         self._on_stale = on_stale
-        """Told that a stream may be another one, or none, so that its live request shows it no more."""
+        """Called when a stream may have been replaced or may have ended, so that its live request is restarted."""
         self._on_tail = on_tail
-        """Told where the origin says that a stream's tail is, and when it was asked."""
+        """Called with a stream's tail as the origin names it, and when that was requested."""
         self._absences = absences
         self._tracer = tracer
         self._access_log = access_log
@@ -92,25 +93,25 @@ class FetchTable:
 
     @property
     def keep_bytes(self) -> int:
-        """Most bytes that a flight launched now may bring to be kept: never more than half of the cache."""
+        """The most bytes of a flight launched now that may be kept: never more than half of the cache."""
         return min(self._max_flight_bytes, max(1, self._store.budget_bytes // 2))
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
-        """Every flight that is the latest of its place, with the stream that it is for."""
+        """The latest flight of each stream and starting token, with its stream."""
         return ((stream, flight) for (stream, _), flight in self._pending.items())
 
     def pending(self, stream: Stream, start: str) -> Flight | None:
-        """The latest flight for what lies after `start`, if one is not over."""
+        """The latest flight for the bytes after `start`, unless it is over or overtaken."""
         flight = self._pending.get((stream, start))
         if flight is None or flight.is_over or (flight.is_sent and is_overtaken(stream, flight)):
             return None
         return flight
 
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
-        """A flight that has not been sent yet, and whether it was launched now.
+        """Join the flight that has not been sent yet, launching one if there is none; return it and whether it was
+        launched now.
 
-        Where one has been sent and is not over, the caller should have waited for it (`join_earlier`); this launches
-        its replacement.
+        If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
         """
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
@@ -125,31 +126,31 @@ class FetchTable:
         self._pending[stream, start] = flight
         stream.pin()
         route.retries.request()
-        flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
-        # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
+        flight.task = self._tasks.start(self._run_flight(stream, flight, route, source), f"flight {start}")
+        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
         flight.task.add_done_callback(lambda _: self._ended(stream, flight, source))
         return flight, True
 
     def _ended(self, stream: Stream, flight: Flight, source: Source) -> None:
         if not flight.is_over:
             flight.give_up()
-        self._hand_over(stream, flight, source)
+        self._report_unclaimed(stream, flight, source)
         flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.start)) is flight:
             del self._pending[stream, flight.start]
         self._store.release(stream)
 
-    def _hand_over(self, stream: Stream, flight: Flight, source: Source) -> None:
-        """Tell of what no record is left to take."""
+    def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:
+        """Report traffic that no access record is left to claim."""
         requests, fetched = flight.requests - flight.accounted_requests, flight.fetched - flight.accounted
         if not flight.holders and (requests or fetched):
             flight.accounted_requests, flight.accounted = flight.requests, flight.fetched
-            place = Place.of(stream.key.route, source.target, stream.key.partition)
+            recorded = RecordedStream.of(stream.key.route, source.target, stream.key.partition)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._access_log.unclaimed(place, mode, requests=requests, fetched_bytes=fetched)
+            self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
-        """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
+        """A watched flight's head; None if it has not come `patience_s` after the flight was sent."""
         flight.span.joined()
         note_fetch(flight, leads=False)
         while flight.head is None:
@@ -159,9 +160,9 @@ class FetchTable:
         return flight.head
 
     async def join_earlier(self, stream: Stream, start: str, route: Route) -> Flight | None:
-        """Wait for a flight that was sent for what lies after `start` before the caller came; the flight, if any.
+        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.
 
-        What it brought may be used; that there is no more than this it cannot tell the caller.
+        The caller may use its bytes, but not its statement that there are no more.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
@@ -175,35 +176,35 @@ class FetchTable:
         return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
-        proved too large to be laid.
+        """What the origin says at `start` to a request that arrives now; returns when the flight has landed, or has
+        proved too large to be stored.
 
-        For those who want the fact or the laid bytes and not the body itself.  One that is overtaken is neither: the
-        origin is asked again, once for each time that the stream's bytes are forgotten meanwhile.
+        For callers that want the facts or the stored bytes and not the body itself.  An overtaken flight provides
+        neither, so the origin is asked again, once for each time that the stream's bytes are forgotten meanwhile.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
-        """The same, and how many body bytes came for it, those too that were too many to be laid."""
+        """The same, with the number of body bytes received, including those that were too many to be stored."""
         size = 0
         while True:
-            found, flight = await self._flown(stream, start, route, source)
+            found, flight = await self._fetch_fresh(stream, start, route, source)
             size += flight.fetched
             if not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
 
-    async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
-        stale = await self.join_earlier(stream, start, route)
-        if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
-            return refusal, stale
-        if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
-            # Its bytes are here: only what has come behind them since is still to be asked for.
-            start = stale.head.next_offset
+    async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
+        earlier = await self.join_earlier(stream, start, route)
+        if earlier is not None and (error := self._absences.find(stream.key, start, source.headers)) is not None:
+            return error, earlier
+        if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
+            # Those bytes are stored: only what follows them still has to be requested.
+            start = earlier.head.next_offset
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:
             await flight.until_known()
-            # Before the unwatching: with that, what is too large to be kept and has no other readers is given up.
+            # Read this before `unwatch`, which gives up a flight that is too large to keep and has no other readers.
             found = flight.error or flight.head
         finally:
             flight.unwatch()
@@ -212,7 +213,7 @@ class FetchTable:
 
     # -- one flight
 
-    async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+    async def _run_flight(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
         flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
@@ -231,13 +232,13 @@ class FetchTable:
     async def _attempt(
         self, stream: Stream, flight: Flight, route: Route, source: Source, is_last: bool
     ) -> GatewayError | None:
-        """One exchange with the origin; None when the flight is over, else why it is not."""
+        """One exchange with the origin; None if the flight is over, else why it failed."""
         is_metadata = flight.start == METADATA
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        flight.incarnation, flight.write_turn = stream.tape.incarnation, stream.write_turn
-        known = TapeFacts.of(stream, flight.start)
+        flight.incarnation, flight.write_version = stream.tape.incarnation, stream.write_version
+        facts = TapeFacts.of(stream, flight.start)
         name = route.config.name
         try:
             async with await self._upstream.send(
@@ -250,25 +251,25 @@ class FetchTable:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._classifier.head(stream, flight, route, source, reply, known)
+                head = await self._classifier.head(stream, flight, route, source, reply, facts)
                 is_current = not is_overtaken(stream, flight)
-                is_token_refused = isinstance(head, OriginError) and head.status == 400 and known.is_origins_own
-                if is_token_refused and is_current and await self._is_welcome(flight, source, name):
-                    # The origin does not know a token that it gave out itself: this is another stream.
+                is_token_refused = isinstance(head, OriginError) and head.status == 400 and facts.is_origin_token
+                if is_token_refused and is_current and await self._accepts_requests(flight, source, name):
+                    # The origin does not know a token that it issued itself: this is another stream.
                     raise TailMovedBack
                 is_believed = is_current and stream.ended is None and not is_outdated(stream, flight)
                 if isinstance(head, OriginError) and is_believed:
-                    # Refused to a HEAD, it comes without the body that a GET would be given.
+                    # An error to a HEAD lacks the body that a GET would be given, so it answers only HEADs.
                     is_whole = head.status == 404 and not is_metadata
-                    place = None if is_whole else flight.start
-                    self._absences.add(stream.key, place, head, source.headers, route, asked_at)
+                    offset = None if is_whole else flight.start
+                    self._absences.add(stream.key, offset, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._classifier.apply(stream, flight, head, known)
+                        self._classifier.apply(stream, flight, head, facts)
                     flight.announce(head)
                     return None
-                if is_current and stream.acks == known.acks:
-                    self._saw_tail(stream, head, reply, asked_at, route)
+                if is_current and stream.acks == facts.acks:
+                    self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
                     flight.announce(head)
                     return None
@@ -278,12 +279,12 @@ class FetchTable:
                     flight.land()
                     return None
                 stream.contacted(asked_at)
-                stream.revalidated(known.stale_marks)
-                await self._take_body(stream, flight, head, reply, name)
+                stream.revalidated(facts.stale_marks)
+                await self._read_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
             if not is_overtaken(stream, flight):
-                self._is_another(stream, flight, known)
+                self._found_another(stream, flight, facts)
             flight.fail(error)
             return None
         except CircuitOpen as error:
@@ -292,17 +293,19 @@ class FetchTable:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _is_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
-        """The flight has brought a part of another stream than the one that is remembered."""
-        if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # What is remembered has got its name since the flight was sent, and may be the later one.
+    def _found_another(self, stream: Stream, flight: Flight, facts: TapeFacts) -> None:
+        """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
+        if facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
+            # The record learned its identity after the flight was sent, so it may be the later stream.
             stream.mark_stale()
             self._on_stale(stream)
         elif self._store.drop(stream, End.RECREATED):
             self._on_end(stream, End.RECREATED)
 
-    def _saw_tail(self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route) -> None:
-        """Take note of where the origin says that the tail is, and of how long it lets that be repeated."""
+    def _record_tail(
+        self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route
+    ) -> None:
+        """Record the tail that the origin named, and for how long it may be repeated."""
         if not head.up_to_date or head.is_closed:
             return
         tail = head.next_offset if isinstance(head, StreamHead) else head.tail
@@ -315,15 +318,15 @@ class FetchTable:
         self._on_tail(stream, tail, asked_at)
 
     def _sent(self, flight: Flight, mode: Mode, route: str) -> None:
-        """A request is being sent to an origin."""
+        """Count a request that is being sent to an origin."""
         self._metrics.upstream_request(mode, route)
         flight.requests += 1
 
-    async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
-        """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
+    async def _accepts_requests(self, flight: Flight, source: Source, route: str) -> bool:
+        """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self._clock.now()
-            # Only the head is wanted: a body is dropped together with its connection.
+            # Only the head is needed: a body is dropped together with its connection.
             async with await self._upstream.send(
                 method,
                 source.url(offset),
@@ -336,7 +339,7 @@ class FetchTable:
                     return reply.status in (200, 404, 410)
         return False
 
-    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
+    async def _read_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
         start, end = flight.start, head.next_offset
         is_json = stream.tape.is_json
         unwrapper = ArrayUnwrapper() if is_json else None
@@ -360,20 +363,20 @@ class FetchTable:
                 raise UpstreamBroken
         elif flight.is_kept and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
-                # For those who ride on it, and nobody else.
-                self._store.pass_over(flight.size)
+                # The bytes are for the flight's readers alone.
+                self._store.count_unstored(flight.size)
             else:
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:
-    """How a flight ended, in a word, and the status that those who shared it are told by it."""
+    """How a flight ended, in one word, and the status that its readers were given."""
     match flight.error or flight.head:
         case GatewayError() as error:
             return "failed", error.status
-        case OriginError() as refusal:
-            return "refused", refusal.status
+        case OriginError() as error:
+            return "refused", error.status
         case NotShareable():
             return "foreign", None
         case _:

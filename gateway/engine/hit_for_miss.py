@@ -1,8 +1,8 @@
-"""Hit-for-miss: requests whose answers proved not to be for sharing, so that readers of such do not queue for one.
+"""Hit-for-miss: remembers requests whose answers may not be shared, so that readers do not queue for one answer.
 
-One odd reply stops the sharing of that one shape of request: one offset, read live or not.  An origin that answers
-`MOST_SHAPES` different ones of a stream like that means all reads of the kind; then they are relayed without a try.
-Both are remembered for a bounded time and number.
+One such reply stops the sharing of that shape of request: one offset, read live or not.  If an origin answers
+`MOST_SHAPES` shapes of one stream like that, all live or all other reads of it are relayed at once.  Both memories are
+bounded in time and number.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from cachetools import TTLCache
 from gateway.protocol.stream_key import StreamKey
 
 MOST_SHAPES = 4
-"""Shapes of one stream's reads, live or not, that may prove unshareable before all of them are taken for such."""
+"""Shapes of a stream's live, or other, reads that must prove unshareable before all of that kind are relayed."""
 _REMEMBERED = 10_000
 
 
 class Shape(NamedTuple):
-    """What of a read's request shapes the origin's answer, beside its stream."""
+    """What in a read's request, besides its stream, determines the origin's answer."""
 
     is_live: bool
     start: str | None
-    """The offset; None for every one."""
+    """The offset; None for every offset."""
 
 
 class Unshared:
-    """Shapes of requests that are not to be shared, each for `remember_s` from its latest proof.  One owner: a route.
+    """Request shapes that may not be shared, each for `remember_s` after its latest proof.  Owner: a route.
 
     `now` gives monotonic seconds.
     """
@@ -40,8 +40,11 @@ class Unshared:
     def __len__(self) -> int:
         return len(self._reasons)
 
+    def __repr__(self) -> str:
+        return f"<Unshared {len(self)} shapes>"
+
     def add(self, key: StreamKey, shape: Shape, reason: str) -> None:
-        """The origin's answer to such a request is not for sharing."""
+        """Remember that the origin's answer to such a request may not be shared."""
         if (key, shape) not in self._reasons:
             count = self._counts.get((key, shape.is_live), 0) + 1
             self._counts[key, shape.is_live] = count
@@ -50,7 +53,7 @@ class Unshared:
         self._reasons[key, shape] = reason
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
-        """Why such a request is not to be shared; None where it may be."""
+        """Why such a request may not be shared; None if it may."""
         if not self._reasons:
             return None
         return self._reasons.get((key, shape)) or self._reasons.get((key, Shape(shape.is_live, None)))

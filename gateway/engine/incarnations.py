@@ -1,4 +1,4 @@
-"""Incarnations: a read works on one life of its stream, and begins again where that proves to be another one."""
+"""Incarnations: a read works on one incarnation of its stream, and starts again if the stream proves to be another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -17,13 +17,13 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 _INCARNATIONS = 3
-"""How often a read begins again because its stream proved to be another one, before that is an error."""
+"""How many incarnations a read tries before the changes count as an error; purged ones do not count."""
 
 T = TypeVar("T")
 
 
 class Incarnations:
-    """Opens the stream of a read and runs the read on it.  Keeps no state of its own."""
+    """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
     def __init__(self, store: TapeStore, absences: Absences, live: LiveTopics, clock: Clock) -> None:
         self._store = store
@@ -32,8 +32,8 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        if (refusal := self._absences.find(read.key, read.start, read.source.headers)) is not None:
-            return refusal_answer(read.route, refusal, Outcome.HIT)
+        if (absence := self._absences.find(read.key, read.start, read.source.headers)) is not None:
+            return origin_error_answer(read.route, absence, Outcome.HIT)
         left = _INCARNATIONS
         while left:
             stream = self.open(read)
@@ -43,27 +43,27 @@ class Incarnations:
                 stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)
                 return found
             except TailMovedBack:
-                # A purge says nothing of the stream, and an operator may purge as often as he likes.
+                # A purge says nothing about the stream, and operators may purge as often as they like.
                 if stream.ended is not End.PURGED:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.route.unshared.add(read.key, read.shape, error.why.reason)
-                    # Nor may it be shared by those who remember answers, and are asked before the route is.
-                    self._store.call_back(stream)
+                    # Remembered answers are consulted before the route is, so withdraw them as well.
+                    self._store.withdraw(stream)
                 raise
             finally:
                 self._store.release(stream)
         raise UpstreamBroken("Stream changes faster than it can be read")
 
     def open(self, read: Read) -> Stream:
-        """The read's stream, begun anew where its life may be over: only the origin knows what is there now.  Raises
-        TooManyAbsent."""
+        """The read's stream; a new record if the known one may have expired, because only the origin knows what exists
+        now.  Raises TooManyAbsent."""
         now = self._clock.now()
-        known = self._store.find(read.key)
-        if known is not None and known.has_expired(now, self._clock.wall()):
-            # A sliding TTL may have been renewed by others, and another stream may be where one has ended.
-            self._live.drop(known, End.EXPIRED)
-        elif known is None and not self._absences.may_ask(read.route):
+        existing = self._store.find(read.key)
+        if existing is not None and existing.has_expired(now, self._clock.wall()):
+            # A sliding TTL may have been renewed elsewhere, and an expired stream may have been replaced.
+            self._live.drop(existing, End.EXPIRED)
+        elif existing is None and not self._absences.may_ask(read.route):
             raise TooManyAbsent
         return self._store.open(read.key, now)

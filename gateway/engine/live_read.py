@@ -1,9 +1,9 @@
-"""What both kinds of live read have in common: where a reader begins, what it joins, and what is fetched for it.
+"""What long-polls and SSE reads have in common: where a reader starts, which topic it joins, what is fetched for it.
 
-A live read goes over the tape from where its client stands.  Where the tape ends short of the topic's position, the gap
-is fetched; at the topic's position the reader waits for the topic.  No reader has a task of its own at the origin, a
-queue, or a memory of what was sent beyond its own offset, so there is no seam between replay and live at which a byte
-could be lost or come twice.
+A live read walks the tape from its client's offset.  If the tape ends short of the topic's position, the gap is
+fetched; at the topic's position the reader waits for the topic.  A reader has no task of its own at the origin, no
+queue, and no memory of what was sent beyond its own offset.  There is thus no seam between replay and live at which
+bytes could be lost or repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
-from gateway.live.topic import OriginAccess, Terms, Topic
+from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.offsets import NOW, START, is_before
@@ -26,15 +26,15 @@ from gateway.upstream.flight import METADATA, Beyond, Head, NotShareable, Origin
 from gateway.upstream.source import Source
 
 _LITTLE_BYTES = 1 << 16
-"""A reader who is behind by no more than this is sent it at once, whatever that has to be coded in."""
+"""A reader that is behind by no more than this is served at once, in whatever coding."""
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
-"""Why a live reader's replay is relayed: no tape can hold it."""
+"""Why a live reader's replay is relayed: it does not fit on any tape."""
 
 
 class LiveReads:
-    """Begins live reads and fetches for them.  Keeps no state of its own.
+    """Starts live reads and fetches for them.  Keeps no state of its own.
 
-    `drain` says whether, and how, readers are sent off.
+    `drain` holds whether, and how, readers are to be ended.
     """
 
     def __init__(
@@ -54,45 +54,45 @@ class LiveReads:
         self.max_reply_bytes = max_reply_bytes
 
     async def begin(self, read: Read, stream: Stream) -> tuple[str, Head | None]:
-        """Make sure that the stream exists, is still the same and has a known type; the offset to start from, which is
-        the tail for a reader who asked for what lies behind it, and what the origin said there if it was asked.
+        """Make sure that the stream exists, is unchanged and has a known type.  Return the offset to start from, which
+        is the tail for a reader that asked for an offset beyond it, and the origin's answer there if it was asked.
 
-        Raises Ended, Uncacheable or a GatewayError.
+        Raises StreamEnded, Uncacheable or a GatewayError.
         """
         fresh, tape, start = self.fetches.fresh_head, stream.tape, read.start
         head: Head | None = None
-        # The metadata name the tail, which is where most offsets lie: then there is no need for what comes after it.
-        place = start if start in (START, NOW) else METADATA
-        if place == METADATA and self.fetches.pending(stream, START) is not None:
-            # Another's fetch tells what there is to know as well; where the tail is now is the follower's to say.
-            place = START
+        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.
+        first = start if start in (START, NOW) else METADATA
+        if first == METADATA and self.fetches.pending(stream, START) is not None:
+            # Another read's fetch carries the same facts; the follower will report the current tail.
+            first = START
         if (
             stream.content_type is None
-            and (stale := await self.fetches.join_earlier(stream, place, read.route)) is not None
+            and (earlier := await self.fetches.join_earlier(stream, first, read.route)) is not None
         ):
-            refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
-            if isinstance(refusal, OriginError) and not is_outdated(stream, stale):
-                raise StreamEnded(refusal)
+            error = as_seen_by(earlier.head, read.source.headers) if earlier.head is not None else None
+            if isinstance(error, OriginError) and not is_outdated(stream, earlier):
+                raise StreamEnded(error)
             self.check_ended(stream)
         if stream.content_type is None:
-            # The first of its readers: what it asks for is fetched, and tells of the rest.
-            head = await fresh(stream, place, read.route, read.source)
-            if place == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
-                # An origin without HEAD is no reason to share nothing: its reads tell what there is to know.
-                place, head = start, await fresh(stream, start, read.route, read.source)
+            # The first reader: fetch what it asks for, which provides the other facts as well.
+            head = await fresh(stream, first, read.route, read.source)
+            if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
+                # An origin without HEAD can still be shared: its answers to GET carry the same facts.
+                first, head = start, await fresh(stream, start, read.route, read.source)
             if stream.content_type is None:
                 self.expect_stream(head)
-            self.check_stored(stream, start, head if place == start else None)
-            head = head if place == start else None
+            self.check_stored(stream, start, head if first == start else None)
+            head = head if first == start else None
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
             tail = tape.tail or start
-            look = await fresh(stream, tail, read.route, read.source)
-            if isinstance(look, OriginError) and look.status == 400 and tail != start:
-                # Not the client's offset is refused but the one remembered here: this is another stream.
+            reply = await fresh(stream, tail, read.route, read.source)
+            if isinstance(reply, OriginError) and reply.status == 400 and tail != start:
+                # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
-            if not self.has_failed(look) or not tape.knows_after(start):
-                self.expect_stream(look)
+            if not self.has_failed(reply) or not tape.knows_after(start):
+                self.expect_stream(reply)
         if start == NOW:
             topic = self.live.find(stream)
             if topic is not None and topic.position is not None:
@@ -101,11 +101,11 @@ class LiveReads:
                     return at, None
             return self.expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
         if start != START and head is None and not tape.has_seen(start):
-            # Bytes are wanted, not news of the tail: another's fetch of them will do.
+            # This needs bytes and not the tail, so another read's fetch will do.
             await self.fetches.join_earlier(stream, start, read.route)
             self.check_ended(stream)
         if start != START and not tape.has_seen(start):
-            # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
+            # Check an offset that the origin has not named with the origin: it may be behind, ahead, or invalid.
             if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
                 return tape.tail, Beyond(tape.tail, True, tape.is_closed_at(tape.tail))
             if head is None:
@@ -118,15 +118,15 @@ class LiveReads:
 
     @staticmethod
     def has_failed(head: Head) -> bool:
-        """Whether the origin could not say."""
+        """Whether the origin failed to answer."""
         if isinstance(head, OriginError):
             return head.status >= 500 or head.status == 429
         return isinstance(head, GatewayError)
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
-        """Raise Uncacheable where what was fetched after `start` is not on the tape: it is too large to be kept, or was
-        evicted at once, so that this reader cannot be served from there."""
+        """Raise Uncacheable if what was fetched after `start` is not on the tape: it is too large to keep, or was
+        evicted at once, so the tape cannot serve this reader."""
         tape = stream.tape
         if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
             return
@@ -147,11 +147,11 @@ class LiveReads:
                 raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
-        """Join the stream's topic; `left` is owed."""
+        """Join the stream's topic; the caller must call `left`."""
         route, source, config = read.route, read.source, read.route.config
-        known = self.live.find(stream)
-        if known is not None and known.foreign is not None:
-            raise Uncacheable(known.foreign)
+        existing = self.live.find(stream)
+        if existing is not None and existing.not_shareable is not None:
+            raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
             OriginAccess(
@@ -159,9 +159,9 @@ class LiveReads:
                 lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda topic, at: self.fill(route, source, topic, at),
             ),
-            Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
+            LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
-        topic.greet(read.cursor, self.clock.wall())
+        topic.note_cursor(read.cursor, self.clock.wall())
         return topic
 
     def left(self, topic: Topic) -> None:
@@ -169,17 +169,17 @@ class LiveReads:
         self.live.detach(topic)
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
-        """Have what lies after `at` fetched, where it is not for the follower to bring; whether that changed anything.
+        """Fetch the bytes after `at` if the follower will not bring them; return whether that changed anything.
 
-        An offset that the origin has not named yet is shown to it once: it may be behind, ahead, or no offset at all.
+        An offset that the origin has not named yet is checked with it once: it may be behind, ahead, or invalid.
         """
         stream = topic.stream
         tape = stream.tape
         if not topic.is_missing(at):
             return False
-        # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        stale = await self.fetches.join_earlier(stream, at, route)
-        if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        # This needs bytes and not the tail, which the follower reports, so another read's fetch will do.
+        earlier = await self.fetches.join_earlier(stream, at, route)
+        if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
         head = self.expect_stream(await self.fetches.fresh_head(stream, at, route, source))
@@ -189,28 +189,28 @@ class LiveReads:
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):
-            # Whether that concerns the reader depends on when it came.
+            # Whether that affects the reader depends on when it arrived.
             raise TailMovedBack
         if stream.ended is not None:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     def cursor(self, read: Read, stream: Stream) -> str:
-        """The cursor for a reader: one for all who wait together, so that they come back with one request."""
+        """The cursor for a reader: the same for all that wait together, so that they return with one shared request."""
         topic, wall = self.live.find(stream), self.clock.wall()
         if topic is None:
             return next_cursor(wall, read.cursor, self.rng)
         return topic.cursor_for(read.cursor, wall, self.rng)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
-        """Join the stream's topic where that needs no word of the origin's; `left` is owed."""
+        """Join the stream's topic if that needs no answer from the origin, else None; the caller must call `left`."""
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
-            topic.greet(read.cursor, self.clock.wall())
+            topic.note_cursor(read.cursor, self.clock.wall())
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:
-        """Whether a live reader needs no more than the tape and the follower: the stream is known and trusted, the
-        offset is one of its own, and what lies behind it is little."""
+        """Whether the tape and the follower suffice for a live reader: the stream is known and trusted, the offset is
+        one of its own, and at most `_LITTLE_BYTES` follow it."""
         tape, start = stream.tape, read.start
         return (
             stream.ended is None
@@ -229,5 +229,5 @@ class LiveReads:
 
 
 def _is_furthest(tape: Tape, at: str) -> bool:
-    """Whether the origin has named `at`, and nothing beyond it."""
+    """Whether the origin has named `at` and nothing beyond it."""
     return tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail))

@@ -1,4 +1,4 @@
-"""Long-poll (section 5.7): an answer as soon as there is something after the offset, or the place at which to wait."""
+"""Long-poll (section 5.7): an answer as soon as bytes follow the offset, or the place at which to wait for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
+from gateway.engine.response_heads import not_modified, origin_error_answer, stream_headers, timed_out
 from gateway.engine.waiter import PollClient, Waiter, Waiting
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
@@ -24,9 +24,9 @@ from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
 
 
 class LongPoll:
-    """Answers long-polls.  Keeps no state of its own; it is also what all waiters of the process share.
+    """Answers long-polls.  Keeps no state of its own; also the context that all waiters of the process share.
 
-    `code_now` gives an answer its content coding.
+    `code_now` applies a content coding to an answer.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class LongPoll:
         self._incarnations = incarnations
 
     async def answer(self, read: Read) -> Answer | Waiting:
-        """Answer with the bytes after the offset, or say where to wait; `close` is owed.  Raises Uncacheable or a
-        GatewayError."""
+        """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
+        Raises Uncacheable or a GatewayError."""
         return await self._incarnations.run(read, lambda stream: self._on(read, stream))
 
     def left(self, topic: Topic) -> None:
@@ -56,15 +56,15 @@ class LongPoll:
         self._reads.left(topic)
 
     async def _on(self, read: Read, stream: Stream) -> Answer | Waiting:
-        """Answer with the bytes after the offset, where there are any; else the place at which the client waits.
+        """Answer with the bytes after the offset if there are any, else return the place at which the client waits.
 
-        `Waiting.start` or `Waiting.close` is owed.  Raises Uncacheable, TailMovedBack when `stream` is not the origin's
-        from the start, or another GatewayError.
+        The caller must call `Waiting.start` or `Waiting.close`.  Raises Uncacheable, TailMovedBack if `stream` is not
+        the origin's from the start, or another GatewayError.
         """
         try:
             start, head = await self._reads.begin(read, stream)
             if isinstance(head, Beyond):
-                # Waiting there could be for ever: the reader is told where the tail is at once.
+                # A wait there might never end: answer with the tail at once.
                 return self._polled(
                     read,
                     stream,
@@ -82,38 +82,38 @@ class LongPoll:
                 outcome = Outcome.HIT
                 while True:
                     found = self.poll_now(read, stream, topic, outcome)
-                    if found is Poll.LOOK:
-                        found = await self.poll_looking(read, stream, topic, outcome)
-                        # What is there when it is tried again the look has brought.
+                    if found is Poll.ASK:
+                        found = await self.poll_asking(read, stream, topic, outcome)
+                        # The fetch has brought whatever the next attempt finds.
                         outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
                     if found is Poll.WAIT:
                         self._reads.live.follow(topic)
                         is_waiting = True
-                        # Little is kept while it waits: the key and the source are the stream's and the topic's.
+                        # Keep little while it waits: use the stream's key and the topic's source.
                         return Waiting(self, replace(read, key=stream.key, source=topic.access.source), stream, topic)
             finally:
                 if not is_waiting:
                     self._reads.left(topic)
         except StreamEnded as ended:
-            return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+            return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
-        """The answer to a long-poll where it can be given at once.  Raises Ended."""
+        """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if reading.size:
             if not self._is_verified(stream, topic, reading.end):
-                return Poll.LOOK
+                return Poll.ASK
             is_current = self._is_tail(stream, topic, reading.end)
             return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
-        return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
+        return Poll.ASK if topic.is_missing(reading.end) else Poll.WAIT
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
-        """The answer with what was fetched for this read, where that is all there is."""
+        """The answer from what was fetched for this read, if that reaches the tail."""
         if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
             return None
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
@@ -121,23 +121,23 @@ class LongPoll:
             return None
         return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=True)
 
-    async def poll_looking(
+    async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
-        """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
+        """Fetch what is missing for an answer: ASK if the caller should try again, WAIT if nothing changed."""
         tape, edition = stream.tape, stream.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
-            return Poll.LOOK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
-        # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
+            return Poll.ASK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
+        # The tail is unconfirmed: one fetch finds out whether more follows.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
-            # Of a stream that has been refused nothing more is told.
+            # The stream has been refused: send no more of it.
             raise StreamEnded(head)
         if self._reads.has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
-        # What was read before the look may have been evicted since; it is still true.
+        # What was read before the fetch may have been evicted since; it is still valid.
         reading = max(reading, tape.read(read.start, self._reads.max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         if outcome is Outcome.HIT and is_current:
@@ -146,11 +146,11 @@ class LongPoll:
         return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
 
     def _is_tail(self, stream: Stream, topic: Topic, end: str) -> bool:
-        """Whether `end` may be called the tail without asking the origin."""
+        """Whether `end` may be stated as the tail without asking the origin."""
         return topic.is_current(end) or stream.tail_until(end) > self.clock.now()
 
     def _is_verified(self, stream: Stream, topic: Topic, end: str) -> bool:
-        """Whether it is known if `end` is the tail: it may be called that, or there is more."""
+        """Whether it is known if `end` is the tail: it may be stated as such, or more bytes follow it."""
         tape = stream.tape
         is_over = tape.is_closed_at(end) or tape.knows_after(end) or tape.is_short(end)
         return is_over or self._is_tail(stream, topic, end)
@@ -175,19 +175,17 @@ class LongPoll:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
-        return Answer(
-            200, headers, outcome, parts, stream.tape.is_json, shown=BodyRun(stream, read.start, end, edition)
-        )
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, run=BodyRun(stream, read.start, end, edition))
 
-    def wait(self, place: Waiting, client: PollClient) -> Waiter:
-        """A waiter, to be started."""
-        waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
+    def wait(self, waiting: Waiting, client: PollClient) -> Waiter:
+        """A waiter, not yet started."""
+        waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
             waiter.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return waiter
 
-    async def past_tape(self, read: Read, stream: Stream) -> Answer:
-        """The answer to a long-poll whose bytes are not on the tape; Uncacheable when they are too many to hold."""
+    async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
+        """Answer a long-poll whose bytes are not on the tape; Uncacheable if they exceed the reply limit."""
         answer = await self._catch_up.answer(read, stream)
         try:
             if answer.parts is None or answer.status != 200:
@@ -203,16 +201,16 @@ class LongPoll:
         finally:
             answer.close()
 
-    def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """The 204 of a wait that is over, where the follower can vouch for it."""
+    def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
+        """The 204 of a wait that has timed out, if the follower confirms the tail."""
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
         cursor = self._reads.cursor(read, stream)
         return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
-    async def nothing_new(self, read: Read, stream: Stream) -> Answer:
-        """The time is up and nobody can vouch for the tail: look."""
+    async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
+        """Answer a wait that has timed out without a confirmed tail: ask the origin."""
         cursor = self._reads.cursor(read, stream)
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
@@ -229,7 +227,7 @@ class LongPoll:
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
     def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
-        """The place at which the client of a long-poll waits, or is answered from the tape, where that is known without
-        the origin; else None, and nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
+        """The place at which a long-poll's client waits, or is answered from the tape, if that is known without the
+        origin; else None, without side effects.  The caller must call `Waiting.start` or `Waiting.close`."""
         topic = self._reads.join(read, stream)
         return Waiting(self, read, stream, topic) if topic is not None else None

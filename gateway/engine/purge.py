@@ -1,9 +1,9 @@
-"""Purging: what an operator no longer wants believed, let go without anybody's connection being ended.
+"""Purging: drop or invalidate a stream at an operator's request, without ending any client's connection.
 
-A stream that nobody follows is forgotten as a whole, and who is on his way through it begins anew.  One that is
-followed keeps its record, as it does when it is evicted: its bytes go, the facts by which it would answer alone go with
-them, and its live request is made anew, which finds out whether the stream is still the same.  Its readers notice
-nothing if it is, and are told if it is not.
+A stream without a topic is dropped as a whole, and reads under way on it start again.  A stream with a topic keeps its
+record, as in an eviction: its bytes go, and with them the facts that would let it answer alone.  Its live request is
+restarted, which finds out whether the stream is still the same.  Its readers notice nothing if it is, and are ended if
+it is not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.tape.stream import End, Stream
 
 
 class Purge:
-    """Purges streams of one library.  Keeps no state of its own."""
+    """Purges streams of one tape store.  Keeps no state of its own."""
 
     def __init__(self, store: TapeStore, live: LiveTopics) -> None:
         self._store = store
         self._live = live
 
     def drop(self, stream: Stream) -> bool:
-        """Forget the stream's bytes now; False when it had ended before."""
+        """Drop the stream's bytes now; return False if it had ended before."""
         if stream.ended is not None:
             return False
         if self._live.find(stream) is not None:
@@ -33,7 +33,7 @@ class Purge:
         return self._store.drop(stream, End.PURGED)
 
     def revalidate(self, stream: Stream) -> bool:
-        """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
+        """Soft purge: keep the bytes, but ask the origin before the next hit; return False if it had ended before."""
         if stream.ended is not None:
             return False
         stream.mark_stale()
@@ -42,7 +42,7 @@ class Purge:
 
     def drop_others(self, partitions: Collection[Partition]) -> None:
         """Drop streams that no route leads to any more: those outside these public partitions (`Route.public`).  A
-        followed stream stays until its last reader leaves."""
+        stream with a topic stays until the topic ends."""
         for stream in list(self._store):
             if stream.key.partition.public not in partitions and self._live.find(stream) is None:
                 self._store.drop(stream, End.PURGED)

@@ -1,4 +1,4 @@
-"""A read as the engine sees it: no sockets, no HTTP library, only what decides the answer; and how it may not end."""
+"""A read as the engine sees it, without sockets or an HTTP library; the ways it can fail; and the drain state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.upstream.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One client's read.  `start` is an offset token or a sentinel; `cursor` counts only on live reads."""
+    """One client's read.  `start` is an offset token or a sentinel; `cursor` matters only for live reads."""
 
     route: Route
     key: StreamKey
@@ -25,19 +25,19 @@ class Read:
     cursor: str | None = None
     if_none_match: str | None = None
     is_private: bool = False
-    """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+    """Whether the request carried credentials, so that downstream caches must keep the answer private."""
     accepted: AcceptedCodings = PLAIN
-    """The content codings that the reader takes."""
+    """The content codings that the reader accepts."""
     is_live: bool = False
 
     @property
     def shape(self) -> Shape:
-        """What of its request shapes the origin's answer."""
+        """What in the request, besides the stream, determines the origin's answer."""
         return Shape(self.is_live, self.start)
 
 
 class Uncacheable(Exception):
-    """The origin's answer is not for sharing: the request is to be relayed alone."""
+    """The origin's answer may not be shared: relay the request alone."""
 
     def __init__(self, why: NotShareable) -> None:
         super().__init__(why.reason)
@@ -45,9 +45,10 @@ class Uncacheable(Exception):
 
 
 class Drain:
-    """Whether the gateway is leaving.
+    """Whether the gateway is draining.
 
-    Live readers go spread over `spread_s`, so that they do not return as a herd, and none stays beyond `within_s`.
+    Live readers end spread over `spread_s` seconds, so that they do not all reconnect at once, and the last of them
+    within `within_s`.
     """
 
     def __init__(self) -> None:
@@ -62,15 +63,15 @@ class Drain:
 
 
 class StreamEnded(Exception):
-    """The stream ended under its reader."""
+    """The stream ended during the read."""
 
-    def __init__(self, refusal: OriginError) -> None:
-        super().__init__(refusal.status)
-        self.refusal = refusal
+    def __init__(self, error: OriginError) -> None:
+        super().__init__(error.status)
+        self.error = error
 
 
 class Poll(Enum):
     """Why a long-poll cannot be answered at once."""
 
     WAIT = "nothing there"
-    LOOK = "the origin has to be asked"
+    ASK = "the origin has to be asked"

@@ -1,8 +1,8 @@
-"""What is no read, or may not be shared, goes through: bodies stream both ways, nothing is kept, nothing is repeated.
+"""Relaying: requests that are no reads, or whose answers may not be shared.
 
-A write's answer is recorded before any byte of it reaches the client, so a read that starts after the acknowledgement
-cannot be answered from before it: what the tape may claim without the origin ends here, and whoever looks at the tail
-afterwards does so with a request of its own.
+Bodies stream both ways; nothing is stored and nothing is retried.  A write's answer is recorded before any byte of it
+reaches the client, so a read that starts after the acknowledgement cannot be answered from an earlier state.  From then
+on the tape may not state the tail without the origin, and a read that needs the tail sends a request of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import Asker, Asking
+from gateway.upstream.asking import PendingRequest, Requester
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
@@ -39,15 +39,15 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 @dataclass(frozen=True, slots=True)
 class RelayedRequest:
-    """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
+    """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
 
-    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
-    writer itself would read from, None where it would read past all tapes.
+    `group` is what a write to the path affects and `query` the canonical rest of its target.  `tape_key` is the key of
+    the tape that the client itself would read, None if its reads would bypass all tapes.
     """
 
     route: Route
     group: Group
-    own: StreamKey | None
+    tape_key: StreamKey | None
     mode: Mode
     method: str
     path: str
@@ -60,44 +60,46 @@ class RelayedRequest:
 
 
 class RelayExchange:
-    """One request on its way, and an `Asker` of the origin's."""
+    """One relayed request under way; the `Requester` of its upstream request."""
 
     __slots__ = (
-        "_asked_at",
         "_asker",
         "_asking",
         "_has_left",
         "_is_write",
         "_relay",
+        "_sent_at",
         "is_overtaken",
-        "own",
-        "passed",
-        "turn",
+        "request",
+        "stream",
+        "write_version",
     )
 
-    def __init__(self, relay: Relay, passed: RelayedRequest, asker: Asker, own: Stream | None, asked_at: float) -> None:
+    def __init__(
+        self, relay: Relay, request: RelayedRequest, asker: Requester, stream: Stream | None, asked_at: float
+    ) -> None:
         self._relay = relay
         self._asker = asker
-        self._asked_at = asked_at
-        self._is_write = passed.mode in WRITES
-        self._asking: Asking | None = None
+        self._sent_at = asked_at
+        self._is_write = request.mode in WRITES
+        self._asking: PendingRequest | None = None
         self._has_left = False
-        self.passed = passed
-        self.own = own
-        """The writer's own tape as it was when the request was sent, the only one of which the answer states facts."""
-        self.turn = own.write_turn if own is not None else None
-        """The turn of its writes then."""
+        self.request = request
+        self.stream = stream
+        """The stream of `request.tape_key` when the request was sent: the answer states facts about it alone."""
+        self.write_version = stream.write_version if stream is not None else None
+        """The stream's `write_version` at that time."""
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 
     def begin(self, upstream: Upstream, url: str, bounds: Bounds) -> None:
-        passed = self.passed
-        is_live = passed.mode in (Mode.LONGPOLL, Mode.SSE)
-        self._asking = upstream.ask(self, passed.method, url, passed.headers, bounds, passed.body, is_live=is_live)
+        request = self.request
+        is_live = request.mode in (Mode.LONGPOLL, Mode.SSE)
+        self._asking = upstream.ask(self, request.method, url, request.headers, bounds, request.body, is_live=is_live)
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more.  That takes no write back, so what it changed is recorded all the
-        same."""
+        """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
+        recorded."""
         self._has_left = True
         if not self._is_write and self._asking is not None:
             asking, self._asking = self._asking, None
@@ -106,12 +108,12 @@ class RelayExchange:
     # -- from the origin
 
     def sent(self) -> None:
-        self._relay.metrics.upstream_request(self.passed.mode, self.passed.route.config.name)
+        self._relay.metrics.upstream_request(self.request.mode, self.request.route.config.name)
         self._asker.sent()
 
     def answered(self, reply: Reply) -> None:
         self._asking = None
-        self._relay.answered(self, reply, self._asked_at)
+        self._relay.answered(self, reply, self._sent_at)
         if self._has_left:
             reply.close()
         else:
@@ -125,7 +127,7 @@ class RelayExchange:
 
 
 class Relay:
-    """Relays requests and records what writes change."""
+    """Relays requests and records the effects of writes."""
 
     def __init__(
         self,
@@ -150,120 +152,123 @@ class Relay:
         """Writes that have been sent and not answered."""
         return sum(map(len, self._writes.values()))
 
-    def ask(self, passed: RelayedRequest, asker: Asker) -> RelayExchange:
-        """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
-        route = passed.route
-        url = route.upstream_base(passed.path)
-        if passed.raw_query:
-            url = f"{url}?{passed.raw_query}"
-        bounds = route.live_bounds if passed.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
-        if passed.mode is Mode.SSE:
-            # An origin may be silent on an SSE connection for as long as nothing is appended.
+    def __repr__(self) -> str:
+        return f"<Relay {sum(map(len, self._writes.values()))} writes under way>"
+
+    def ask(self, request: RelayedRequest, asker: Requester) -> RelayExchange:
+        """Relay a request.  Its effects are recorded before `asker` is called, possibly before this returns."""
+        route = request.route
+        url = route.upstream_base(request.path)
+        if request.raw_query:
+            url = f"{url}?{request.raw_query}"
+        bounds = route.live_bounds if request.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
+        if request.mode is Mode.SSE:
+            # An origin may be silent on an SSE connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
-        own = self._store.find(passed.own) if passed.own is not None else None
-        relayed = RelayExchange(self, passed, asker, own, self._clock.now())
-        if passed.mode in WRITES:
-            self._writes.setdefault(passed.group, set()).add(relayed)
-            self._absences.write_begins(passed.group)
+        stream = self._store.find(request.tape_key) if request.tape_key is not None else None
+        relayed = RelayExchange(self, request, asker, stream, self._clock.now())
+        if request.mode in WRITES:
+            self._writes.setdefault(request.group, set()).add(relayed)
+            self._absences.write_begins(request.group)
         relayed.begin(self._upstream, url, bounds)
         return relayed
 
     def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
-        """The head of the answer is here: record what it says."""
-        passed = relayed.passed
-        self.metrics.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
-        if passed.mode in WRITES:
+        """The head of the answer has arrived: record its effects."""
+        request = relayed.request
+        self.metrics.upstream_head(request.mode, reply.status, self._clock.now() - asked_at, request.route.config.name)
+        if request.mode in WRITES:
             if reply.status < 500:
-                self._record(passed, reply, relayed)
-            elif not passed.is_cut_short():
-                self._mark_stale(passed)
+                self._record(request, reply, relayed)
+            elif not request.is_cut_short():
+                self._mark_stale(request)
             self._forget(relayed)
-        elif passed.mode is Mode.HEAD:
-            self._lost(relayed, reply.status)
+        elif request.mode is Mode.HEAD:
+            self._record_missing(relayed, reply.status)
 
     def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
         """There is no answer."""
-        passed = relayed.passed
-        is_cut_short = passed.is_cut_short()
+        request = relayed.request
+        is_cut_short = request.is_cut_short()
         if not is_cut_short and not isinstance(error, CircuitOpen):
-            self.metrics.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
-        if passed.mode in WRITES:
-            # What the origin never had cannot have changed anything there, nor can a body that the client itself did
-            # not finish: the origin never had a complete request.
+            self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
+        if request.mode in WRITES:
+            # The origin changes nothing for a request that it never received, nor for one whose body the client did not
+            # finish, which was never complete.
             if not error.is_unsent and not is_cut_short:
-                self._mark_stale(passed)
+                self._mark_stale(request)
             self._forget(relayed)
 
     def _forget(self, relayed: RelayExchange) -> None:
-        group = relayed.passed.group
+        group = relayed.request.group
         writes = self._writes[group]
         writes.discard(relayed)
         if not writes:
             del self._writes[group]
         self._absences.write_ends(group)
 
-    def _record(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
+    def _record(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if write.is_overtaken:
-            # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
-            self._distrust(passed)
-        elif passed.mode is Mode.DELETE:
+            # The answer may concern the stream before or the one now, and their offsets may coincide.
+            self._invalidate(request)
+        elif request.mode is Mode.DELETE:
             if reply.status < 300:
-                self._end_group(passed, End.DELETED)
-            self._lost(write, reply.status)
+                self._end_group(request, End.DELETED)
+            self._record_missing(write, reply.status)
             if reply.status in (404, 410):
-                # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
-                # to whom the stream is not shown.
-                for stream in self._store.group(passed.group):
+                # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
+                # from this client alone.
+                for stream in self._store.group(request.group):
                     stream.mark_stale()
-        elif passed.mode is Mode.CREATE and reply.status == 201:
-            self._end_group(passed, End.RECREATED)
-            self._begin(passed, reply)
+        elif request.mode is Mode.CREATE and reply.status == 201:
+            self._end_group(request, End.RECREATED)
+            self._record_created(request, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
-            self._acknowledge(passed, reply, write)
-        elif passed.mode is Mode.APPEND:
-            self._lost(write, reply.status)
+            self._acknowledge(request, reply, write)
+        elif request.mode is Mode.APPEND:
+            self._record_missing(write, reply.status)
 
-    def _end_group(self, passed: RelayedRequest, why: End) -> None:
-        for write in self._writes[passed.group]:
+    def _end_group(self, request: RelayedRequest, why: End) -> None:
+        for write in self._writes[request.group]:
             write.is_overtaken = True
-        for stream in self._store.purge(passed.group, why):
+        for stream in self._store.purge(request.group, why):
             self._live.end(stream, why)
 
-    def _lost(self, sent: RelayExchange, status: int) -> None:
-        """The origin told this client that there is no such stream; others may still see it."""
-        if sent.own is None or status not in (404, 410):
+    def _record_missing(self, sent: RelayExchange, status: int) -> None:
+        """Record that the origin reported the stream missing to this client; others may still see it."""
+        if sent.stream is None or status not in (404, 410):
             return
-        if sent.own.write_turn != sent.turn:
-            # A write that was acknowledged since found it there: the next request tells what is true now.
-            sent.own.mark_stale()
-            self._live.revalidate(sent.own)
+        if sent.stream.write_version != sent.write_version:
+            # A write acknowledged since then found the stream: the next request shows what is true now.
+            sent.stream.mark_stale()
+            self._live.revalidate(sent.stream)
         else:
-            self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
+            self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
 
-    def _begin(self, passed: RelayedRequest, reply: Reply) -> None:
-        """A stream was created here: what a HEAD would tell is known already."""
-        if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
+    def _record_created(self, request: RelayedRequest, reply: Reply) -> None:
+        """Record a stream created here: the answer to a PUT says what a HEAD would."""
+        if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
-        stream = self._store.open(passed.own, self._clock.now())
-        stream.record_lifetime(passed.headers)
+        stream = self._store.open(request.tape_key, self._clock.now())
+        stream.record_lifetime(request.headers)
         stream.learn_type(reply.headers["Content-Type"])
         stream.record_headers(reply.headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
-    def _acknowledge(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
+    def _acknowledge(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        for stream in self._store.group(passed.group):
+        for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
             if tail is None:
-                stream.acknowledged_somewhere()
+                stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
-                stream.acknowledged(tail, is_closed=is_closed, query=passed.query)
+                stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
-        # Other partitions may name another stream by this path: only the writer's own takes the facts.
-        if write.own is not None and write.own.ended is None:
-            self._reached(write.own, reply)
+        # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        if write.stream is not None and write.stream.ended is None:
+            self._reached(write.stream, reply)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -276,20 +281,20 @@ class Relay:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
-    def _mark_stale(self, passed: RelayedRequest) -> None:
-        """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
-        for stream in self._store.group(passed.group):
-            if passed.mode is not Mode.APPEND:
+    def _mark_stale(self, request: RelayedRequest) -> None:
+        """The write may have been done: keep what is held, and ask the origin before the next hit."""
+        for stream in self._store.group(request.group):
+            if request.mode is not Mode.APPEND:
                 if stream.needs_revalidation:
-                    # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
+                    # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
             stream.mark_stale()
 
-    def _distrust(self, passed: RelayedRequest) -> None:
-        """Believe nothing of what is held."""
-        for stream in self._store.group(passed.group):
-            if passed.mode is not Mode.APPEND:
+    def _invalidate(self, request: RelayedRequest) -> None:
+        """Drop every belief about what is held."""
+        for stream in self._store.group(request.group):
+            if request.mode is not Mode.APPEND:
                 self._store.forget_bytes(stream)
             self._live.restart(stream)
 

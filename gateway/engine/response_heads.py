@@ -1,8 +1,8 @@
-"""Heads of answers: which headers a read is given, built in one place for all modes.
+"""Response heads: the headers of every answer to a read, built in one module for all modes.
 
-`Stream-Up-To-Date` and `Stream-Closed` are arguments here and nowhere remembered.  The ETag is the gateway's own,
-`"<incarnation>:<start>:<end>[:c]"`: origins differ in what theirs says, and the one that names no incarnation would
-confirm another stream's bytes.
+`Stream-Up-To-Date` and `Stream-Closed` are arguments here and stored nowhere.  The ETag is the gateway's own,
+`"<incarnation>:<start>:<end>[:c]"`: origins put different things into theirs, and one without an incarnation would
+validate the bytes of another stream.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NOT_MODIFIED_DROPS = ("Content-Type",)
 
 
 def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
-    """For bytes short of the tail what the origin says of such, else section 8.1's; an answer about the tail has to be
-    asked for again."""
+    """The Cache-Control of an answer.  Bytes short of the tail get the origin's directives, or else those of section
+    8.1; an answer about the tail must be requested again."""
     scope = "private" if read.is_private else "public"
     if at_tail:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
@@ -63,8 +63,8 @@ def stream_headers(
     edition: Edition,
     stale_s: float | None = None,
 ) -> CIMultiDict[str]:
-    """The headers of a 200 that leads from the asked offset to `end`; `stale_s` is for how long what it says of its end
-    has been stale, while the origin is asked again."""
+    """The headers of a 200 that leads from the requested offset to `end`.  `stale_s` is for how long its statement of
+    the tail has been stale, if it is, while the origin is asked again."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
     headers[STREAM_NEXT_OFFSET] = end
@@ -77,7 +77,7 @@ def stream_headers(
     headers["ETag"] = mint(edition.incarnation, read.start, end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
     if cursor is not None:
-        # No `no-transform` beside it: the answer is whole, so that a coding holds nothing back, and is often worth it.
+        # Without `no-transform`: the answer is complete, so coding it delays nothing and often pays.
         headers[ACCEL_BUFFERING] = "no"
     if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
         headers["Cache-Control"] += ", no-transform"
@@ -93,7 +93,7 @@ def stream_headers(
 
 
 def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """The headers of a 304 that stands for a 200 with `headers` (RFC 9110 §15.4.5)."""
+    """The headers of a 304 in place of a 200 with `headers` (RFC 9110 §15.4.5)."""
     for name in _NOT_MODIFIED_DROPS:
         headers.popall(name, None)
     return headers
@@ -102,7 +102,7 @@ def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
 def now_answer(
     read: Read, stream: Stream, tail: str, outcome: Outcome, *, is_closed: bool, fwd_status: int | None = None
 ) -> Answer:
-    """An empty answer that names the tail; nothing about it may be kept (section 6)."""
+    """An empty answer that names the tail; it must not be stored (section 6)."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
     headers[STREAM_NEXT_OFFSET] = tail
@@ -115,7 +115,7 @@ def now_answer(
 
 
 def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
-    """The answer to a HEAD (section 5.5); nothing about it may be kept."""
+    """The answer to a HEAD (section 5.5); it must not be stored."""
     headers = CIMultiDict(stream.headers)
     headers.extend(stream.head_headers or {})
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
@@ -132,7 +132,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
 
 
 def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str, outcome: Outcome) -> Answer:
-    """The 204 of a long-poll that has nothing to say (section 5.7)."""
+    """The 204 of a long-poll that timed out (section 5.7)."""
     headers = CIMultiDict(stream.headers)
     headers[STREAM_NEXT_OFFSET] = end
     headers[STREAM_UP_TO_DATE] = "true"
@@ -146,17 +146,17 @@ def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str
     return Answer(204, headers, outcome)
 
 
-def refusal_answer(route: Route, refusal: OriginError, outcome: Outcome) -> Answer:
-    """The origin's refusal as everyone who waited is given it; never to be kept by anyone."""
-    headers = CIMultiDict(refusal.headers)
+def origin_error_answer(route: Route, error: OriginError, outcome: Outcome) -> Answer:
+    """The origin's error as a response for each waiting reader; `no-store` unless the origin says otherwise."""
+    headers = CIMultiDict(error.headers)
     if "Cache-Control" not in headers:
         headers["Cache-Control"] = "no-store"
-    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=refusal.status)
-    return Answer(refusal.status, headers, outcome, body=refusal.body)
+    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=error.status)
+    return Answer(error.status, headers, outcome, body=error.body)
 
 
 def failure_answer(node: str, error: GatewayError) -> Answer:
-    """An error as a response: a status and one line."""
+    """An error as a response: a status and one line of text."""
     outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
     headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
     headers["X-Content-Type-Options"] = "nosniff"

@@ -1,7 +1,7 @@
-"""Retries within a budget, so that a sick origin is not hit harder.
+"""A retry budget per origin, so that retries do not overload a failing one.
 
-An origin has one budget, whatever routes lead to it.  Each request pays a share of a retry in, which its route sets,
-and a retry takes one out; what is saved up is bounded, so that a long calm does not allow a storm.
+All routes to an origin share its budget.  Each request adds a fraction of a retry, which its route configures, and each
+retry takes one out.  The savings are bounded, so a long quiet time does not allow a storm of retries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MOST_TOKENS: Final = 10.0
 
 
 class RetryBudget:
-    """The token bucket of one origin.  Begins full."""
+    """The token bucket of one origin.  Starts full."""
 
     __slots__ = ("tokens",)
 
@@ -24,7 +24,7 @@ class RetryBudget:
 
 
 class RouteRetries:
-    """The budget as one route uses it: `ratio` is what its requests pay in, and 0 is no retries."""
+    """The budget as one route uses it: each request adds `ratio`; 0 disables retries."""
 
     __slots__ = ("_budget", "_ratio")
 
@@ -33,14 +33,14 @@ class RouteRetries:
         self._ratio = ratio
 
     def request(self) -> None:
-        """A request is sent that is no retry."""
+        """Count a request that is no retry."""
         self._budget.tokens = min(_MOST_TOKENS, self._budget.tokens + self._ratio)
 
     @property
     def has_retry(self) -> bool:
-        """Whether a failed request may be sent again."""
+        """Whether a failed request may be retried."""
         return self._ratio > 0 and self._budget.tokens >= 1
 
     def retry(self) -> None:
-        """A failed request is sent again."""
+        """Count a retry."""
         self._budget.tokens -= 1

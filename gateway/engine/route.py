@@ -1,5 +1,5 @@
-"""A route at run time: where its streams are, who may share, how often it may retry, what proved uncacheable; and the
-table of routes, which may be replaced while requests are under way."""
+"""A route at run time: where its streams are, which readers share them, its retry budget, and what proved unshareable;
+and the table of routes, which can be replaced while requests are under way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
 from gateway.engine.hit_for_miss import Unshared
 from gateway.engine.retries import RetryBudget, RouteRetries
-from gateway.http.outgoing import FixedHeaders
+from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target
@@ -26,9 +26,9 @@ from gateway.upstream.source import Source
 class Route:
     """One configured route and what it has learned.
 
-    `retries` is the budget of the streams' origin, which the routes to it have in common; `origin` names that origin in
-    the keys of tapes: of several it is one that stands for all, so that tapes and what writes concern are the same
-    whichever of them answers.
+    `retries` is the retry budget of the origin, which all routes to that origin share.  `origin` names the origin in
+    tape keys.  Of several equivalent origins one name stands for all, so that tapes, and the groups that writes affect,
+    do not depend on which origin answers.
     """
 
     def __init__(
@@ -43,22 +43,21 @@ class Route:
         self.config = config
         self.node = node
         self.public = public or Partition(config.name)
-        """The partition of readers who show no credentials."""
-        """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common
-        unless they may have tapes in common."""
+        """The partition of readers without credentials, with which all partitions of the route's tapes start.  Two
+        routes, before and after a change, share it only if they may share tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
         self._authorities = _authorities(config)
         self.authority = origin or self._authorities[0]
-        """Scheme, host and port of the origin, or of that which stands for all: what a `Group` of its streams names."""
+        """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
         self._url = route_url(config.name)
         self._prefix = config.prefix.rstrip("/")
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
-        """How long a silent live request is believed about the tail, in seconds; 0 is never."""
+        """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""
         self.absent_s = 0.0 if is_asked else config.absent_s
-        """How long the origin's word that something is not there is repeated, in seconds."""
+        """How long a 404 or 410 of the origin is repeated, in seconds."""
         self._relayed_offset = re.compile(
             "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets) or "(?!)"
         )
@@ -69,7 +68,7 @@ class Route:
             config.connect_timeout_s, config.live_first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
         )
         self.codings = tuple(Coding(name) for name in config.compression)
-        """What a client may be offered, in order of preference."""
+        """The codings offered to clients, in order of preference."""
         self.levels = {
             Coding.ZSTD: config.zstd_level,
             Coding.BR: config.brotli_level,
@@ -80,7 +79,7 @@ class Route:
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 
     def serves(self, host: str, path: str) -> bool:
-        """Whether host (lower case, no port) and canonical path are this route's."""
+        """Whether this route serves the host (lower case, no port) and canonical path."""
         wanted = self._host
         if wanted == "*":
             return self.covers(path)
@@ -92,18 +91,18 @@ class Route:
         return self.covers(path)
 
     def covers(self, path: str) -> bool:
-        """Whether a canonical path is below the prefix."""
+        """Whether a canonical path is below the route's prefix."""
         return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """Exact hosts before wildcards before any; among equals the longest prefix wins."""
+        """Exact hosts before wildcards before any host; among equals the longest prefix wins."""
         host = self.config.host
         rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
         return rank, len(self._prefix)
 
     def relays(self, offset: str) -> bool:
-        """Whether reads from this offset are relayed: it names no position of a stream."""
+        """Whether reads from this offset are relayed, because it names no position of a stream."""
         return bool(self.config.relayed_offsets) and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
@@ -111,13 +110,13 @@ class Route:
         return self._base_path + (path if self._is_path_kept else path[len(self._prefix) :] or "/")
 
     def upstream_base(self, path: str) -> str:
-        """The route's URL for a canonical request path: `Client.send` sends it to one of the origins."""
+        """The route's URL for a canonical request path; the upstream client sends it to one of the route's origins."""
         return self._url + self.upstream_path(path)
 
     def public_location(self, location: str, public: str) -> str:
-        """A Location of the origin's as clients reach it; `public` is scheme and authority as the client named them.
+        """The origin's Location as clients reach it; `public` is scheme and authority as the client named them.
 
-        What points elsewhere is left alone (compare nginx's `proxy_redirect default`).
+        A Location elsewhere is left alone (compare nginx's `proxy_redirect default`).
         """
         for authority in self._authorities:
             own = authority + self._base_path
@@ -129,7 +128,7 @@ class Route:
         return public + (self._prefix + path if self.config.strip_prefix else path)
 
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
-        """The request's headers that make it one with credentials; all values of each."""
+        """The request's credential headers, with all values of each."""
         found: CIMultiDict[str] = CIMultiDict()
         for name in self.credential_names:
             if name in headers:
@@ -139,49 +138,49 @@ class Route:
         return found
 
     def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Partition:
-        """Who shares tapes with a request that shows these; `passed_nodes` as in `source_headers`."""
-        shown = []
+        """The partition of a request with these credentials; `passed_nodes` as in `source_headers`."""
+        parts = []
         if credentials and self.config.credentials == "partition":
-            shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
+            parts = [f"{name.lower()}:{value}" for name, value in credentials.items()]
         if passed_nodes:
-            shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
-        if not shown:
+            parts.append(f"cdn-loop:{', '.join(passed_nodes)}")
+        if not parts:
             return self.public
-        digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        digest = hashlib.blake2b("\n".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return self.public._replace(readers=digest)
 
     def key(self, target: Target, partition: Partition) -> StreamKey:
-        """The key of the tape that those of a partition share."""
+        """The key of the tape that the readers of a partition share."""
         return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
 
     def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
-        """The headers that a shared fetch carries.
+        """The headers of a shared fetch.
 
-        `passed_nodes` are the gateways that the reader has come by: a loop over several of them is seen only if each
-        hands on the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the names that one
-        reader shows would have the fetch of all the others refused.
+        `passed_nodes` are the gateways that the request has passed: a loop over several gateways is detected only if
+        each of them forwards the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the
+        names in one reader's request could get the fetch of all other readers refused.
         """
         headers = CIMultiDict(credentials)
         headers["Accept-Encoding"] = "identity"
         headers["Via"] = f"1.1 {self.node}"
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
-        return FixedHeaders.of(headers)
+        return RenderedHeaders.of(headers)
 
     def source(self, target: Target, headers: CIMultiDict[str]) -> Source:
-        """Where the target's bytes come from, for those whose fetches carry these headers."""
+        """Where the target's bytes come from, for readers whose fetches carry these headers."""
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
 
 
 def _authorities(config: RouteConfig) -> tuple[str, ...]:
-    """Scheme, host and port of all hosts that the route's requests may be sent to."""
+    """Scheme, host and port of every host to which the route's requests may be sent."""
     return tuple(authority_of(url) for url in (*(one.url for one in config.members), *config.leaders))
 
 
 def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
-    """Which origin stands in the keys of tapes for those of each route, by the route's name.
+    """The origin name in the tape keys of each route, by the route's name.
 
-    Origins that one route lists serve the same streams, and so do those of two routes that have one in common: the
-    first of such a set, in the order of the configuration, stands for all of it.
+    Origins listed by one route serve the same streams, and so do the origins of two routes that have one in common.
+    The first of such a set, in the order of the configuration, stands for all of it.
     """
     stands: dict[str, str] = {}
     for config in configs:
@@ -200,17 +199,17 @@ def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
-    """What decides whose bytes a tape holds, and who may read it."""
+    """What determines whose bytes a tape holds and which readers may use it."""
     whose = (origin, URL(config.members[0].url).raw_path, config.strip_prefix, config.cache)
-    # Without CORS of the route's own, the origin's answer to one web origin is not for another.
+    # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
     return (*whose, config.credentials, config.credential_headers, config.cors is None)
 
 
 class RouteTable:
-    """The routes in effect.  Owner of which there are: `replace` changes them between two requests.
+    """The routes in effect.  Owner of the set; `replace` changes it between two requests.
 
-    A route that stays as it was stays the very object, with what it has learned.  One that changes who may share goes
-    on with tapes of its own: those begun under the old rule are out of its readers' reach, and end with theirs.
+    An unchanged route keeps its object and what it has learned.  A route that changes who may share gets tapes of its
+    own; tapes started under the old rule are out of its readers' reach and end with the readers that still use them.
     """
 
     def __init__(self, configs: Sequence[RouteConfig], node: str, clock: Clock) -> None:
@@ -225,24 +224,27 @@ class RouteTable:
         )
 
     def _named(self, configs: Sequence[RouteConfig]) -> dict[str, str]:
-        """The origins that stand for those of the routes; each has its budget from here on."""
+        """The origin names of the routes; gives each origin its retry budget."""
         names = origin_names(configs)
         self._budgets = {name: self._budgets.get(name) or RetryBudget() for name in names.values()}
         return names
 
+    def __repr__(self) -> str:
+        return f"<RouteTable {len(self.routes)} routes, {len(self._budgets)} origins>"
+
     @property
     def public_partitions(self) -> frozenset[Partition]:
-        """The partitions whose tapes requests may still reach, without their readers' digests."""
+        """The partitions whose tapes requests may still reach, without readers' digests."""
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig]) -> bool:
-        """Have these routes from here on; whether that changed anything."""
+        """Replace the routes; return whether that changed anything."""
         if [route.config for route in self.routes] == list(configs):
             return False
-        known = {route.config.name: route for route in self.routes}
+        by_name = {route.config.name: route for route in self.routes}
         self._begun += 1
         names = self._named(configs)
-        self.routes = tuple(self._successor(known.get(config.name), config, names[config.name]) for config in configs)
+        self.routes = tuple(self._successor(by_name.get(config.name), config, names[config.name]) for config in configs)
         return True
 
     def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:

@@ -1,4 +1,4 @@
-"""SSE (section 5.8): a subscription to a stream, once everything that can go wrong before the first byte is over."""
+"""SSE (section 5.8): opening a subscription, including everything that can fail before the first byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
@@ -23,7 +23,7 @@ _CONNECTING_S = 1.0
 
 
 class Sse:
-    """Opens SSE reads.  Keeps no state of its own; it is also the `LiveContext` of all subscribers of the process."""
+    """Opens SSE reads.  Keeps no state of its own; also the `LiveContext` of all subscribers of the process."""
 
     def __init__(self, reads: LiveReads, incarnations: Incarnations, tasks: Tasks, wheel: Wheel) -> None:
         self.clock = reads.clock
@@ -34,13 +34,14 @@ class Sse:
         self._tasks = tasks
 
     async def open(self, read: Read) -> Subscription | Answer:
-        """A subscription, whose `close` is owed, or why there is none.  Raises Uncacheable or a GatewayError."""
+        """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
+        GatewayError."""
 
         async def subscribe(stream: Stream) -> Subscription | Answer:
             try:
                 return await self._on(read, stream)
             except StreamEnded as ended:
-                return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+                return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
         return await self._incarnations.run(read, subscribe)
 
@@ -49,14 +50,14 @@ class Sse:
         self._reads.left(topic)
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
-        """The same for SSE: `Subscription.start` or `Subscription.close` is owed."""
+        """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
 
     async def _on(self, read: Read, stream: Stream) -> Subscription:
-        """Everything that can go wrong before the first byte of an SSE response; `Subscription.close` is owed.
+        """Do everything that can fail before the first byte of an SSE response; `Subscription.close` must be called.
 
-        Raises Ended, Uncacheable, TailMovedBack or another GatewayError.
+        Raises StreamEnded, Uncacheable, TailMovedBack or another GatewayError.
         """
         at = stream.tape.resolve((await self._reads.begin(read, stream))[0])
         topic = self._reads.attach(read, stream)
@@ -66,34 +67,34 @@ class Sse:
                 await self._reads.fill(read.route, read.source, topic, at)
             await self._await_follower(stream, topic)
             self._reads.check_ended(stream)
-            if topic.foreign is not None:
-                raise Uncacheable(topic.foreign)
+            if topic.not_shareable is not None:
+                raise Uncacheable(topic.not_shareable)
         except BaseException:
             self._reads.left(topic)
             raise
         return Subscription(self, read, stream, topic, at)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
-        """Give a follower that is just connecting a moment, so that the first control event can tell of the tail."""
+        """Wait briefly for a follower that is connecting, so that the first control event can state the tail."""
         deadline = self.clock.now() + _CONNECTING_S
-        while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
+        while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self.clock.now()
             if left <= 0 or not await topic.changed.wait_within(self.clock, left):
                 return
 
-    def subscribe(self, place: Subscription, wire: Wire) -> Subscriber:
-        """A subscriber, to be started."""
-        read, topic = place.read, place.topic
+    def subscribe(self, subscription: Subscription, wire: Wire) -> Subscriber:
+        """A subscriber, not yet started."""
+        read, topic = subscription.read, subscription.topic
         lifetime_s = read.route.config.sse_lifetime_s * self._reads.rng.uniform(*_LIFETIME_JITTER)
-        # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
+        # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._reads.rng))
-        subscriber = Subscriber(topic, place.at, cursor, wire, self, lifetime_s)
+        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s)
         if self._reads.drain.is_set:
             subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return subscriber
 
     def fill(self, subscriber: Subscriber) -> None:
-        """Have what lies after the subscriber's place fetched; it is told when that is done."""
+        """Fetch the bytes after the subscriber's offset; calls `Subscriber.filled` when done."""
         self._tasks.start(self._fill_for(subscriber), f"fill {subscriber.at}")
 
     async def _fill_for(self, subscriber: Subscriber) -> None:
@@ -101,7 +102,7 @@ class Sse:
         try:
             has_changed = await subscriber.topic.access.fill(subscriber.topic, subscriber.at)
         except (StreamEnded, Uncacheable, GatewayError):
-            # The client resumes from its last control event; what is wrong it is told as a status then.
+            # The client resumes from its last control event and receives the error as a status then.
             pass
         finally:
             subscriber.filled(has_changed)
@@ -109,7 +110,7 @@ class Sse:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One SSE client's place, before anything is written; `start` or `close` is owed."""
+    """One SSE client's place in the stream before anything is written; `start` or `close` must be called."""
 
     sse: Sse
     read: Read
@@ -119,7 +120,7 @@ class Subscription:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the response says of its encoding."""
+        """The response header that states the events' data encoding."""
         return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
 
     def start(self, wire: Wire) -> Subscriber:

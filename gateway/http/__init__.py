@@ -1,1 +1,1 @@
-"""HTTP on the wire, sans-I/O: bytes in, events out, for both sides of the gateway.  No sockets, no clock."""
+"""HTTP parsing and serialisation, sans-I/O, for both sides of the gateway.  No sockets, no clock."""

@@ -1,11 +1,11 @@
-"""Header sections that were read before.
+"""A cache of parsed header sections.
 
-What a client sends differs from request to request mostly in the request line: the header section behind it is the
-same, byte for byte.  A section that was read once as a part of a whole and valid request is valid behind every other
-plain request line, so it is looked up, with all that was made of it, and only the line is read.
+The requests of one client differ mostly in the request line; the header section behind it is the same, byte for byte.
+A section that was parsed once as part of a complete, valid request is valid behind any other plain request line.  The
+cache therefore returns its parsed fields, with everything derived from them, and only the line is parsed.
 
-Whatever is not plain is the parser's to judge (`gateway.http.request`): a request that comes in pieces, several at a
-time, chunks, another protocol, a line of an unusual form.
+Every other request goes to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
+chunked bodies, upgrades, unusual request lines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _METHODS: Final = {method.encode(): method for method in ("GET", "HEAD", "POST",
 _HEAD_END: Final = b"\r\n\r\n"
 _MOST_SECTIONS: Final = 1 << 10
 _MOST_SECTION_BYTES: Final = 1 << 10
-_UNKNOWABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
+_UNCACHEABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
 
 
-class KnownFields:
-    """Sections by their bytes, the last thousand of them."""
+class HeaderCache:
+    """Parsed header sections by their bytes; the oldest of more than 1,024 is dropped."""
 
     def __init__(self) -> None:
         self._sections: dict[bytes, Fields] = {}
@@ -32,12 +32,15 @@ class KnownFields:
     def __len__(self) -> int:
         return len(self._sections)
 
+    def __repr__(self) -> str:
+        return f"<HeaderCache {len(self._sections)} sections>"
+
     def clear(self) -> None:
-        """Know nothing any more: what was made of sections no longer holds."""
+        """Forget all sections, because the values derived from them are no longer valid."""
         self._sections.clear()
 
-    def read(self, data: bytes) -> list[Event] | None:
-        """The events of one whole request behind which nothing follows, where its section is known; else None."""
+    def lookup(self, data: bytes) -> list[Event] | None:
+        """The events of `data` if it is exactly one complete request with a cached header section; else None."""
         line = _LINE.match(data)
         if line is None:
             return None
@@ -51,13 +54,13 @@ class KnownFields:
         head = RequestHead(_METHODS[line[1]], target.decode(), "1.1", fields)
         return [head, data[end:], Mark.END] if fields.length else [head, Mark.END]
 
-    def learn(self, data: bytes, events: list[Event]) -> None:
-        """These bytes were read as these events, from the first of them on."""
+    def store(self, data: bytes, events: list[Event]) -> None:
+        """Remember the header section of `data`, which the parser turned into `events` from its first byte on."""
         head = events[0] if events else None
         if not isinstance(head, RequestHead) or events[-1] is not Mark.END:
             return
         fields = head.fields
-        if not fields.keeps_alive or any(name in fields.headers for name in _UNKNOWABLE):
+        if not fields.keeps_alive or any(name in fields.headers for name in _UNCACHEABLE):
             return
         line = _LINE.match(data)
         end = data.find(_HEAD_END) + len(_HEAD_END)

@@ -1,7 +1,8 @@
-"""The head of a request to an origin, in bytes.
+"""Serialisation of request heads for origins.
 
-What could begin another line or another request never goes out, wherever it came from: the head is looked at once, as
-a whole, after it has been made (RFC 9112 section 11.1).  Framing is not the caller's to say: it follows from the body.
+A head must not contain bytes that an origin could read as another line or another request.  The complete head is
+therefore checked once, after it is built, whatever the source of its parts (RFC 9112 section 11.1).  The framing fields
+follow from the body; the caller cannot set them.
 """
 
 from __future__ import annotations
@@ -17,46 +18,48 @@ _HEAD: Final = re.compile(
 )
 _TARGET: Final = re.compile(r"/[!-~]*")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
-_OFTEN_EMPTY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that say nothing of a body where they have none (RFC 9110 section 8.6)."""
+_OPTIONAL_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods that need no Content-Length if they have no body (RFC 9110 section 8.6)."""
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
-_SPELT: Final = """
+_COMMON_NAMES: Final = """
     Accept Accept-Encoding Accept-Language Authorization Cache-Control CDN-Loop Connection Content-Length Content-Type
     Cookie Forwarded Host If-Match If-None-Match Origin Pragma Producer-Epoch Producer-Id Producer-Seq Range Referer
     Sec-Fetch-Dest Sec-Fetch-Mode Sec-Fetch-Site Stream-Closed Stream-Cursor Stream-Expires-At Stream-Seq Stream-TTL
     Traceparent Tracestate User-Agent Via X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto X-Request-Id
 """
-_USUAL: Final = frozenset(spelt for name in _SPELT.split() for spelt in (name, name.lower(), name.title()))
-"""Field names that are known to be tokens."""
+_KNOWN_TOKENS: Final = frozenset(
+    spelling for name in _COMMON_NAMES.split() for spelling in (name, name.lower(), name.title())
+)
+"""Field names known to be valid tokens, in the usual spellings."""
 
 
-class FixedHeaders(CIMultiDict[str]):
-    """Headers that nobody changes any more: their lines are made once.  A copy is not fixed."""
+class RenderedHeaders(CIMultiDict[str]):
+    """Headers that no longer change, with their lines rendered once.  A copy may change and has no rendered lines."""
 
     __slots__ = ("lines",)
 
     lines: str | None
-    """The field lines but for framing, None where they need a closer look together with the rest."""
+    """The field lines without framing; None if they must be checked together with the rest of the head."""
 
     @classmethod
-    def of(cls, headers: CIMultiDict[str]) -> FixedHeaders:
-        """These, fixed."""
-        fixed = cls(headers)
+    def of(cls, headers: CIMultiDict[str]) -> RenderedHeaders:
+        """Render these headers."""
+        rendered = cls(headers)
         fields = [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _FRAMING]
-        is_usual = _USUAL.issuperset(headers) and "".join(fields).isprintable()
-        fixed.lines = "".join([f"{field}\r\n" for field in fields]) if is_usual else None
-        return fixed
+        is_known_valid = _KNOWN_TOKENS.issuperset(headers) and "".join(fields).isprintable()
+        rendered.lines = "".join([f"{field}\r\n" for field in fields]) if is_known_valid else None
+        return rendered
 
-    def copy(self) -> FixedHeaders:
-        """The same, to be changed: no lines are kept for it."""
-        copied = FixedHeaders(self)
+    def copy(self) -> RenderedHeaders:
+        """A mutable copy without rendered lines."""
+        copied = RenderedHeaders(self)
         copied.lines = None
         return copied
 
 
-class UnfitRequest(ValueError):
-    """A request that may not be written."""
+class InvalidRequest(ValueError):
+    """A request that must not be sent, because an origin could misread it."""
 
 
 def request_head(
@@ -68,20 +71,27 @@ def request_head(
     *,
     is_chunked: bool = False,
 ) -> bytes:
-    """A request's head for a target in origin form, with a body of `length` bytes, in chunks, or without one.
+    """A request's head for a target in origin form, with a body of `length` bytes, chunked, or without a body.
 
-    `host` is what the Host field says unless the headers have one.  UnfitRequest where a part of it is no token, or
-    has control characters.
+    `host` is used for the Host field unless the headers have one.  Raises InvalidRequest if a part is not a valid token
+    or contains control characters.
     """
-    if type(headers) is FixedHeaders and headers.lines is not None and method in _METHODS and _TARGET.fullmatch(target):
+    if (
+        type(headers) is RenderedHeaders
+        and headers.lines is not None
+        and method in _METHODS
+        and _TARGET.fullmatch(target)
+    ):
         if is_chunked:
             framing = "Transfer-Encoding: chunked\r\n"
         elif length is not None:
             framing = f"Content-Length: {length}\r\n"
         else:
-            framing = "" if method in _OFTEN_EMPTY else "Content-Length: 0\r\n"
-        named = "" if "Host" in headers else f"Host: {host}\r\n"
-        return f"{method} {target} HTTP/1.1\r\n{named}{headers.lines}{framing}\r\n".encode("utf-8", "surrogateescape")
+            framing = "" if method in _OPTIONAL_LENGTH else "Content-Length: 0\r\n"
+        host_line = "" if "Host" in headers else f"Host: {host}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{host_line}{headers.lines}{framing}\r\n".encode(
+            "utf-8", "surrogateescape"
+        )
     lines = [f"{method} {target} HTTP/1.1"]
     if "Host" not in headers:
         lines.append(f"Host: {host}")
@@ -93,14 +103,14 @@ def request_head(
         lines.append("Transfer-Encoding: chunked")
     elif length is not None:
         lines.append(f"Content-Length: {length}")
-    elif method not in _OFTEN_EMPTY:
+    elif method not in _OPTIONAL_LENGTH:
         lines.append("Content-Length: 0")
     lines += ("", "")
     text = "\r\n".join(lines)
-    # What is usual needs no closer look: names that are known, and no control character anywhere.
-    is_usual = method in _METHODS and target and " " not in target and _USUAL.issuperset(headers)
-    is_usual = is_usual and "".join(lines).isprintable()
-    # A value with a line end in it reads as two fields, and by that only.
-    if not is_usual and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
-        raise UnfitRequest("a request that could be read as another one")
+    # Fast path: all names are known tokens, and there is no control character anywhere.
+    is_known_valid = method in _METHODS and target and " " not in target and _KNOWN_TOKENS.issuperset(headers)
+    is_known_valid = is_known_valid and "".join(lines).isprintable()
+    # The pattern accepts a value with a line end in it as two fields; only the number of lines reveals it.
+    if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
+        raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")

@@ -1,21 +1,23 @@
-"""Replies as an origin sends them: bytes in, events out.
+"""A parser for the replies of an origin: bytes in, events out.
 
-A parser belongs to one connection and reads one reply after the other, each only after `expect` has told that a request
-is on its way.  It knows no socket and no time.  What it gives for a reply is a `Head`, the body's bytes as they come,
-and `END`; an end of the connection is told to it by `feed_eof`.
+A parser belongs to one connection and reads one reply after the other, each after `expect` has announced a request.  It
+knows no socket and no time.  Each reply yields a `Head`, the body's bytes as they arrive, and `END`.  `feed_eof` tells
+the parser that the connection has ended.
 
-The syntax of heads and of chunks is llhttp's to judge, in its strict mode: no bare LF, no folded line, no length that
-is said twice or beside chunks. A head that comes whole and has nothing unusual is read line by line instead, and most
-of its lines are known from other replies; whatever is not plain there is left to llhttp. Where a body begins and ends
-is decided here (RFC 9112 section 6.3), because llhttp cannot be told that the reply to a HEAD has no body, and would
-not say where excess bytes begin. Stricter than llhttp, this refuses what nobody here could hand on: versions that are
-not HTTP/1, transfer codings beside chunked, statuses below 100, control characters in a reason.
+llhttp in strict mode checks the syntax of heads and chunks: no bare LF, no folded line, no repeated Content-Length and
+none beside chunks.  A head that arrives whole and contains nothing unusual takes a shorter path: its lines are parsed
+one by one, mostly from a cache.  A head with anything unusual in it goes to llhttp.
 
-Interim replies (1xx) are skipped, a few of them; 101 is refused, since nobody here asks for another protocol.
-Trailers and chunk extensions are dropped.  Everything is bounded: the head's lines and their number, the head as a
-whole while it is not complete, and what comes inside a chunked body without being one.
+This module finds the start and end of a body itself (RFC 9112 section 6.3), because llhttp cannot be told that the
+reply to a HEAD has no body, and does not report where excess bytes begin.  It is stricter than llhttp where the gateway
+could not forward the result: it refuses versions other than HTTP/1, transfer codings beside chunked, statuses below
+100, and control characters in a reason phrase.
 
-Bytes that nobody asked for cannot be told from the next reply, so a connection that has brought any is not used again.
+A few interim replies (1xx) are skipped.  101 is refused, because the gateway never asks for an upgrade.  Trailers and
+chunk extensions are dropped.  Everything is bounded: the length and number of the head's lines, an incomplete head as a
+whole, and the framing inside a chunked body.
+
+Unrequested bytes cannot be told from the next reply, so a connection that delivered any is not used again.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from multidict import CIMultiDict, CIMultiDictProxy, istr
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
-"""Of a status line, and of a field's name and value together."""
+"""Bytes of a status line, or of a field's name and value together."""
 MOST_FIELDS: Final = 128
 MOST_HEAD_BYTES: Final = 65_536
 MOST_INTERIM: Final = 16
 """Interim replies before one final reply."""
 MOST_FRAMING_BYTES: Final = 65_536
-"""Of chunk extensions and trailers, one after the other, without a byte of a body between them."""
+"""Bytes of chunk extensions and trailers in a row, without a byte of body between them."""
 
 _IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
 _BEGUN, _HEAD_DONE, _DONE, _LAST_DONE = Step.BEGUN, Step.HEAD_DONE, Step.DONE, Step.LAST_DONE
@@ -45,7 +47,7 @@ _BEGUN, _HEAD_DONE, _DONE, _LAST_DONE = Step.BEGUN, Step.HEAD_DONE, Step.DONE, S
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""What no reason phrase may hold (RFC 9112 section 4).  llhttp looks for it in fields only."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  llhttp checks for them in fields only."""
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _LENGTH_FIELD: Final = re.compile(r"[0-9]{1,18}")
@@ -56,32 +58,36 @@ _CONNECTION: Final = istr("Connection")
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _UPGRADE: Final = istr("Upgrade")
-_USUAL: Final = """
+_COMMON_NAMES: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
     Producer-Epoch Producer-Seq Retry-After Server Stream-Closed Stream-Cursor Stream-Expires-At Stream-Next-Offset
     Stream-SSE-Data-Encoding Stream-TTL Stream-Up-To-Date Surrogate-Key Transfer-Encoding Vary Via
     X-Content-Type-Options
 """
-_NAMES: Final = {spelt.encode(): istr(spelt) for name in _USUAL.split() for spelt in (name, name.lower(), name.title())}
-"""Names that need not be made anew for each reply."""
+_NAMES: Final = {
+    spelling.encode(): istr(spelling)
+    for name in _COMMON_NAMES.split()
+    for spelling in (name, name.lower(), name.title())
+}
+"""Interned names of common fields, so that a reply does not allocate them."""
 
 
 class ReplyBroken(Exception):
-    """What came is no reply, none that may be handed on, or none that anybody asked for."""
+    """The bytes are not a valid reply, not one that may be forwarded, or were not requested."""
 
 
 class Head(NamedTuple):
-    """A final reply's head."""
+    """The head of a final reply."""
 
     status: int
     """200 to 999."""
     reason: str
     headers: CIMultiDictProxy[str]
     content_length: int | None
-    """As it was announced, be it of a body that does not come; None where it was not."""
+    """The announced length, even if there is no body (HEAD, 304); None if the reply announces none."""
     is_delimited: bool
-    """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
+    """Whether the end of the body can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
 
 
 class End(Enum):
@@ -96,7 +102,7 @@ Event = Head | bytes | End
 
 
 class _Framing(Enum):
-    """How a body's end is found."""
+    """How the end of a body is found."""
 
     LENGTH = auto()
     CHUNKS = auto()
@@ -107,26 +113,26 @@ _LENGTH, _CHUNKS, _CLOSE = _Framing.LENGTH, _Framing.CHUNKS, _Framing.CLOSE
 
 
 class ReplyParser:
-    """The replies of one connection.  A plain object of one thread; after ReplyBroken it reads nothing more."""
+    """Parses the replies of one connection.  Not thread-safe; parses nothing more after ReplyBroken."""
 
     __slots__ = (
         "_answers_head",
-        "_behind",
         "_fields",
         "_framing",
+        "_framing_bytes",
+        "_has_excess",
         "_head_bytes",
         "_head_fields",
         "_interim",
         "_is_begun",
         "_is_complete",
         "_is_head_done",
-        "_is_overrun",
-        "_keeps",
-        "_left",
+        "_keeps_alive",
         "_llhttp",
         "_pieces",
-        "_quiet_bytes",
         "_reason",
+        "_remaining",
+        "_tail",
         "is_awaited",
         "state",
     )
@@ -134,42 +140,42 @@ class ReplyParser:
     def __init__(self) -> None:
         self.state = _IDLE
         self.is_awaited = False
-        """Whether a request is on its way whose reply has not ended."""
+        """Whether a request has been sent whose reply has not ended."""
         self._answers_head = False
         self._framing = _LENGTH
-        self._keeps = False
-        self._left = 0
-        """Bytes of the body that are still to come."""
-        self._quiet_bytes = 0
-        """What has come of chunks since a byte of the body did."""
+        self._keeps_alive = False
+        self._remaining = 0
+        """Bytes of the body still to come."""
+        self._framing_bytes = 0
+        """Bytes of chunk framing since the last byte of body."""
         self._pieces: list[bytes] = []
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
-        self._behind: bytes
-        """The last bytes that came, up to as many as tell an end."""
+        self._tail: bytes
+        """The last bytes received, as many as are needed to recognise an end."""
         self._begin()
 
     def __repr__(self) -> str:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
 
     def close(self) -> None:
-        """Read nothing more.  Owed to a parser that is used no more: llhttp and it hold each other."""
+        """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
         self.state = _CLOSED
         del self._llhttp
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether another request may be sent on this connection, once the reply that is awaited has ended."""
+    def is_reusable(self) -> bool:
+        """Whether another request may be sent on this connection once the current reply has ended."""
         return self.state is not _CLOSED
 
     def expect(self, *, is_head: bool) -> None:
-        """A request has been sent, a HEAD or another; only one at a time."""
+        """Announce that a request has been sent; `is_head` if it is a HEAD.  Only one at a time."""
         self.is_awaited = True
         self._answers_head = is_head
         self._interim = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """What these bytes bring.  ReplyBroken where they break the syntax, or nobody asked for them."""
+        """The events in these bytes.  Raises ReplyBroken if they break the syntax or were not requested."""
         events: list[Event] = []
         while data:
             if self.state is _BODY:
@@ -177,75 +183,75 @@ class ReplyParser:
             elif self.is_awaited and self.state is not _CLOSED:
                 data = self._feed_head(data, events)
             elif events:
-                # Bytes behind a whole reply: that is as good as it was, and the last one.
+                # Excess bytes behind a complete reply: the reply is valid, but it is the last one.
                 self.state = _CLOSED
                 break
             else:
                 self.state = _CLOSED
-                raise ReplyBroken("bytes that nobody asked for")
+                raise ReplyBroken("bytes that no request asked for")
         return events
 
     def feed_eof(self) -> list[Event]:
-        """What the end of the connection brings; ReplyBroken where it comes in the middle of a reply."""
+        """The events that the end of the connection completes.  Raises ReplyBroken in the middle of a reply."""
         if self.state is _BODY and self._framing is _CLOSE:
             events: list[Event] = []
-            self._end(events, keeps=False)
+            self._end(events, keeps_alive=False)
             return events
         is_broken = self.is_awaited
         self.state = _CLOSED
         if is_broken:
-            raise ReplyBroken("an end in the middle of a reply")
+            raise ReplyBroken("connection closed in the middle of a reply")
         return []
 
     # -- heads
 
     def _begin(self) -> None:
-        """Be ready for the first byte of a head."""
+        """Get ready for the first byte of a head."""
         self._llhttp = HttpResponseParser(self)
         self._fields = self._head_fields = []
-        self._reason = self._behind = b""
+        self._reason = self._tail = b""
         self._head_bytes = self._interim = 0
-        self._is_begun = self._is_head_done = self._is_complete = self._is_overrun = False
+        self._is_begun = self._is_head_done = self._is_complete = self._has_excess = False
 
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
-        """Read on in a head; what lies behind it."""
+        """Parse on in a head; returns the bytes behind it."""
         if self.state is _IDLE:
-            if not self._is_begun and (end := data.find(_HEAD_END)) >= 0 and self._take_plain(data, end, events):
+            if not self._is_begun and (end := data.find(_HEAD_END)) >= 0 and self._take_common_head(data, end, events):
                 return data[end + len(_HEAD_END) :]
             self._is_begun = True
             if data[0] != _FIRST:
-                # llhttp would skip line ends, and half ones.
-                raise self._broken("no HTTP")
+                # llhttp would skip leading line ends, even incomplete ones.
+                raise self._broken("not HTTP")
             self.state = TRANSITIONS[_IDLE, _BEGUN]
-        known = len(self._behind)
-        found = (self._behind + data if known else data).find(_HEAD_END)
+        carried = len(self._tail)
+        found = (self._tail + data if carried else data).find(_HEAD_END)
         if found < 0:
             head, rest = data, b""
-            self._behind = (self._behind + data)[-3:]
-        elif (end := found + len(_HEAD_END) - known) == len(data):
+            self._tail = (self._tail + data)[-3:]
+        elif (end := found + len(_HEAD_END) - carried) == len(data):
             head, rest = data, b""
         else:
             head, rest = data[:end], data[end:]
         self._head_bytes += len(head)
         if self._head_bytes > MOST_HEAD_BYTES:
-            raise self._broken("a head that is too long")
+            raise self._broken("head too long")
         try:
             self._llhttp.feed_data(head)
         except (HttpParserError, HttpParserUpgrade) as error:
-            raise self._broken("no HTTP") from error
+            raise self._broken("not HTTP") from error
         if found >= 0:
             return self._take_head(rest, events)
         if not self._fields and self._head_bytes > 2 * MOST_LINE_BYTES:
-            raise self._broken("a line that is too long")
+            raise self._broken("line too long")
         return b""
 
     def _take_head(self, rest: bytes, events: list[Event]) -> bytes:
         if not self._is_head_done:
-            raise self._broken("no head")
+            raise self._broken("incomplete head")
         status, version, fields = self._llhttp.get_status_code(), self._llhttp.get_http_version(), self._head_fields
         if status < 100 or status == 101 or version not in _VERSIONS or _CONTROL.search(self._reason) is not None:
-            raise self._broken("a status line that is not for here")
-        if len(fields) > MOST_FIELDS or (self._head_bytes > MOST_LINE_BYTES and self._longest() > MOST_LINE_BYTES):
+            raise self._broken("status line not allowed")
+        if len(fields) > MOST_FIELDS or (self._head_bytes > MOST_LINE_BYTES and self._longest_line() > MOST_LINE_BYTES):
             raise self._broken("too large or too many fields")
         if status < 200:
             interim = self._interim + 1
@@ -266,9 +272,11 @@ class ReplyParser:
         self._take_fields(status, self._reason.decode("utf-8", "surrogateescape"), version, headers, events)
         return rest
 
-    def _take_plain(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Take a head that is here as a whole, where nothing in it is unusual: its lines are read one by one, and those
-        that were read before are known.  False, and nothing has happened, where it is llhttp's to judge."""
+    def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
+        """Parse a complete head line by line, with cached results for repeated lines.
+
+        Returns False and changes nothing if the head contains anything unusual; llhttp then parses it.
+        """
         if end > MOST_LINE_BYTES:
             return False
         first, *lines = data[:end].split(b"\r\n")
@@ -277,7 +285,7 @@ class ReplyParser:
             return False
         fields: list[tuple[str, str]] = []
         for line in lines:
-            field = _known_field(line) if len(line) <= _MOST_REMEMBERED_BYTES else _field(line)
+            field = _cached_field(line) if len(line) <= _MOST_REMEMBERED_BYTES else _field(line)
             if field is None:
                 return False
             fields.append(field)
@@ -294,18 +302,18 @@ class ReplyParser:
     def _take_fields(
         self, status: int, reason: str, version: str, headers: CIMultiDictProxy[str], events: list[Event]
     ) -> None:
-        """The head is whole: find the framing of what follows."""
+        """The head is complete: determine the framing of the body."""
         length = headers.get(_CONTENT_LENGTH)
         content_length = None if length is None else int(length)
         has_body = not self._answers_head and status not in _NO_BODY
-        self._keeps = version == "1.1" if _CONNECTION not in headers else _keeps(version, headers)
+        self._keeps_alive = version == "1.1" if _CONNECTION not in headers else _keeps_alive(version, headers)
         if _TRANSFER_ENCODING in headers:
-            self._framing = self._coded(headers.getall(_TRANSFER_ENCODING))
-            self._quiet_bytes = 0
-            self._behind = b""
+            self._framing = self._transfer_framing(headers.getall(_TRANSFER_ENCODING))
+            self._framing_bytes = 0
+            self._tail = b""
         elif content_length is not None:
             self._framing = _LENGTH
-            self._left = content_length
+            self._remaining = content_length
             has_body = has_body and content_length > 0
         else:
             self._framing = _CLOSE
@@ -313,33 +321,33 @@ class ReplyParser:
         events.append(Head(status, reason, headers, content_length, is_delimited))
         self.state = TRANSITIONS[self.state, _HEAD_DONE]
         if not has_body:
-            self._end(events, keeps=self._keeps)
+            self._end(events, keeps_alive=self._keeps_alive)
 
-    def _longest(self) -> int:
-        """Bytes of the longest line of the head, but for what is the same in all."""
+    def _longest_line(self) -> int:
+        """Bytes of the longest line of the head, without the parts that all lines share."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
-    def _coded(self, codings: list[str]) -> _Framing:
-        """The framing that Transfer-Encoding asks for."""
+    def _transfer_framing(self, codings: list[str]) -> _Framing:
+        """The framing that Transfer-Encoding states."""
         match [coding.lower() for coding in codings]:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Servers of the nineties say so of what they end by closing; RFC 9112 knows it no more.
+                # Some old servers say this of bodies that end with the connection; RFC 9112 no longer has it.
                 return _CLOSE
-        raise self._broken("a transfer coding that nobody asked for")
+        raise self._broken("transfer coding that was not asked for")
 
     # -- bodies
 
     def _feed_body(self, data: bytes, events: list[Event]) -> bytes:
-        """Read on in a body; what lies behind it."""
+        """Parse on in a body; returns the bytes behind it."""
         if self._framing is _LENGTH:
-            rest = data[self._left :] if len(data) > self._left else b""
-            piece = data[: self._left] if rest else data
-            self._left -= len(piece)
+            rest = data[self._remaining :] if len(data) > self._remaining else b""
+            piece = data[: self._remaining] if rest else data
+            self._remaining -= len(piece)
             events.append(piece)
-            if not self._left:
-                self._end(events, keeps=self._keeps)
+            if not self._remaining:
+                self._end(events, keeps_alive=self._keeps_alive)
             return rest
         if self._framing is _CHUNKS:
             self._feed_chunks(data, events)
@@ -352,24 +360,24 @@ class ReplyParser:
             self._llhttp.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self._is_complete:
-                raise self._broken("no chunks") from error
-            self._is_overrun = True
-        tail = self._behind = (self._behind + data)[-5:]
+                raise self._broken("invalid chunks") from error
+            self._has_excess = True
+        tail = self._tail = (self._tail + data)[-5:]
         if self._pieces:
-            self._quiet_bytes = 0
+            self._framing_bytes = 0
             events += self._pieces
             self._pieces = []
         else:
-            self._quiet_bytes += len(data)
+            self._framing_bytes += len(data)
         if self._is_complete:
-            # Nobody says where in these bytes the reply ended: it has one empty line, and llhttp skips further ones.
-            is_exact = not self._is_overrun and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
-            self._end(events, keeps=is_exact and self._keeps)
-        elif self._quiet_bytes > MOST_FRAMING_BYTES:
-            raise self._broken("chunks of nothing")
+            # llhttp does not report where the reply ended: after one empty line, but llhttp skips further ones.
+            is_exact = not self._has_excess and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
+            self._end(events, keeps_alive=is_exact and self._keeps_alive)
+        elif self._framing_bytes > MOST_FRAMING_BYTES:
+            raise self._broken("too much chunk framing without data")
 
-    def _end(self, events: list[Event], *, keeps: bool) -> None:
-        self.state = TRANSITIONS[self.state, _DONE if keeps else _LAST_DONE]
+    def _end(self, events: list[Event], *, keeps_alive: bool) -> None:
+        self.state = TRANSITIONS[self.state, _DONE if keeps_alive else _LAST_DONE]
         self.is_awaited = False
         if self._is_begun:
             self._begin()
@@ -379,7 +387,7 @@ class ReplyParser:
         self.state = _CLOSED
         return ReplyBroken(why)
 
-    # -- what llhttp has found
+    # -- callbacks of llhttp
 
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
@@ -388,15 +396,15 @@ class ReplyParser:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._is_overrun = self._is_complete  # another head behind what was awaited
+        self._has_excess = self._is_complete  # a second head behind the awaited reply
         self._is_head_done = True
         self._head_fields = self._fields
-        # Of trailers from here on.
+        # From here on fields belong to trailers.
         self._fields = []
 
     def on_body(self, piece: bytes) -> None:
         if self._is_complete:
-            self._is_overrun = True
+            self._has_excess = True
         else:
             self._pieces.append(piece)
 
@@ -406,13 +414,13 @@ class ReplyParser:
 
 @lru_cache(64)
 def _status_line(line: bytes) -> tuple[int, str] | None:
-    """Status and reason of a final reply's first line, None where it is not a usual one."""
+    """Status and reason of a final reply's first line; None if the line is unusual."""
     found = _STATUS_LINE.fullmatch(line)
     return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
 
 
 def _field(line: bytes) -> tuple[str, str] | None:
-    """Name and value of a field line, None where it is none."""
+    """Name and value of a field line; None if it is not valid."""
     found = _FIELD_LINE.fullmatch(line)
     if found is None:
         return None
@@ -420,11 +428,11 @@ def _field(line: bytes) -> tuple[str, str] | None:
     return _NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
 
 
-_known_field: Final = lru_cache(4_096)(_field)
-"""Most lines of an origin's replies are the same in all of them."""
+_cached_field: Final = lru_cache(4_096)(_field)
+"""Cached, because an origin's replies share most of their lines."""
 
 
-def _keeps(version: str, headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the connection goes on behind a reply (RFC 9112 section 9.3); llhttp goes by bodies that do not come."""
-    said = {word.strip().lower() for line in headers.getall(_CONNECTION) for word in line.split(",")}
-    return "close" not in said and (version == "1.1" or "keep-alive" in said)
+def _keeps_alive(version: str, headers: CIMultiDictProxy[str]) -> bool:
+    """Whether the connection persists after a reply (RFC 9112 section 9.3); llhttp waits for bodies that never come."""
+    options = {word.strip().lower() for line in headers.getall(_CONNECTION) for word in line.split(",")}
+    return "close" not in options and (version == "1.1" or "keep-alive" in options)

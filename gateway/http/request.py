@@ -1,10 +1,10 @@
-"""Requests as they are read from a connection (RFC 9112), sans-I/O: bytes in, events out.
+"""A parser for requests (RFC 9112), sans-I/O: bytes in, events out.
 
-The grammar is llhttp's, in its strict mode; what that leaves open is closed here: bounds on heads, versions that do not
-exist, lengths and codings that leave the end of a body in doubt.  After a syntax error nothing more is read.  Trailer
-fields are dropped (RFC 9110 section 6.5.1), and so is a wish to speak another protocol (section 7.8).
+llhttp parses the grammar in strict mode.  This module adds what llhttp leaves open: bounds on heads, and the refusal of
+unknown versions and of lengths and codings that leave the end of a body ambiguous.  After a syntax error it parses
+nothing more.  Trailer fields are dropped (RFC 9110 section 6.5.1); requests to upgrade are ignored (section 7.8).
 
-A parser between two messages has no memory of the first: it may be used for another connection.
+A parser between two messages keeps nothing of the first, so another connection may use it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from multidict import CIMultiDict
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_FIELDS: Final = 128
-"""In a head, and again in a trailer section."""
+"""Fields in a head, and again in a trailer section."""
 LONGEST_LINE: Final = 8_190
 """Bytes of one field, and of a request target."""
 LONGEST_HEAD: Final = 1 << 16
-"""Bytes of a head, or of what frames a body, that come after the first read of it."""
+"""Bytes of a head or of body framing that may arrive after the first read of it."""
 
 
 class Fields:
-    """The header section of a request, which others may have in common with it.  Nobody changes it."""
+    """The immutable header section of a request; requests with identical sections may share it."""
 
     __slots__ = ("facts", "headers", "is_plain", "keeps_alive", "length")
 
@@ -46,16 +46,16 @@ class Fields:
         self.keeps_alive = keeps_alive
         """Whether another request may follow (RFC 9112 section 9.3)."""
         self.length = length
-        """Bytes of the body; None where it is chunked."""
-        self.is_plain = not any(name in headers for name in _UNPLAIN)
-        """Whether it says nothing of a body, of another protocol, or of waiting for an answer before the body."""
+        """Bytes of the body; None if it is chunked."""
+        self.is_plain = not any(name in headers for name in _SPECIAL)
+        """Whether the section has no body framing, no Upgrade and no Expect."""
         self.facts: dict[Hashable, Any] = {}
-        """What others have read from it, by who they are."""
+        """Values that other components derived from this section, by component."""
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request without its body.  Text that is no UTF-8 is held by lone surrogates."""
+    """A request without its body.  Bytes that are not UTF-8 appear as lone surrogates."""
 
     method: str
     target: str
@@ -74,26 +74,26 @@ class RequestHead:
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body; None where it is chunked."""
+        """Bytes of the body; None if it is chunked."""
         return self.fields.length
 
 
 class Mark(Enum):
-    """What needs no more words."""
+    """Events without data."""
 
     END = "end"
-    """The request is whole."""
+    """The request is complete."""
     BROKEN = "broken"
-    """What came is no request, or no body; nothing after it is read."""
+    """The bytes are not a valid request or body; nothing after them is parsed."""
 
 
 Event = RequestHead | bytes | Mark
 """A head, a piece of its body, or a mark."""
 
-_UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
+_SPECIAL: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
 
 
-# Looked up once: these moves are made for every request.
+# Looked up once, because every request makes these transitions.
 _BEGUN: Final = TRANSITIONS[State.IDLE, Step.BEGUN]
 _HEAD_DONE: Final = TRANSITIONS[State.HEAD, Step.HEAD_DONE]
 _DONE: Final = TRANSITIONS[State.BODY, Step.DONE]
@@ -104,12 +104,12 @@ _BODY_OF_SIZE: Final = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
 _BODY_OF_UNKNOWN_SIZE: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class _Refused(Exception):
-    """A bound is exceeded."""
+class _Rejected(Exception):
+    """A bound is exceeded, or the request is not acceptable."""
 
 
 class RequestParser:
-    """Reads what one client sends."""
+    """Parses the requests of one client."""
 
     __slots__ = (
         "_events",
@@ -117,7 +117,7 @@ class RequestParser:
         "_framing",
         "_keeps_alive",
         "_parser",
-        "_silent_bytes",
+        "_pending_bytes",
         "_target",
         "_trailers",
         "state",
@@ -125,67 +125,67 @@ class RequestParser:
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        self._begin_anew()
+        self._reset_parser()
         self._events: list[Event] = []
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
-        self._silent_bytes = 0
-        """What has come since something was made of it."""
+        self._pending_bytes = 0
+        """Bytes received since the last event or change of state."""
         self._keeps_alive = True
         self._framing = b""
-        """A head like the one that was read, where its body has to be read by another parser."""
+        """A substitute head with the same framing, for requests whose body another llhttp parser must read."""
 
-    def _begin_anew(self) -> None:
+    def _reset_parser(self) -> None:
         self._parser = HttpRequestParser(self)
 
     def __repr__(self) -> str:
         return f"<RequestParser {self.state}>"
 
     def close(self) -> None:
-        """Read nothing more.  Owed to a parser that nobody uses again: llhttp and it hold each other."""
+        """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
         self.state = State.CLOSED
         del self._parser
 
     def feed(self, data: bytes) -> list[Event]:
-        """What these bytes bring, in order."""
+        """The events in these bytes, in order."""
         events = self._events = []
         began = self.state
-        self._silent_bytes += len(data)
+        self._pending_bytes += len(data)
         while data and self.state is not State.CLOSED:
             try:
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as upgrade:
-                # The protocol that is spoken stays: what follows is the body, where there is one, or the next request.
+                # The upgrade is ignored: the next bytes are the body, if there is one, or the next request.
                 data = self._framing + data[upgrade.args[0] :]
                 self._framing = b""
-                self._begin_anew()
+                self._reset_parser()
             except HttpParserError:
                 self._break()
         if events or self.state is not began:
-            self._silent_bytes = 0
-        elif self._silent_bytes > LONGEST_HEAD and began is not State.CLOSED:
-            # llhttp holds fields, extensions and trailers that do not come to their end.
+            self._pending_bytes = 0
+        elif self._pending_bytes > LONGEST_HEAD and began is not State.CLOSED:
+            # llhttp buffers incomplete fields, chunk extensions and trailers without a bound.
             self._break()
         self._events = []
         return events
 
     def _break(self) -> None:
         if self.state is State.CLOSED:
-            # After a last message nothing that a client sends counts.
+            # After the last message, bytes from the client are ignored.
             return
         self.state = State.CLOSED
         self._events.append(Mark.BROKEN)
 
-    # -- what llhttp calls, in the order in which it is called for one request
+    # -- callbacks of llhttp, in the order of their calls for one request
 
     def on_message_begin(self) -> None:
         if self.state is _HEAD_DONE:
             return
         if self.state is State.CLOSED:
-            # llhttp may go on where this side does not.
-            raise _Refused
+            # llhttp may continue after this parser has stopped.
+            raise _Rejected
         self.state = _BEGUN
         self._fields = []
         self._target = b""
@@ -195,14 +195,14 @@ class RequestParser:
             return
         self._target += part
         if len(self._target) > LONGEST_LINE:
-            raise _Refused
+            raise _Rejected
 
     def on_header(self, name: bytes, value: bytes) -> None:
         fields = self._fields
         if len(name) + len(value) > LONGEST_LINE or len(fields) + self._trailers >= MOST_FIELDS:
-            raise _Refused
+            raise _Rejected
         if self.state is _BEGUN:
-            # llhttp leaves the blanks behind a value, which are no part of it (RFC 9112 section 5.1).
+            # llhttp leaves the trailing whitespace, which is not part of a value (RFC 9112 section 5.1).
             fields.append((name.decode(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")))
         else:
             self._trailers += 1
@@ -214,16 +214,16 @@ class RequestParser:
         version, method = parser.get_http_version(), parser.get_method().decode()
         length: int | None = 0
         if (codings := headers.getall("Transfer-Encoding", None)) is not None:
-            # Whoever wrote it into a 1.0 may not have known what it says (RFC 9112 section 6.1).
+            # The sender of an HTTP/1.0 request may not understand Transfer-Encoding (RFC 9112 section 6.1).
             if version == "1.0" or codings[-1].rpartition(",")[2].strip(" \t").lower() != "chunked":
-                raise _Refused
+                raise _Rejected
             length = None
         elif (announced := headers.get("Content-Length")) is not None:
             length = int(announced)
         if version == "0.9" or method == "CONNECT":
-            raise _Refused
+            raise _Rejected
         if length != 0 and parser.should_upgrade():
-            # llhttp takes what follows for the other protocol; a parser of its own reads it as the body that it is.
+            # llhttp takes the body for the upgraded protocol, so a second parser reads it as a body.
             self._framing = _BODY_OF_UNKNOWN_SIZE if length is None else _BODY_OF_SIZE % length
         self._keeps_alive = version == "1.1" and parser.should_keep_alive()
         self._fields = []

@@ -1,7 +1,7 @@
-"""Where one direction of a connection stands: one table for requests that are read and for replies that are read.
+"""The states of one direction of a connection: one table for parsed requests and parsed replies.
 
-Messages come one after the other.  Each begins with a head, may have a body and ends; whatever breaks the syntax ends
-the connection, because nobody can tell any more where the next message would begin (RFC 9112 section 9.6).
+Messages follow one another.  Each has a head, an optional body and an end.  A syntax error ends the connection, because
+the start of the next message cannot be found any more (RFC 9112 section 9.6).
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Final
 
 
 class State(StrEnum):
-    """What is read next."""
+    """The part that is read next."""
 
     IDLE = "idle"
     """The first byte of a message."""
     HEAD = "head"
     """The rest of a head."""
     BODY = "body"
-    """The body, or what is left of it."""
+    """The body, or the rest of it."""
     CLOSED = "closed"
-    """Nothing: the peer has ended, said that this message was the last one, or broken the syntax."""
+    """Nothing: the peer has closed, announced its last message, or broken the syntax."""
 
 
 class Step(StrEnum):
-    """What has been read."""
+    """A step of parsing that changes the state."""
 
     BEGUN = "begun"
-    """The first bytes of a head."""
+    """The first bytes of a head were read."""
     HEAD_DONE = "head done"
-    """A head whole; a body is announced, be it an empty one."""
+    """A complete head was read; a body follows, which may be empty."""
     DONE = "done"
-    """The message whole."""
+    """A complete message was read."""
     LAST_DONE = "last done"
-    """The message whole, and by its own word the last one."""
+    """A complete message was read, and it announces that it is the last one."""
     BROKEN = "broken"
-    """What is no message, or an end in the middle of one."""
+    """The bytes are not a message, or the peer closed in the middle of one."""
 
 
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
@@ -48,4 +48,4 @@ TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     (State.BODY, Step.LAST_DONE): State.CLOSED,
     (State.BODY, Step.BROKEN): State.CLOSED,
 }
-"""All moves there are."""
+"""All valid transitions."""

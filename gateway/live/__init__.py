@@ -1,1 +1,1 @@
-"""Live reads: one follower a stream at the origin, a topic that fans what it brings out to every live client."""
+"""Live reads: one follower per stream at the origin, and a topic that fans its bytes out to every live client."""

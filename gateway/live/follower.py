@@ -1,13 +1,13 @@
-"""The follower: the one live request that a stream costs its origin.
+"""The follower: the one live request per stream at its origin.
 
-It stands at the tape's tail, lays what it receives there and moves the topic.  JSON and binary streams are followed
-by SSE.  Text cannot be: SSE loses the difference between CR, LF and CRLF, so text is followed by long-poll, as is
-everything at an origin that does not speak SSE, and a binary stream while its events are large: base64 adds a third to
-them, a long-poll only two heads.  A data event counts only with the control event behind it; what a
-dying connection left half-sent is dropped and asked for again.
+It starts at the tape's tail, stores what it receives and moves the topic.  It follows JSON and binary streams by SSE.
+Text needs long-poll, because SSE loses the difference between CR, LF and CRLF; so does every stream of an origin
+without SSE.  A binary stream is long-polled while its events are large: base64 adds a third to their size, a long-poll
+adds only two heads.  A data event counts only once its control event has arrived.  What a dying connection left
+incomplete is dropped and requested again.
 
-An origin may keep an SSE connection open for ever, even that of a deleted stream, so each has a lifetime here.  When
-the origin is lost the follower comes back with growing, jittered pauses; readers notice a pause, nothing else.
+An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  When
+the origin is lost, the follower reconnects after growing, jittered pauses; readers notice only a pause.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gateway.protocol.offsets import START, is_sentinel, is_well_formed
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, Place, note_nothing
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, detach_record
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import detach
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
@@ -69,12 +69,13 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""A third of this is what two heads of HTTP come to, several times over: larger binary events are long-polled."""
+"""Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
+_LEAST_HELD = 1 << 20
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
 class FollowingEnded(Exception):
-    """The origin says that the stream is no more."""
+    """The origin says that the stream no longer exists."""
 
     def __init__(self, why: End) -> None:
         super().__init__(why)
@@ -92,8 +93,10 @@ class Follower:
         clock: Clock,
         metrics: MetricsRecorder,
         rng: random.Random,
+        max_bytes: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
+        self._max_bytes = max_bytes
         self._topic = topic
         self._stream = topic.stream
         self._route = topic.stream.key.route
@@ -103,33 +106,33 @@ class Follower:
         self._metrics = metrics
         self._rng = rng
         self._access_log = access_log
-        self._asked = Place.of(self._route, topic.access.source.target, topic.stream.key.partition)
+        self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
-        """How the origin was asked last."""
+        """The mode of the latest live request."""
         self._acks = 0
-        """Writes to the stream that had been acknowledged when the origin was asked last."""
-        self._counted: GatewayError | None = None
-        """The latest failure that has been counted elsewhere: a look's where it was made, a status as a reply."""
+        """Writes to the stream that had been acknowledged when the origin was last asked."""
+        self._counted_failure: GatewayError | None = None
+        """The latest failure that is counted elsewhere: by the fetch that met it, or as a reply's status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
-        """Whether nothing was known of the stream before this follower's first connection."""
+        """Whether the stream was unknown before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
         self._tries_sse_again = False
-        """Whether SSE, given up because it failed, is to be tried again when a connection's lifetime has passed."""
+        """Whether to retry SSE, which had failed, after a connection's lifetime."""
         self._may_poll = True
-        """Whether bulk may be long-polled: until an origin proves not to speak that."""
+        """Whether bulk may be long-polled; False once the origin's long-polls have proved broken."""
 
     async def run(self) -> End | None:
-        """Follow until the stream is closed (None) or gone (why)."""
-        # It outlives the reader for whom it was begun.
+        """Follow until the stream is closed (None) or has ended (the reason)."""
+        # The follower outlives the reader that started it.
         detach()
-        note_nothing()
+        detach_record()
         failures = 0
         while True:
-            trouble: GatewayError | None = None
-            began, came_from, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
+            failure: GatewayError | None = None
+            began, started_at, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
             try:
                 await (self._by_sse() if self._speaks_sse and not was_bulk else self._by_long_poll())
             except FollowingEnded as ended:
@@ -137,50 +140,55 @@ class Follower:
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
-                # The topic keeps it.
-                trouble = bare(error)
-                if error is not self._counted and not isinstance(error, UpstreamUnavailable):
+                # The topic keeps the error.
+                failure = bare(error)
+                if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
-                self._counted = None
+                self._counted_failure = None
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
-                self._topic.lost(self._clock.now(), trouble)
-            if self._is_closed_here() or self._topic.foreign is not None:
+                self._topic.lost(self._clock.now(), failure)
+            if self._is_closed_here() or self._topic.not_shareable is not None:
                 return None
-            self._metrics.reconnect(self._route, is_planned=trouble is None)
-            if trouble is None and self._is_bulk is not was_bulk:
-                continue  # changing over from one mode to the other is no failure
-            # A connection that brought something or lived for a while was a good one, however it ended.
-            if self._topic.position != came_from or self._clock.now() - began >= _SHORT_LIFE_S:
+            self._metrics.reconnect(self._route, is_planned=failure is None)
+            if failure is None and self._is_bulk is not was_bulk:
+                continue  # switching between the modes is no failure
+            # A connection that moved the position or lasted for a while succeeded, however it ended.
+            if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
-            if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
+            if failure is not None or self._clock.now() - began < _SHORT_LIFE_S:
                 failures += 1
-                if not isinstance(trouble, CircuitOpen):
+                if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
-            if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
-                # Or its connections were cut, for a while.
+            if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
+                # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
-    def _place(self) -> str:
-        """Where the next live request starts: the furthest tail known."""
+    def _most_held(self) -> int:
+        """Most bytes held of one answer, or of data events whose control event has not arrived."""
+        return min(self._max_bytes, max(_LEAST_HELD, self._store.budget_bytes))
+
+    @property
+    def _next_offset(self) -> str:
+        """The offset of the next live request: the furthest known tail."""
         return self._stream.tape.tail or START
 
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
-        ends_at = self._clock.now() + self._topic.terms.lifetime_s
+        """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
+        ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._acks = self._stream.acks
-        head = await self._topic.access.look(self._place)
+        head = await self._topic.access.fetch(self._next_offset)
         if isinstance(head, OriginError):
-            self._refused(head.status)
+            self._raise_for_status(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head.anew()
-            raise self._counted
+            self._counted_failure = head.anew()
+            raise self._counted_failure
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
@@ -199,14 +207,14 @@ class Follower:
                 self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
-                # An origin that does not hold its long-polls is not to be asked in a tight loop.
+                # Do not ask an origin in a tight loop if it does not hold its long-polls.
                 await pause(self._clock, _FIRST_PAUSE_S)
 
     async def _take_poll(self, at: str, reply: Reply) -> bool:
-        """Take one answer; whether it brought no bytes."""
+        """Process one answer; return whether it had no bytes."""
         if reply.status not in (200, 204):
-            await self._check_place(at, reply.status)
-            self._refused(reply.status)
+            await self._check_offset(at, reply.status)
+            self._raise_for_status(reply.status)
         if (why := self._why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
         end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
@@ -214,12 +222,16 @@ class Follower:
         body = b""
         if reply.status == 200:
             chunks: list[bytes] = []
+            size = 0
             async for chunk in reply.chunks():
-                self._came(len(chunk), Mode.LONGPOLL)
+                self._received(len(chunk), Mode.LONGPOLL)
+                size += len(chunk)
+                if size > self._most_held:
+                    raise UpstreamBroken
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
-                body = _inside(body)
+                body = _unwrap(body)
         if not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
@@ -230,35 +242,35 @@ class Follower:
     # -- SSE
 
     async def _by_sse(self) -> None:
-        """One SSE connection, from the tail until its lifetime is over."""
-        lifetime_s = self._topic.terms.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
+        """Read one SSE connection, from the tail until its lifetime is over."""
+        lifetime_s = self._topic.times.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
-        at = self._place
+        at = self._next_offset
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
             if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
-                await self._check_place(at, reply.status)
+                await self._check_offset(at, reply.status)
                 self._speaks_sse = False
                 return
             if reply.status != 200:
-                await self._check_place(at, reply.status)
-                self._refused(reply.status)
+                await self._check_offset(at, reply.status)
+                self._raise_for_status(reply.status)
             if (why := self._why_not_shared(reply.headers)) is not None:
                 self._refuse_sharing(why)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
-            await self._recognise()
+            await self._verify_incarnation()
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
-                # The planned end of this connection: what was half-sent on it is asked for again.
+                # The connection's planned end: incomplete events are requested again.
                 return
 
-    async def _recognise(self) -> None:
-        """Make sure that the events of a connection just opened are of the stream that is remembered.
+    async def _verify_incarnation(self) -> None:
+        """Verify that the connection just opened is for the stream in memory.
 
-        Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
-        the connection was opened is what the connection is of.  A stream that began with a PUT has no name yet to
-        know it by later.
+        Its events cannot tell: a stream that was deleted and re-created may have the same offsets.  A HEAD sent after
+        the connection was opened names the stream of that connection.  A stream that began with a PUT has no identity
+        yet by which a later HEAD could recognise it.
         """
         is_new, self._is_new = self._is_new, False
         if is_new and self._stream.identity is not None and self._stream.lifetime is not None:
@@ -266,28 +278,34 @@ class Follower:
         await self._learn_lifetime()
 
     async def _learn_lifetime(self) -> None:
-        """Ask for the metadata, which say how long the stream lives and which one it is."""
+        """Fetch the metadata: the stream's lifetime and identity."""
         self._acks = self._stream.acks
-        head = await self._topic.access.look(None)
+        head = await self._topic.access.fetch(None)
         if isinstance(head, OriginError):
-            self._refused(head.status)
+            self._raise_for_status(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head.anew()
-            raise self._counted
+            self._counted_failure = head.anew()
+            raise self._counted_failure
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
-        parser = SseParser()
+        parser = SseParser(2 * self._most_held)
         waiting: list[bytes] = []
+        held = 0
         async for chunk in reply.chunks():
-            self._came(len(chunk), Mode.SSE)
+            self._received(len(chunk), Mode.SSE)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
+                self._stop_sse()
                 raise UpstreamBroken from error
             for event in events:
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(self._decode(event.data, is_base64))
+                    held += len(waiting[-1])
+                    if held > self._most_held:
+                        self._stop_sse()
+                        raise UpstreamBroken
                 elif event.name == EVENT_CONTROL:
                     try:
                         control = parse_control(event.data)
@@ -295,14 +313,18 @@ class Follower:
                         raise UpstreamBroken from error
                     self._cursor = control.cursor
                     at = self._take(at, control, [data for data in waiting if data])
-                    waiting = []
+                    waiting, held = [], 0
                     if control.is_closed:
                         return
             if not waiting and parser.is_between_events:
-                # A comment is a sign of life as good as an event: what came before it has come.
+                # A comment shows as well as an event that everything before it has arrived.
                 self._topic.heard(self._clock.now())
             if self._is_bulk and not waiting:
                 return
+
+    def _stop_sse(self) -> None:
+        """Use long-poll for a while: it begins with a fetch, which shows the tail without holding a large body."""
+        self._speaks_sse, self._tries_sse_again = False, True
 
     def _decode(self, data: bytes, is_base64: bool) -> bytes:
         if is_base64:
@@ -311,7 +333,7 @@ class Follower:
             except binascii.Error as error:
                 raise UpstreamBroken from error
         if self._stream.tape.is_json:
-            return _inside(data)
+            return _unwrap(data)
         return data
 
     # -- both
@@ -333,18 +355,18 @@ class Follower:
         return reply
 
     def _sent(self) -> None:
-        """A live request is being sent to an origin; one that an open breaker refused is no contact."""
+        """A live request is being sent; a request that an open circuit breaker refused does not count as contact."""
         self._stream.contacted(self._clock.now())
         self._metrics.upstream_request(self._mode, self._route)
-        self._access_log.unclaimed(self._asked, self._mode, requests=1)
+        self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
-    def _came(self, size: int, mode: Mode) -> None:
-        """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""
+    def _received(self, size: int, mode: Mode) -> None:
+        """Body bytes arrived.  They belong to all live readers, so the next access record to be written claims them."""
         self._metrics.upstream_bytes(size, mode, self._route)
-        self._access_log.unclaimed(self._asked, mode, fetched_bytes=size)
+        self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
-        """Lay what came from `at` on the tape and move the topic; where it stands now."""
+        """Store the bytes from `at` on the tape and move the topic; return the new position."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
             raise FollowingEnded(self._stream.ended)
@@ -357,8 +379,8 @@ class Follower:
         return end
 
     def _why_not_shared(self, headers: Headers) -> str | None:
-        """Why a live answer may not be shared; None where it may.  `no-store` says nothing of that: a live answer is
-        passed on and never stored."""
+        """Why a live answer may not be shared; None if it may.  `no-store` is no reason, because a live answer is
+        passed on and not stored."""
         if "Set-Cookie" in headers:
             return "cookie"
         if headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -368,27 +390,27 @@ class Follower:
         return None
 
     def _refuse_sharing(self, why: str) -> None:
-        """The origin's live answers are not for sharing: live readers are relayed."""
-        self._topic.foreign = NotShareable(why)
-        self._counted = UpstreamBroken()
-        raise self._counted
+        """Stop following: the origin's live answers may not be shared, so live readers are relayed."""
+        self._topic.not_shareable = NotShareable(why)
+        self._counted_failure = UpstreamBroken()
+        raise self._counted_failure
 
     def _is_closed_here(self) -> bool:
         position = self._topic.position
         return position is not None and self._stream.tape.is_closed_at(position)
 
-    async def _check_place(self, at: str, status: int) -> None:
-        """Where the origin refuses an offset that it has named itself, look what it makes of that: the look ends the
-        stream if it is another one by now."""
+    async def _check_offset(self, at: str, status: int) -> None:
+        """If the origin refused an offset that it has named itself, fetch that offset: the fetch ends the record if the
+        origin now has another stream."""
         if status == 400 and at == self._stream.tape.tail:
-            await self._topic.access.look(at)
+            await self._topic.access.fetch(at)
             if self._stream.ended is not None:
                 raise FollowingEnded(self._stream.ended)
 
-    def _refused(self, status: int) -> None:
-        """Raise what a status that is no success means to a follower."""
+    def _raise_for_status(self, status: int) -> None:
+        """Raise the error that an unsuccessful status means for a follower."""
         if status in (404, 410) and self._stream.acks != self._acks:
-            # A write that was acknowledged since it asked found the stream there: it asks again.
+            # A write acknowledged since the request was sent found the stream there: ask again.
             raise UpstreamUnavailable
         if status == 404:
             raise FollowingEnded(End.DELETED)
@@ -397,8 +419,8 @@ class Follower:
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
         self._topic.is_refused = 400 <= status < 500
-        self._counted = UpstreamBroken()
-        raise self._counted
+        self._counted_failure = UpstreamBroken()
+        raise self._counted_failure
 
 
 def _offset(value: str | None) -> str:
@@ -407,7 +429,7 @@ def _offset(value: str | None) -> str:
     return value
 
 
-def _inside(body: bytes) -> bytes:
+def _unwrap(body: bytes) -> bytes:
     try:
         return unwrap(body)
     except NotAnArray as error:

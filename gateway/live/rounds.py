@@ -1,7 +1,7 @@
-"""Rounds of deliveries: how long after something came it had been handed to every live reader of its stream.
+"""Delivery rounds: the time from the arrival of bytes until every live reader of the stream has been handed them.
 
-A round begins with the first news since the last one, because news of one turn of the loop goes out together, and ends
-when the last reader was handed it.  News that nobody was there to hear is no round.
+A round starts with the first arrival after the previous round, because arrivals of one turn of the loop go out
+together.  It ends when the last reader has been handed the bytes.  Arrivals without readers make no round.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from gateway.telemetry.metrics import MetricsRecorder
 class Rounds:
     """The rounds of one topic.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_came_at", "_metrics", "_now", "_route")
+    __slots__ = ("_arrived_at", "_metrics", "_now", "_route")
 
     def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._metrics = metrics
         self._now = now
         self._route = route
-        self._came_at: float | None = None
+        self._arrived_at: float | None = None
 
-    def came(self) -> None:
-        """There is news to hand over."""
-        if self._came_at is None:
-            self._came_at = self._now()
+    def arrived(self) -> None:
+        """Bytes have arrived for the readers."""
+        if self._arrived_at is None:
+            self._arrived_at = self._now()
 
-    def handed(self, readers: int) -> None:
-        """So many readers have been handed what had come, if anything had."""
-        came_at, self._came_at = self._came_at, None
-        if came_at is not None and readers:
-            self._metrics.delivered(readers, self._now() - came_at, self._route)
+    def delivered(self, readers: int) -> None:
+        """`readers` live readers were handed everything that had arrived."""
+        arrived_at, self._arrived_at = self._arrived_at, None
+        if arrived_at is not None and readers:
+            self._metrics.delivered(readers, self._now() - arrived_at, self._route)

@@ -1,8 +1,8 @@
-"""A subscriber: one SSE client as an object of a few slots, with no task, no queue and no timer.
+"""A subscriber: one SSE client as an object of a few slots, without a task, a queue or a timer.
 
-It knows where its client stands.  When its topic moves, or when its connection has room again, it reads on from there
-and writes; when there is nothing more it stands still.  A client that does not read is not written to: it is moved back
-to reading the tape by doing nothing at all, and its connection keeps the deadline.
+It holds its client's offset.  When its topic moves, or its connection has room again, it reads the tape from there and
+writes.  It does not write to a client that does not read; such a client simply falls back to reading from the tape
+later, and its connection enforces the write deadline.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
-from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
+from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, Topic, chunk
 from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17
-"""Of a large event so much is written at a time."""
+"""A large event is written in parts of this size."""
 SHORTEST_S = 1.0
-"""The TypeScript client gives SSE up after three connections that lived less long than this."""
+"""The TypeScript client gives SSE up after three connections that were shorter than this."""
 
 
 class Wire(Protocol):
-    """A client's connection, as far as a subscriber sees it."""
+    """A client's connection, as a subscriber uses it."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more is to be written."""
+        """Whether the client has left so much unread that nothing more may be written."""
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """The response has ended, in order or in the middle.  Called once."""
+        """The response has ended, in order or truncated.  Called once."""
 
 
 class DrainState(Protocol):
-    """Whether the gateway is leaving."""
+    """Whether the gateway is draining."""
 
     is_set: bool
 
@@ -48,17 +48,17 @@ class LiveContext(Protocol):
 
     @property
     def drain(self) -> DrainState:
-        """Whether the gateway is leaving."""
+        """Whether the gateway is draining."""
 
     def fill(self, subscriber: Subscriber) -> None:
-        """Have what lies after the subscriber's place fetched; `filled` is called when it is done."""
+        """Fetch the bytes after the subscriber's offset; call `filled` when done."""
 
     def left(self, topic: Topic) -> None:
         """A subscriber has left the topic."""
 
 
 class Subscriber:
-    """One SSE client at its place in the stream."""
+    """One SSE client and its offset in the stream."""
 
     __slots__ = (
         "_context",
@@ -66,10 +66,10 @@ class Subscriber:
         "_has_missed",
         "_is_filling",
         "_is_over",
-        "_is_told",
         "_large",
         "_large_sent",
         "_least_cursor",
+        "_said_up_to_date",
         "_sent_at_beat",
         "_tick",
         "_wire",
@@ -82,29 +82,32 @@ class Subscriber:
     ) -> None:
         self.topic = topic
         self.at = at
-        self._is_told = False
+        self._said_up_to_date = False
         self._least_cursor = least_cursor
         self._wire = wire
         self._context = context
-        self._large: Large | None = None
-        """An event of which only `_large_sent` bytes have been written."""
+        self._large: LargeEvent | None = None
+        """An event of which only the first `_large_sent` bytes have been written."""
         self._large_sent = 0
         self._is_filling = False
         self._has_missed = False
-        """Whether the topic has changed while bytes were being fetched."""
+        """Whether the topic changed during a fetch."""
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s))
         self._established_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
-        """When the connection has lived long enough not to be taken for a failure."""
+        """The tick from which clients no longer count the connection as failed."""
+
+    def __repr__(self) -> str:
+        return f"<Subscriber at {self.at}>"
 
     @property
     def began(self) -> float:
-        """When it came (monotonic seconds), to the tick."""
+        """When the read began (monotonic seconds), to the tick."""
         return self._established_tick * TICK_S - SHORTEST_S
 
     def left(self, _: object) -> None:
-        """The client at the other end of this wire has gone."""
+        """The client of this wire has disconnected."""
         self.gone()
 
     def start(self) -> None:
@@ -113,9 +116,9 @@ class Subscriber:
         self.pump()
 
     def pump(self) -> None:
-        """Write on from where the client stands, as far as the tape and the connection allow."""
+        """Write from the client's offset on, as far as the tape and the connection allow."""
         topic, wire = self.topic, self._wire
-        # Most stand at one place when something comes, and are sent the same and nothing else.
+        # When bytes arrive, most subscribers stand at the same offset and are sent the same single step.
         step = topic.steps.get(self.at)
         if (
             step is not None
@@ -124,13 +127,13 @@ class Subscriber:
             and not (wire.is_full or self._is_filling or self._is_over or self._large is not None)
         ):
             self.at = step.end
-            self._is_told = step.is_told
+            self._said_up_to_date = step.said_up_to_date
             self._sent_at_beat = topic.beats
             topic.stream.count_sent(step.size)
             wire.send(step.data, step.size)
             return
-        if topic.foreign is not None:
-            # When the client comes back it is relayed.
+        if topic.not_shareable is not None:
+            # The client is relayed when it reconnects.
             self._finish(CloseReason.FAILED)
             return
         if self._is_filling or topic.stream.ended is not None:
@@ -142,7 +145,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            step = topic.step(self.at, self._is_told, self._least_cursor)
+            step = topic.step(self.at, self._said_up_to_date, self._least_cursor)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue
@@ -161,13 +164,13 @@ class Subscriber:
 
     def _take(self, step: Step) -> None:
         self._sent_at_beat = self.topic.beats
-        self._is_told = step.is_told
+        self._said_up_to_date = step.said_up_to_date
         self.topic.stream.count_sent(step.size)
         self._wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
 
-    def _send_part(self, large: Large) -> None:
+    def _send_part(self, large: LargeEvent) -> None:
         part = large.data[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
@@ -179,8 +182,8 @@ class Subscriber:
             self._take(self.topic.last_step(large, self._least_cursor))
 
     def filled(self, has_changed: bool | None) -> None:
-        """What was to be fetched is on the tape (True), was not there (False), or cannot be had (None): then the client
-        resumes from its last control event, and is told what is wrong as a status."""
+        """A fetch has ended: bytes were stored (True), there were none (False), or it failed (None).  After a failure
+        the client resumes from its last control event and receives the error as a status."""
         self._is_filling = False
         if has_changed is None:
             self._finish(CloseReason.FAILED)
@@ -188,21 +191,21 @@ class Subscriber:
             self.pump()
 
     def account(self, sent: object) -> None:
-        """Nothing is put off: what comes next is written before the books are looked at."""
+        """Do nothing: an SSE write needs no accounting afterwards."""
 
     def beat(self) -> None:
-        """A sign of life, where nothing was written for the time of a heartbeat."""
+        """Send a heartbeat if nothing was written for a heartbeat interval."""
         if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self._wire.is_full:
             self._sent_at_beat = self.topic.beats
             self._wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
-    def apart(self) -> tuple[Subscriber]:
-        """It stands alone."""
+    def split(self) -> tuple[Subscriber]:
+        """Return itself: a subscriber stands for one client."""
         return (self,)
 
     def leave(self, delay_s: float, within_s: float) -> None:
-        """End after `delay_s`, but not so early that the client takes it for a failure, unless time is short: in order
-        is better than cut off."""
+        """End after `delay_s`, but not before clients count the connection as successful, unless `within_s` is shorter:
+        a response that ends in order is better than a truncated one."""
         if self._is_over:
             return
         wheel = self._context.wheel
@@ -212,15 +215,15 @@ class Subscriber:
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 
     def due(self) -> None:
-        """The connection has lived long enough."""
+        """The connection has reached its lifetime."""
         if self._large is not None:
-            # Nothing is to end in the middle of an event; who does not take it is its connection's concern.
+            # Never end in the middle of an event; the connection's write deadline handles a client that does not read.
             self._tick = self._context.wheel.add(self, SHORTEST_S)
         else:
             self._finish(CloseReason.DRAINED if self._context.drain.is_set else CloseReason.LIFETIME)
 
     def gone(self) -> None:
-        """The client is no longer there."""
+        """The client has disconnected."""
         self._finish(CloseReason.LEFT)
 
     def _finish(self, reason: CloseReason) -> None:

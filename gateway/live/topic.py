@@ -1,12 +1,11 @@
-"""A topic: the live group of one stream.
+"""A topic: the live readers of one stream.
 
-It holds no queue for anybody.  The follower lays what it receives on the tape and moves `position`; every live reader
-reads the tape from its own place and waits here when it has nothing more to read.  A slow one therefore costs the
-others nothing and is, by construction, a reader of the tape.  Frames are encoded once for all who stand at the same
-place.
+A topic has no queues.  The follower stores what it receives on the tape and moves `position`.  Each live reader reads
+the tape from its own offset and waits here when it has read everything.  A slow reader therefore costs the others
+nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset.
 
-`is_confirmed` means: the follower's live request is open and the origin has said on it that `position` is the tail.
-Only then may anyone be told to be up to date.
+`is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
+Only then may a reader be told that it is up to date.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from gateway.aio.clock import NOBODY
+from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.rounds import Rounds
@@ -37,23 +36,23 @@ from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.live")
 
-Look = Callable[[str | None], Awaitable[Head]]
-"""A fresh catch-up look at an offset, or at the metadata alone; what it brings is on the tape when it returns."""
+Fetch = Callable[[str | None], Awaitable[Head]]
+"""Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
 
 _FRAME_BYTES: Final = 1 << 20
-"""Frames kept for the next who stand at the same place."""
+"""Bytes of encoded frames kept for the next readers at the same offset."""
 _EVENT_BYTES: Final = 1 << 18
-"""About as much of a replay goes into one data event, where the known offsets allow it."""
+"""The approximate bytes of a replay in one data event, as far as the known offsets allow."""
 _FRAME_MOST_BYTES: Final = 2 * _EVENT_BYTES
-"""A data event that is larger when encoded is sent in parts: base64 adds a third, and text of line ends alone grows to
-six times its size."""
+"""A data event that is larger once encoded is sent in parts: base64 adds a third, and text of nothing but line ends
+grows to six times its size."""
 BEATS: Final = 16
-"""One timer of a topic beats so often in the time of a heartbeat, so that none of its readers needs one."""
+"""A topic's one timer beats this often per heartbeat interval, so that its readers need no timers."""
 _CURSOR_REACH: Final = 1_000
-"""A client's cursor that is further ahead than this many intervals does not lift everybody's."""
+"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
-"""Nor does it lift those of others who are beyond that, if it is further ahead than this: more than events can bring it
-in all the time there is, and far below what counts as a cursor."""
+"""A cursor that is more intervals ahead than this does not raise the cursor of far-ahead clients either.  Events can
+never advance a cursor this far, and it is far below the largest valid cursor."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -66,55 +65,55 @@ HEARTBEAT_BYTES: Final = len(HEARTBEAT)
 
 
 class LiveReader(Protocol):
-    """A live reader that stands on a connection and not in a task."""
+    """A live reader that is driven by its topic and connection, without a task."""
 
     def pump(self) -> None:
         """The topic has changed: read on."""
 
     def gone(self) -> None:
-        """Its client is no longer there."""
+        """The client has disconnected."""
 
     def account(self, sent: object) -> None:
-        """Do the books on what was sent while the topic's readers were pumped."""
+        """Account for what was sent while the topic pumped its readers."""
 
     def beat(self) -> None:
-        """Time for a sign of life."""
+        """A beat has passed: send a heartbeat if one is due."""
 
-    def apart(self) -> Iterable[LiveReader]:
-        """Itself, and those who stood on it with others, each alone from here on."""
+    def split(self) -> Iterable[LiveReader]:
+        """Itself and the clients that shared it, each as a reader of its own from now on."""
 
     def leave(self, delay_s: float, within_s: float) -> None:
-        """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""
+        """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
 
 
 Fill = Callable[["Topic", str], Awaitable[bool]]
-"""Has what lies after an offset of the topic fetched, where it is not for the follower to bring; whether that changed
+"""Fetches the bytes after an offset of the topic if the follower will not bring them; returns whether that changed
 anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginAccess:
-    """How a topic reaches its origin: as its first reader would."""
+    """How a topic reaches its origin: with the requests of its first reader."""
 
     source: Source
-    look: Look
+    fetch: Fetch
     fill: Fill
 
 
-class Terms(NamedTuple):
+class LiveTimes(NamedTuple):
     """A route's times for live reads, in seconds."""
 
     lifetime_s: float
     heartbeat_s: float
     linger_s: float
     heard_s: float = 0.0
-    """How long after the live request was last heard from its word on the tail may be repeated to reads that are not
-    live; 0 where these ask the origin."""
+    """How long, after the live request was last heard from, catch-up reads may repeat its tail; 0 if they must ask the
+    origin."""
 
 
-class Large:
-    """One data event, encoded, that is too large to be written at once: sent in parts, and kept while anybody is being
-    sent it.  Offsets inside it are not known, so it cannot be cut into events."""
+class LargeEvent:
+    """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
+    receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
 
     __slots__ = ("__weakref__", "data", "end")
 
@@ -125,83 +124,87 @@ class Large:
 
 @dataclass(slots=True)
 class Step:
-    """What a reader at one place is to be sent next; without data there is nothing to send now."""
+    """What a reader at one offset is sent next; no data means that there is nothing to send now."""
 
     data: bytes
-    """Whole frames, as one chunk of a chunked body."""
+    """Whole frames as one chunk of a chunked body."""
     size: int
-    """Bytes of the frames themselves."""
+    """The size of the frames without the chunk framing."""
     end: str
-    is_told: bool
+    said_up_to_date: bool
     """Whether the reader has been told that it is up to date here."""
     cursor: int
     is_last: bool = False
-    """Whether the response ends with it."""
+    """Whether the response ends with this step."""
     is_all: bool = False
-    """Whether there is nothing behind it to be sent now."""
+    """Whether nothing after this step can be sent now."""
     needs_fill: bool = False
-    large: Large | None = None
-    """In place of data: to be sent in parts, and then its control event."""
+    large: LargeEvent | None = None
+    """Replaces `data`: to be sent in parts, followed by its control event."""
 
 
-def _let_go(reader: LiveReader) -> None:
-    """One client's trouble is not the others'."""
+def _drop_failed(reader: LiveReader) -> None:
+    """Log the error and drop the reader: one reader's error must not affect the others."""
     _log.exception("a live reader failed")
     try:
         reader.gone()
     except Exception:
-        _log.exception("a live reader could not be let go")
+        _log.exception("a live reader could not be dropped")
 
 
 class Topic:
-    """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
+    """The live state of one stream.  Owner: the `LiveTopics` table; the follower moves it."""
 
     def __init__(
-        self, stream: Stream, access: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
+        self, stream: Stream, access: OriginAccess, times: LiveTimes, wall: Callable[[], float], rounds: Rounds
     ) -> None:
         self.stream = stream
         self._rounds = rounds
         self.access = access
-        self.terms = terms
+        self.times = times
         self._wall = wall
         self.is_refused = False
         """Whether the origin has refused the source's headers."""
-        self.foreign: NotShareable | None = None
+        self.not_shareable: NotShareable | None = None
         """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
         self.revalidated_at = -math.inf
-        """When the live request was last begun anew for a write of unknown outcome."""
+        """When the live request was last restarted by `LiveTopics.revalidate`."""
         self.position: str | None = None
         self.is_confirmed = False
         self.is_hot = False
-        """Whether it is followed for the reads that ask for its tail, be there live readers or not."""
+        """Whether the stream is followed because catch-up reads ask for its tail, with or without live readers."""
         self.connects_until = -math.inf
         """Until when a read that asks for the tail may wait for the live request to be confirmed."""
         self.ended: End | None = None
-        self.trouble: GatewayError | None = None
-        """Why the follower is not connected, where it failed."""
+        self.failure: GatewayError | None = None
+        """Why the follower is not connected, if it failed."""
         self.changed = Signal()
         self.beats = 0
-        """How many beats have gone by: time enough for readers to know how long they have been silent."""
+        """Beats so far, by which readers measure how long they have been silent."""
         self.readers_now: set[LiveReader] = set()
-        """Readers that are pumped when the topic changes; all others wait for `changed`."""
-        self.crowded = 0
-        """How many clients these stand for beside one each."""
+        """The readers pumped when the topic changes; all other readers wait for `changed`."""
+        self.extra_clients = 0
+        """Clients in `readers_now` beyond one per reader."""
         self._is_flushing = False
         self.steps: dict[str, Step] = {}
-        """While readers are pumped: what those at a place are sent, made once for all who stand there."""
+        """While readers are pumped: the step sent at each offset, made once for all readers there."""
         self.is_pumping = False
         self._answers: dict[object, object] = {}
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
-        """The cursor of shared answers, but for those to clients that showed as high a one."""
+        """The cursor of shared answers; clients that showed one at least as high get answers of their own."""
         self.to_account: list[tuple[LiveReader, object]] = []
-        """Those who were answered while readers were pumped: everybody is answered before any books are done."""
+        """Readers answered while being pumped: all are answered before any is accounted for."""
         self._cursor_floor = 0
         self._high_floor = 0
-        """The same among clients whose cursors are far ahead: each answer takes those who read on a step further."""
-        self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
+        """The floor for clients whose cursors are far ahead: each answer advances the clients that read on."""
+        self._large_events: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
+
+    def __repr__(self) -> str:
+        state = "confirmed" if self.is_confirmed else "unconfirmed"
+        return f"<Topic {self.readers} readers, {state} at {self.position}>"
 
     @property
     def frame_bytes(self) -> int:
@@ -211,38 +214,38 @@ class Topic:
     # -- the follower's side
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
-        """The follower stands at `position`; everyone who waits looks again."""
+        """The follower stands at `position`: wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
-            self._rounds.came()
+            self._rounds.arrived()
         self.position = position
         self.is_confirmed = is_confirmed
         self.stream.followed()
-        self.trouble = None
+        self.failure = None
         self.heard(now)
         self._fire()
 
     def heard(self, now: float) -> None:
-        """The live request was heard from: what it said of the tail still holds."""
-        if self.is_confirmed and self.position is not None and self.terms.heard_s:
-            self.stream.saw_tail(Sighting(self.position, now, now + self.terms.heard_s))
+        """The live request was heard from: its statement of the tail still holds."""
+        if self.is_confirmed and self.position is not None and self.times.heard_s:
+            self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
-    def named(self, tail: str, asked_at: float) -> None:
-        """The origin has named the tail to a request that was sent at `asked_at`, beside the live one."""
+    def tail_named(self, tail: str, asked_at: float) -> None:
+        """Another request, sent at `asked_at`, was told the tail by the origin."""
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
-    def lost(self, now: float, trouble: GatewayError | None) -> None:
-        """The live request is closed, as planned or by `trouble`: nothing is known of the tail from here on."""
+    def lost(self, now: float, failure: GatewayError | None) -> None:
+        """The live request is closed, as planned or because of `failure`: the tail is unknown from now on."""
         if self.is_confirmed:
             self.stream.lost_tail()
         self.is_confirmed = False
         self.stream.unfollowed(now)
-        self.trouble = trouble
-        if trouble is not None:
+        self.failure = failure
+        if failure is not None:
             self._fire()
 
     def end(self, why: End) -> None:
-        """The stream is no more: every reader is sent off at once."""
+        """The stream has ended: end every reader at once."""
         self.ended = why
         self.is_confirmed = False
         self.stream.unfollowed(self.stream.contacted_at)
@@ -252,29 +255,29 @@ class Topic:
     def _fire(self) -> None:
         self.changed.fire()
         if self.readers_now and not self._is_flushing:
-            # Events that arrive in one turn of the loop go out as one write.
+            # Events that arrive in one turn of the loop go out in one write.
             self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush, context=NOBODY)
+            asyncio.get_running_loop().call_soon(self._flush, context=DETACHED)
 
     def _flush(self) -> None:
         self._is_flushing = False
-        # Nothing changes while this lasts: no reader is given a chance to.
+        # The stream cannot change during this loop: pumping is synchronous.
         self.steps = {}
         self._begin_answers(())
         self.is_pumping = True
         readers = tuple(self.readers_now)
-        clients = len(readers) + self.crowded
+        clients = len(readers) + self.extra_clients
         try:
             for reader in readers:
                 try:
                     reader.pump()
                 except Exception:
-                    _let_go(reader)
+                    _drop_failed(reader)
         finally:
             self.steps = {}
             self.is_pumping = False
             self._account_all()
-            self._rounds.handed(clients)
+            self._rounds.delivered(clients)
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []
@@ -282,14 +285,14 @@ class Topic:
             try:
                 reader.account(sent)
             except Exception:
-                _let_go(reader)
+                _drop_failed(reader)
 
     def shared_answers(self) -> dict[object, object]:
-        """Answers to long-polls, by what shapes them: good while readers are pumped, and at other times for as long as
-        nothing changes of which they tell, their Date included."""
+        """Answers to long-polls, by what determines them.  While readers are pumped they are valid for that round; at
+        other times they are valid until something they state changes, including their Date."""
         if not self.is_pumping:
             stream = self.stream
-            of = (stream.tail_turns, stream.forgotten, stream.stale_marks, int(self._wall()))
+            of = (stream.tail_version, stream.forgotten, stream.stale_marks, int(self._wall()))
             if of != self._answers_of:
                 self._begin_answers(of)
         return self._answers
@@ -299,16 +302,16 @@ class Topic:
         self.answers_cursor = self.shared_cursor()
 
     def beat(self) -> None:
-        """A part of the time of a heartbeat has gone by."""
+        """One beat of the heartbeat interval has passed."""
         self.beats += 1
         for reader in tuple(self.readers_now):
             try:
                 reader.beat()
             except Exception:
-                _let_go(reader)
+                _drop_failed(reader)
 
     def wake(self) -> None:
-        """Have every live reader look again."""
+        """Make every live reader look again."""
         self._fire()
 
     # -- the readers' side
@@ -320,13 +323,13 @@ class Topic:
             self.is_confirmed
             and self.position is not None
             and tape.resolve(self.position) == at
-            # A look or a write may have named a tail that the follower has not come to.
+            # Another reply or a write may have named a tail that the follower has not reached.
             and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
             and self.stream.holds_acknowledged(at)
         )
 
-    def greet(self, cursor: str | None, wall: float) -> None:
-        """Take note of a client's cursor, so that shared frames carry a greater one."""
+    def note_cursor(self, cursor: str | None, wall: float) -> None:
+        """Record a client's cursor, so that shared frames carry a greater one."""
         value = parse_cursor(cursor)
         if value is None:
             return
@@ -337,7 +340,7 @@ class Topic:
             self._high_floor = max(self._high_floor, value)
 
     def is_far(self, cursor: int) -> bool:
-        """Whether a client that showed this cursor goes on with those who are far ahead."""
+        """Whether a client that showed this cursor shares the cursor of the far-ahead clients."""
         return interval(self._wall()) + _CURSOR_REACH < cursor <= self._high_floor
 
     def cursor_for(self, client: str | None, wall: float, rng: random.Random) -> str:
@@ -353,10 +356,10 @@ class Topic:
         wall = self._wall()
         return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
 
-    def step(self, at: str, is_told: bool, least_cursor: int) -> Step:
-        """What a reader at `at` is to be sent next; `least_cursor` is the least that its frames may carry.
+    def step(self, at: str, said_up_to_date: bool, least_cursor: int) -> Step:
+        """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.
 
-        Data that is sent to all is left in `steps`, while readers are pumped.
+        While readers are pumped, a step with the shared cursor is left in `steps`.
         """
         shared = self.shared_cursor()
         cursor = max(shared, least_cursor)
@@ -367,39 +370,41 @@ class Topic:
         is_current = self.is_current(end)
         if reading.size:
             frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-            if isinstance(frame, Large):
-                step = Step(b"", 0, end, is_told, cursor, large=frame)
+            if isinstance(frame, LargeEvent):
+                step = Step(b"", 0, end, said_up_to_date, cursor, large=frame)
             else:
                 step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
             if self.is_pumping and cursor == shared:
-                # A large event is not sent from here, only kept: those who take all of it at once hold on to nothing.
+                # Keep a large event without sending it from here: readers that take it whole hold no reference to it.
                 self.steps[at] = step
             return step
-        if is_closed or (is_current and not is_told):
+        if is_closed or (is_current and not said_up_to_date):
             frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
             return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-        return Step(b"", 0, end, is_told, cursor, needs_fill=self.is_missing(end))
+        return Step(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
-        """Whether what lies after `at` is to be fetched: it is neither the tail nor for the follower to bring."""
+        """Whether the bytes after `at` must be fetched: `at` is neither the tail nor where the follower reads on."""
         tape = self.stream.tape
         if self.position is not None and tape.resolve(self.position) == at:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
-    def _frame(self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str) -> bytes | Large:
-        """The data event of a reading with the control event that must follow it (section 5.8), or what is too large to
-        be written at once."""
+    def _frame(
+        self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str
+    ) -> bytes | LargeEvent:
+        """The data event of a reading and the control event that must follow it (section 5.8), or the data event alone
+        if it is too large to be written at once."""
         key = (start, reading.end, is_current, is_closed, cursor)
         frame = self._frames.get(key)
         if frame is not None:
             return frame
-        large = self._larges.get(key[:2])
+        large = self._large_events.get(key[:2])
         if large is not None:
             return large
         data = self._data_event(reading)
         if reading.size > _EVENT_BYTES or len(data) > _FRAME_MOST_BYTES:
-            large = self._larges[key[:2]] = Large(data, reading.end)
+            large = self._large_events[key[:2]] = LargeEvent(data, reading.end)
             return large
         control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
         frame = self._frames[key] = data + control
@@ -410,8 +415,8 @@ class Topic:
         pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
         return encode_data(pieces, base64=not is_sse_text(stream.content_type))
 
-    def last_step(self, large: Large, least_cursor: int) -> Step:
-        """The control event behind a large event that has been sent: what is true now, not when it was begun."""
+    def last_step(self, large: LargeEvent, least_cursor: int) -> Step:
+        """The control event after a large event: states what is true now, not when the event was started."""
         end, cursor = large.end, max(self.shared_cursor(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
@@ -419,5 +424,5 @@ class Topic:
 
     @staticmethod
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """A control event alone."""
+        """A control event by itself."""
         return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))

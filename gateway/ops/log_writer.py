@@ -32,7 +32,7 @@ from gateway.ops.log_sinks.sink import Sink
 from gateway.ops.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import CloseReason, LiveNote, Place, Record, Repeated
+from gateway.telemetry.access_record import CloseReason, LiveNote, Record, RecordedStream, Repeated
 
 _log = logging.getLogger("gateway.log")
 
@@ -154,7 +154,7 @@ class LogWriter:
             self._arm_live_timer()
         return note
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+    def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
             # Cut as in the records that claim it.
             place = place._replace(stream=place.stream[:STREAM_CHARS])
@@ -259,7 +259,7 @@ class LogWriter:
     # -- unclaimed upstream work
 
     def _claim(self, record: Record) -> None:
-        found = self._ledger.claim(Place(record.route, record.stream, record.partition))
+        found = self._ledger.claim(RecordedStream(record.route, record.stream, record.partition))
         if found is not None:
             record.origin_requests += found.requests
             record.fetched_bytes += found.fetched_bytes

@@ -64,7 +64,7 @@ class PlanFigures:
             warmed_bytes=warming.bytes if warming is not None else 0,
             is_warming=warming is not None and not warming.is_over,
             unstored_streams=len(applier.entries.not_stored),
-            unstored_bytes=applier.unlaid_bytes,
+            unstored_bytes=applier.unstored_bytes,
             given_up=applier.given_up,
             unmatched=applier.entries.unmatched,
         )

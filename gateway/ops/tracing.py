@@ -125,7 +125,7 @@ class OpenTelemetryTracer:
         for name, value in lines:
             headers.add(name.decode(), value.decode().strip())
         span = _RequestSpan(self._begin_request(line[0], line[1].partition("?")[0], headers))
-        span.tell(mode, outcome, None)
+        span.describe(mode, outcome, None)
         span.end()
 
     def _begin_request(self, method: str, path: str, headers: Headers) -> _TimedSpan:
@@ -234,7 +234,7 @@ class _RequestSpan:
     def is_sampled(self) -> bool:
         return self.span.get_span_context().trace_flags.sampled
 
-    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
+    def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         span = self.span
         if not span.is_recording():
             return

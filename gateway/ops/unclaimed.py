@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Place
+from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
@@ -26,7 +26,7 @@ MOST_PLACES: Final = 4_096
 class Unclaimed:
     """The sum of one place since `since` (monotonic seconds)."""
 
-    place: Place
+    place: RecordedStream
     mode: Mode
     """Mode of the upstream requests; a live mode if any of them was live."""
     since: float
@@ -39,7 +39,7 @@ class Ledger:
 
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
-        self._sums: OrderedDict[Place, Unclaimed] = OrderedDict()
+        self._sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self._sums)} unclaimed>"
@@ -53,7 +53,7 @@ class Ledger:
         first = next(iter(self._sums.values()), None)
         return first.since if first is not None else None
 
-    def add(self, place: Place, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
+    def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
         """Add to the sum of a place.  Returns the oldest sum if there are too many: it needs a line now."""
         found = self._sums.get(place)
         if found is None:
@@ -64,7 +64,7 @@ class Ledger:
         found.fetched_bytes += fetched_bytes
         return self._sums.popitem(last=False)[1] if len(self._sums) > self._most else None
 
-    def claim(self, place: Place) -> Unclaimed | None:
+    def claim(self, place: RecordedStream) -> Unclaimed | None:
         """Remove and return the sum of a place."""
         return self._sums.pop(place, None)
 

@@ -1,15 +1,15 @@
-"""The origin put together: an `Origin` holds the streams, a `RunningOrigin` serves them on a port.
+"""The composition: an `Origin` holds the streams, a `RunningOrigin` serves them on a port.
 
-The two are apart so that an origin can be stopped and started again on the same port with the same streams, under
-readers that notice:
+They are separate so that an origin can be stopped and restarted on the same port with the same streams while its
+clients watch:
 
     running = await start_origin()
     port = running.port
     await running.stop()
     running = await start_origin(OriginSettings(port=port), origin=running.origin)
 
-Stopping takes three steps, each bounded: no new connections; live readers end at their next control event and
-long-polls answer; what is still in flight after the grace is cut off.
+Stopping takes three bounded steps.  The listener closes.  Live readers end at their next control event, and long-polls
+answer.  Requests still in flight after the grace period are cut off.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _NO_ACCESS_LOG: Final = logging.getLogger("gateway.origin.access")
 _NO_ACCESS_LOG.disabled = True
 
 DEFAULT_GRACE_S: Final = 5.0
-"""How long `stop` lets answers finish."""
+"""Seconds that `stop` gives replies to finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginSettings:
-    """Where an origin listens and what it allows.  Raises ValueError for what makes no sense."""
+    """The origin's address and limits.  Raises ValueError for invalid values."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 picks a free one."""
+    """0 picks a free port."""
     long_poll_timeout_s: float = 30.0
-    """How long a long-poll waits, and how long an SSE connection is silent at most."""
+    """How long a long-poll waits, and how long an SSE connection may be silent."""
     sse_lifetime_s: float = 60.0
-    """When SSE connections are ended, spread over the last tenth (section 8.2)."""
+    """When SSE connections end, spread over the last tenth (section 8.2)."""
     max_chunk_bytes: int = 1_048_576
     """Payload bytes in one reply or one SSE event; a single JSON message is never divided."""
     max_body_bytes: int = 64 * 1_048_576
@@ -67,7 +67,7 @@ class OriginSettings:
 
 
 class Origin:
-    """One in-memory origin: its streams, its fault switches, its counters."""
+    """One in-memory origin: its streams, faults and counters."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Origin:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection, with one-line answers to what is not HTTP and a count of connections."""
+    """aiohttp's connection, with one-line answers to malformed requests and a connection count."""
 
     counters: Counters
 
@@ -119,7 +119,7 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if isinstance(exc, ConnectionError) or request.writer.output_size > 0:
-            raise ConnectionError("the client is gone, or has an answer already") from exc
+            raise ConnectionError("the client has left or already has a reply") from exc
         if status >= 500:
             _log.error("a connection failed", exc_info=exc)
         text = "Malformed request" if status < 500 else "Internal error"
@@ -145,12 +145,12 @@ class RunningOrigin:
 
     @property
     def url(self) -> str:
-        """`http://host:port`, without a slash at the end."""
+        """`http://host:port`, without a trailing slash."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept.  Raises OSError when the address cannot be had."""
+        """Bind and accept.  Raises OSError if the address is not available."""
         runner = web.AppRunner(self.origin.application(drain=self._drain), access_log=None, handler_cancellation=True)
         await runner.setup()
         server = runner.server
@@ -158,7 +158,7 @@ class RunningOrigin:
         loop = asyncio.get_running_loop()
 
         def connection() -> _Connection:
-            # Bodies are stored as they come: a Content-Encoding is the writer's business.
+            # Bodies are stored as they arrive: Content-Encoding is up to the writer.
             handler = _Connection(server, loop=loop, access_log=_NO_ACCESS_LOG, auto_decompress=False)
             handler.counters = self.origin.counters
             return handler
@@ -175,7 +175,7 @@ class RunningOrigin:
         self.port = bound.getsockname()[1]
 
     async def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
-        """Stop as the module says; `grace_s` 0 cuts every connection at once, as a crash would."""
+        """Stop in the module's three steps; a `grace_s` of 0 cuts every connection at once, as a crash would."""
         listener, runner = self._listener, self._runner
         self._listener = self._runner = None
         if listener is None or runner is None:
@@ -185,7 +185,7 @@ class RunningOrigin:
         assert server is not None
         if grace_s > 0:
             self._drain.begin()
-            # Twice the timeout is the most that aiohttp takes: once to wait, once to cancel.
+            # aiohttp may use the timeout twice: once to wait, once to cancel.
             server.pre_shutdown()
             await server.shutdown(grace_s / 2)
         else:
@@ -197,8 +197,8 @@ class RunningOrigin:
 
 
 async def _close(listener: asyncio.Server) -> None:
-    """Stop accepting.  A listener of asyncio that is closed in the very turn in which it accepted forgets what it
-    accepted: nobody serves that connection and nobody ends it.  So it is made to stop listening a moment before."""
+    """Stop accepting.  An asyncio listener that closes in the same turn in which it accepted a connection forgets it:
+    the connection is neither served nor closed.  Listening therefore stops a few turns before."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, asyncio.SelectorEventLoop):
         for listening in listener.sockets:
@@ -213,12 +213,12 @@ async def start_origin(
 ) -> RunningOrigin:
     """Serve an origin: a new one with these settings, or an existing one at the host and port of `settings`.
 
-    An existing origin keeps its own timeouts and limits.  Raises OSError when the address cannot be had.
+    An existing origin keeps its timeouts and limits.  Raises OSError if the address is not available.
     """
     if origin is None:
         origin = Origin(settings, clock=clock)
     elif clock is not None:
-        raise ValueError("an existing origin has its clock")
+        raise ValueError("an existing origin keeps its clock")
     at = settings or origin.settings
     running = RunningOrigin(origin, at.host, at.port)
     await running.start()

@@ -1,6 +1,7 @@
-"""What reached the origin, and a way to wait for it: concurrency tests count here instead of sleeping.
+"""Counters of the requests that reached the origin; concurrency tests wait for them instead of sleeping.
 
-The handlers are the only writers.  `until` wakes on every change, so a test states a condition and never a time.
+Only the handlers write them.  `until` re-evaluates its condition on every change, so a test states a condition and
+never a time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from gateway.origin.requests import Kind
 
 
 class Counters:
-    """Requests and body bytes by kind; live connections now and at most; TCP connections accepted."""
+    """Requests and body bytes by kind; open live connections and their peak; accepted TCP connections."""
 
     def __init__(self) -> None:
         self.requests: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.body_bytes: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        """Body bytes handed to the connection, as the reader would count them: no heads, no chunk sizes."""
+        """Body bytes passed to the connection, as the reader counts them: no heads, no chunk sizes."""
         self.finished: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        """Requests that ended, however they ended."""
+        """Requests that have ended, with any outcome."""
         self.live_open = 0
         """Long-poll and SSE requests in progress."""
         self.live_peak = 0
@@ -28,6 +29,9 @@ class Counters:
         self.connections = 0
         """TCP connections accepted by a running origin."""
         self._conditions: dict[asyncio.Future[None], Callable[[Counters], bool]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Counters {self.total_requests} requests, {self.live_open} live, {self.parked} parked>"
 
     @property
     def total_requests(self) -> int:
@@ -38,7 +42,7 @@ class Counters:
         return sum(self.body_bytes.values())
 
     def reset(self) -> None:
-        """Set the sums to zero; what is open stays counted, and the peak restarts from it."""
+        """Reset the sums; open requests stay counted, and the peak restarts from their number."""
         for counted in (self.requests, self.body_bytes, self.finished):
             counted.update(dict.fromkeys(Kind, 0))
         self.live_peak = self.live_open
@@ -46,7 +50,7 @@ class Counters:
         self._changed()
 
     async def reached(self, kind: Kind | str, count: int) -> None:
-        """Wait until at least `count` requests of a kind have arrived."""
+        """Wait until at least `count` requests of this kind have arrived."""
         wanted = Kind(kind)
         await self.until(lambda counters: counters.requests[wanted] >= count)
 
@@ -59,7 +63,7 @@ class Counters:
         await self.until(lambda counters: counters.parked == count)
 
     async def until(self, condition: Callable[[Counters], bool]) -> None:
-        """Wait until `condition` holds; it is asked at once and after every change."""
+        """Wait until `condition` holds; it is evaluated at once and after every change."""
         if condition(self):
             return
         met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,7 +91,7 @@ class Counters:
         self._changed()
 
     def sent(self, kind: Kind, size: int) -> None:
-        """Body bytes went out."""
+        """Body bytes were sent."""
         self.body_bytes[kind] += size
         self._changed()
 

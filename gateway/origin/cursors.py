@@ -1,4 +1,4 @@
-"""Cursors: numbers that change with time, so that no cache serves one empty live reply for ever (section 8.1)."""
+"""Cursors: numbers that change with time, so that no cache repeats one empty live reply for ever (section 8.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_JITTER_S: Final = 3600
 
 
 def next_cursor(client_cursor: str | None, wall_s: float, random: Random) -> str:
-    """The current interval's number, or one past the client's by 1 to 3600 seconds' worth when that is not behind."""
+    """The current interval's number, or the client's plus 1 to 3600 seconds in intervals if that is not below it."""
     current = max(0, int(wall_s - EPOCH_S) // INTERVAL_S)
     if client_cursor and client_cursor.isascii() and client_cursor.isdigit() and len(client_cursor) <= 18:
         seen = int(client_cursor)

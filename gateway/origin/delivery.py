@@ -1,7 +1,7 @@
-"""Bytes onto the connection: through the fault switches, past the counters.
+"""Sends a reply through the fault switches and counts its bytes.
 
-One `Delivery` is one answer.  Whatever ends it before its time raises `CutShort`, and the connection is gone by then;
-the handler has nothing left to say.
+One `Delivery` is one reply.  Any fault that ends it early raises `ConnectionCut`; the connection is closed by then, and
+the handler sends nothing more.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gateway.origin.requests import Kind
 SERVER_NAME = "durable-gateway-origin"
 
 
-class CutShort(Exception):
+class ConnectionCut(Exception):
     """A fault switch has ended the connection."""
 
 
 class Delivery:
-    """One answer on its way out."""
+    """One reply as it is sent."""
 
     def __init__(
         self, request: web.BaseRequest, kind: Kind, counters: Counters, effects: Sequence[Effect] = ()
@@ -34,48 +34,48 @@ class Delivery:
         self._request = request
         self._kind = kind
         self._counters = counters
-        shaping = [effect for effect in effects if isinstance(effect, Drop | Truncate | Stall)]
-        self._shaping: list[BodyEffect] = sorted(shaping, key=lambda effect: effect.after_bytes)
+        body_effects = [effect for effect in effects if isinstance(effect, Drop | Truncate | Stall)]
+        self._body_effects: list[BodyEffect] = sorted(body_effects, key=lambda effect: effect.after_bytes)
         self._unsolicited = [effect.data for effect in effects if isinstance(effect, Unsolicited)]
-        self._in_place = [effect for effect in effects if isinstance(effect, Raw | Refuse)]
+        self._replacements = [effect for effect in effects if isinstance(effect, Raw | Refuse)]
         self._sent = 0
         self.response: web.StreamResponse | None = None
-        """The answer that was begun, if one was."""
+        """The response, once it has begun."""
 
     async def whole(self, reply: Reply) -> web.StreamResponse:
-        """Send a complete answer."""
-        if self._in_place:
-            await self._in_place_of_answer(self._in_place[0])
+        """Send a complete reply."""
+        if self._replacements:
+            await self._replace_reply(self._replacements[0])
         has_body = bool(reply.body) and self._request.method != "HEAD" and reply.status not in (204, 304)
-        if self._shaping and has_body:
+        if self._body_effects and has_body:
             await self._begin(reply, len(reply.body))
             await self.write(reply.body)
         else:
-            # Head and body in one write; it also knows when an answer without a body has a Content-Length.
+            # Sends head and body in one write, and adds Content-Length to a reply without a body only where it may.
             self.response = web.Response(
                 status=reply.status, headers=self._headers(reply.headers), body=reply.body if has_body else None
             )
             await self.response.prepare(self._request)
-            await self._shape_up_to(0)
+            await self._apply_due(0)
             self._count(len(reply.body) if has_body else 0)
         await self.finish()
         assert self.response is not None
         return self.response
 
     async def open(self, status: int, headers: dict[str, str]) -> web.StreamResponse:
-        """Send the head of an answer whose body comes bit by bit, chunked."""
-        if self._in_place:
-            await self._in_place_of_answer(self._in_place[0])
+        """Send the head of a reply with a chunked body, to be sent by `write`."""
+        if self._replacements:
+            await self._replace_reply(self._replacements[0])
         return await self._begin(Reply(status, headers), None)
 
     async def write(self, data: bytes) -> None:
-        """Send body bytes; ends or halts where a fault switch says."""
+        """Send body bytes; ends or stalls at the byte that a fault switch names."""
         view = memoryview(data)
-        while self._shaping and self._shaping[0].after_bytes <= self._sent + len(view):
-            due = max(0, self._shaping[0].after_bytes - self._sent)
+        while self._body_effects and self._body_effects[0].after_bytes <= self._sent + len(view):
+            due = max(0, self._body_effects[0].after_bytes - self._sent)
             await self._put(view[:due])
             view = view[due:]
-            await self._apply(self._shaping.pop(0))
+            await self._apply(self._body_effects.pop(0))
         await self._put(view)
 
     async def finish(self) -> None:
@@ -94,16 +94,16 @@ class Delivery:
 
     async def _begin(self, reply: Reply, length: int | None) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, headers=self._headers(reply.headers))
-        is_chunked = any(isinstance(effect, Truncate) and effect.is_chunked for effect in self._shaping)
+        is_chunked = any(isinstance(effect, Truncate) and effect.is_chunked for effect in self._body_effects)
         if length is not None and not is_chunked:
             response.content_length = length
         self.response = response
         transport = self._request.transport
-        if self._shaping and transport is not None:
-            # With no room in the buffer, draining means that the kernel has every byte.
+        if self._body_effects and transport is not None:
+            # With an empty write buffer, draining means that the kernel has every byte.
             transport.set_write_buffer_limits(0)
         await response.prepare(self._request)
-        await self._shape_up_to(0)
+        await self._apply_due(0)
         return response
 
     async def _put(self, view: memoryview) -> None:
@@ -118,9 +118,9 @@ class Delivery:
             self._sent += size
             self._counters.sent(self._kind, size)
 
-    async def _shape_up_to(self, sent: int) -> None:
-        while self._shaping and self._shaping[0].after_bytes <= sent:
-            await self._apply(self._shaping.pop(0))
+    async def _apply_due(self, sent: int) -> None:
+        while self._body_effects and self._body_effects[0].after_bytes <= sent:
+            await self._apply(self._body_effects.pop(0))
 
     async def _apply(self, effect: BodyEffect) -> None:
         match effect:
@@ -130,22 +130,22 @@ class Delivery:
             case Drop():
                 await self._flushed()
                 self._reset()
-                raise CutShort
+                raise ConnectionCut
             case Truncate():
                 self._close()
-                raise CutShort
+                raise ConnectionCut
 
-    async def _in_place_of_answer(self, effect: Raw | Refuse) -> None:
+    async def _replace_reply(self, effect: Raw | Refuse) -> None:
         transport = self._request.transport
         if isinstance(effect, Raw) and transport is not None and not transport.is_closing():
             transport.write(effect.data)
             self._close()
         else:
             self._reset()
-        raise CutShort
+        raise ConnectionCut
 
     async def _flushed(self) -> None:
-        """Wait until the kernel has every byte, because a reset throws away what it has not."""
+        """Wait until the kernel has every byte, because a reset discards unsent ones."""
         await self._request.writer.drain()
 
     def _close(self) -> None:
@@ -159,6 +159,6 @@ class Delivery:
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            # Lingering for no time makes the close an RST.
+            # A linger time of zero turns the close into an RST.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()

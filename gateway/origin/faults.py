@@ -1,20 +1,20 @@
-"""Switches for bad luck: what a test or a load run makes the origin do wrong.
+"""Fault injection: switches that make the origin misbehave for a test or a load run.
 
-A switch is set for requests of a kind, method and path (each optional) and for the next `times` of them (None: until
-`remove`).  Every switch that fits a request acts on it:
+A switch applies to requests of a kind, method and path (each optional), and to the next `times` of them (None: until
+`remove`).  All switches that match a request apply to it:
 
-    before the answer   delay, hold (at the request), then status, replace, raw or refuse in place of the answer
-    after the answer    hold (at the reply): computed, not yet sent, so a test can let the stream move on meanwhile
+    before the reply    delay, hold (at the request), then status, replace, raw or refuse in place of the reply
+    after the reply     hold (at the reply): computed but not sent, so that a test can change the stream meanwhile
     in the body         drop, truncate, stall, each after a number of body bytes; then unsolicited bytes behind it
 
-A switch counts what it did, and `hold` and `stall` can be waited for, so that tests need no sleep:
+A switch counts its hits, and a test can wait for `hold` and `stall` instead of sleeping:
 
     gate = origin.faults.hold(kind="catchup")
     ...start n readers...
     await gate.waiting(n)
     gate.release()
 
-This module decides; `delivery` carries out.
+This module decides; `delivery` executes.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from gateway.origin.requests import Kind
 
 
 class When(StrEnum):
-    """Where a hold stands."""
+    """The point at which a request is held."""
 
     REQUEST = "request"
-    """Before the store is asked: the answer will show the stream as it is at the release."""
+    """Before the store is read: the reply will show the stream as it is at the release."""
     REPLY = "reply"
-    """After the store was asked: the answer shows the stream as it was, however late it leaves.  Not for live readers,
-    whose answer is computed only when there is something to say."""
+    """After the store was read: the reply shows the stream as it was, however late it is sent.  Not for live readers,
+    whose reply is computed only when there is data."""
 
 
 class Gate:
-    """Where requests wait until a test opens it; once open it stays open."""
+    """Holds requests until a test opens it; once open it stays open."""
 
     def __init__(self) -> None:
         self.held = 0
-        """Requests that wait here now."""
+        """Requests held now."""
         self.passed = 0
-        """Requests that have been let through."""
+        """Requests that have passed."""
         self._is_open = False
-        self._opened: set[asyncio.Future[None]] = set()
-        self._counted: dict[asyncio.Future[None], int] = {}
+        self._held: set[asyncio.Future[None]] = set()
+        self._reached: dict[asyncio.Future[None], int] = {}
 
     @property
     def is_open(self) -> bool:
         return self._is_open
 
     def release(self) -> None:
-        """Let everybody through, now and from now on."""
+        """Let all requests pass, now and from now on."""
         self._is_open = True
-        for waiter in tuple(self._opened):
+        for waiter in tuple(self._held):
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -66,54 +66,54 @@ class Gate:
         if self.held >= count:
             return
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._counted[reached] = count
+        self._reached[reached] = count
         try:
             await reached
         finally:
-            self._counted.pop(reached, None)
+            self._reached.pop(reached, None)
 
     async def wait(self) -> None:
-        """Stand here until the gate opens; for the origin."""
+        """Wait until the gate opens; called by the origin."""
         if not self._is_open:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._opened.add(waiter)
+            self._held.add(waiter)
             self.held += 1
-            for reached, count in tuple(self._counted.items()):
+            for reached, count in tuple(self._reached.items()):
                 if self.held >= count and not reached.done():
                     reached.set_result(None)
             try:
                 await waiter
             finally:
                 self.held -= 1
-                self._opened.discard(waiter)
+                self._held.discard(waiter)
         self.passed += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Wait before answering."""
+    """Wait before replying."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stand at a gate."""
+    """Wait at a gate."""
 
     gate: Gate
     when: When
 
 
 @dataclass(frozen=True, slots=True)
-class Instead:
-    """Answer this instead of what the protocol says."""
+class Replace:
+    """Send this reply instead of the protocol's."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Put these bytes on the connection instead of an HTTP answer, then close it."""
+    """Send these bytes instead of an HTTP reply, then close the connection."""
 
     data: bytes
 
@@ -125,15 +125,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Reset the connection after so many body bytes."""
+    """Reset the connection after this many body bytes."""
 
     after_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Close the connection politely after so many body bytes, with more promised: by Content-Length, or by the missing
-    last chunk."""
+    """Close the connection cleanly after this many body bytes, although Content-Length, or the missing last chunk,
+    promises more."""
 
     after_bytes: int
     is_chunked: bool
@@ -141,7 +141,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Stop sending after so many body bytes until a gate opens."""
+    """Stop sending after this many body bytes until a gate opens."""
 
     after_bytes: int
     gate: Gate
@@ -149,17 +149,17 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Unsolicited:
-    """Bytes behind a complete answer that nobody asked for, on a connection that stays open."""
+    """Send unrequested bytes behind a complete reply on a connection that stays open."""
 
     data: bytes
 
 
-Effect = Delay | Hold | Instead | Raw | Refuse | Drop | Truncate | Stall | Unsolicited
+Effect = Delay | Hold | Replace | Raw | Refuse | Drop | Truncate | Stall | Unsolicited
 BodyEffect = Drop | Truncate | Stall
 
 
 class Switch:
-    """One fault that has been set: whom it hits, how often it still will, how often it did."""
+    """One active fault: the requests it matches, how many it will still hit, how many it has hit."""
 
     def __init__(
         self,
@@ -178,22 +178,22 @@ class Switch:
         self._path = path
         self._on_remove = on_remove
 
-    def takes(self, kind: Kind, method: str, path: str) -> bool:
-        """Whether this request is hit; a hit is used up here."""
-        fits = (
+    def hit(self, kind: Kind, method: str, path: str) -> bool:
+        """Whether the fault applies to this request; counts the hit."""
+        matches = (
             self._kind in (None, kind)
             and self._method in (None, method)
             and self._path in (None, path)
             and self.times != 0
         )
-        if fits:
+        if matches:
             self.hits += 1
             if self.times is not None:
                 self.times -= 1
-        return fits
+        return matches
 
     def remove(self) -> None:
-        """Switch off; whoever is held or stalled goes on."""
+        """Switch the fault off; held and stalled requests continue."""
         self._on_remove(self)
         if isinstance(self.effect, Hold | Stall):
             self.effect.gate.release()
@@ -209,7 +209,7 @@ class GatedSwitch(Switch):
 
     @property
     def held(self) -> int:
-        """Requests that are held now."""
+        """Requests held now."""
         return self.gate.held
 
     async def waiting(self, count: int) -> None:
@@ -217,19 +217,22 @@ class GatedSwitch(Switch):
         await self.gate.waiting(count)
 
     def release(self) -> None:
-        """Let everybody go on, and hold nobody any more."""
+        """Let all held requests continue, and hold no more."""
         self.remove()
 
 
 class Faults:
     """The switches of one origin.
 
-    Every setter takes `kind` (see `requests.Kind`), `method` and `path` (raw, as in the request line) to narrow it,
-    and `times`, the number of requests to hit (None: all until removed).
+    Every setter takes `kind` (see `requests.Kind`), `method` and `path` (raw, as in the request line) to narrow it, and
+    `times`, the number of requests to hit (None: all until removed).
     """
 
     def __init__(self) -> None:
         self._switches: list[Switch] = []
+
+    def __repr__(self) -> str:
+        return f"<Faults {len(self._switches)} switches>"
 
     def delay(
         self,
@@ -240,7 +243,7 @@ class Faults:
         path: str | None = None,
         times: int | None = None,
     ) -> Switch:
-        """Answer only after `delay_s` seconds of the origin's clock."""
+        """Reply only after `delay_s` seconds of the origin's clock."""
         return self._set(Delay(delay_s), kind, method, path, times)
 
     def hold(
@@ -252,7 +255,7 @@ class Faults:
         times: int | None = None,
         when: When | str = When.REQUEST,
     ) -> GatedSwitch:
-        """Hold requests until released; see `When` for where."""
+        """Hold requests until released; see `When` for the point."""
         return self._set_gated(Hold(Gate(), When(when)), kind, method, path, times)
 
     def status(
@@ -269,7 +272,7 @@ class Faults:
         """Answer the next `times` requests with a status, one line of text and extra headers."""
         body = b"" if status in (204, 304) else f"{text}\n".encode()
         plain = {"Content-Type": "text/plain; charset=utf-8"} if body else {}
-        return self._set(Instead(Reply(status, {**plain, **(headers or {})}, body)), kind, method, path, times)
+        return self._set(Replace(Reply(status, {**plain, **(headers or {})}, body)), kind, method, path, times)
 
     def replace(
         self,
@@ -282,8 +285,8 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Answer nonsense, well-formed as HTTP."""
-        return self._set(Instead(Reply(status, dict(headers), body)), kind, method, path, times)
+        """Send this reply, which is valid HTTP but may break the protocol."""
+        return self._set(Replace(Reply(status, dict(headers), body)), kind, method, path, times)
 
     def raw(
         self,
@@ -294,7 +297,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Put these bytes on the wire instead of an answer, then close: for what is not even HTTP."""
+        """Send these bytes instead of a reply, then close; they need not be valid HTTP."""
         return self._set(Raw(data), kind, method, path, times)
 
     def unsolicited(
@@ -306,7 +309,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Send these bytes behind a complete answer, on the connection that the client may use again."""
+        """Send these bytes behind a complete reply, on a connection that the client may reuse."""
         return self._set(Unsolicited(data), kind, method, path, times)
 
     def refuse(
@@ -317,7 +320,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Reset the connection instead of answering.  (To refuse the connection itself, stop the origin.)"""
+        """Reset the connection instead of replying.  (To refuse connections, stop the origin.)"""
         return self._set(Refuse(), kind, method, path, times)
 
     def drop(
@@ -329,7 +332,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """Reset the connection after so many body bytes; for SSE they are counted from the connection's start."""
+        """Reset the connection after this many body bytes; for SSE they are counted from its start."""
         return self._set(Drop(after_bytes), kind, method, path, times)
 
     def truncate(
@@ -342,7 +345,7 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
-        """End the body early by closing the connection: less than Content-Length, or without the last chunk."""
+        """End the body early by closing the connection: short of Content-Length, or without the last chunk."""
         return self._set(Truncate(after_bytes, is_chunked), kind, method, path, times)
 
     def stall(
@@ -354,20 +357,20 @@ class Faults:
         method: str | None = None,
         path: str | None = None,
     ) -> GatedSwitch:
-        """Stop sending after so many body bytes until released."""
+        """Stop sending after this many body bytes until released."""
         return self._set_gated(Stall(after_bytes, Gate()), kind, method, path, times)
 
     def clear(self) -> None:
-        """Remove every switch; whoever is held or stalled goes on."""
+        """Remove every switch; held and stalled requests continue."""
         for switch in tuple(self._switches):
             switch.remove()
 
     def take(self, kind: Kind, method: str, path: str) -> list[Effect]:
-        """What happens to this request, in the order the switches were set; for the origin."""
-        taken = [switch.effect for switch in self._switches if switch.takes(kind, method, path)]
-        # A used-up gate stays reachable through the switch that the test holds, so it may go from the list.
+        """The effects on this request, in the order the switches were set; called by the origin."""
+        effects = [switch.effect for switch in self._switches if switch.hit(kind, method, path)]
+        # An exhausted gate stays reachable through the switch that the test holds, so it may leave the list.
         self._switches = [switch for switch in self._switches if switch.times != 0]
-        return taken
+        return effects
 
     def _set(
         self, effect: Effect, kind: Kind | str | None, method: str | None, path: str | None, times: int | None

@@ -1,7 +1,7 @@
-"""From request to answer: which method asks for what, and who answers it.
+"""Request handlers: dispatch on the method, and the reply of each method.
 
-The one function that catches refusals is here, and the one that applies the fault switches around an answer.  No reply
-is sent in parts except SSE; everything else is computed whole, so an error never comes after a head.
+Protocol errors become replies in one function here, which also applies the fault switches around a reply.  Only SSE
+replies are sent in parts; all others are computed completely first, so an error never follows a head.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from aiohttp import web
 
 from gateway.aio.clock import Clock, wait_until
 from gateway.origin.counters import Counters
-from gateway.origin.delivery import CutShort, Delivery
-from gateway.origin.faults import Delay, Effect, Faults, Hold, Instead, When
-from gateway.origin.live import Drain, Givers
-from gateway.origin.refusals import BadRequest, MethodNotAllowed, NotImplementedHere, Refused, TooLarge
+from gateway.origin.delivery import ConnectionCut, Delivery
+from gateway.origin.faults import Delay, Effect, Faults, Hold, Replace, When
+from gateway.origin.live import Drain, LiveReads
+from gateway.origin.refusals import BadRequest, MethodNotAllowed, NotImplementedHere, RequestError, TooLarge
 from gateway.origin.replies import CACHE_FINAL, CACHE_NEVER, CACHE_REVALIDATE, Reply, error_reply, preflight_reply
 from gateway.origin.requests import (
     Kind,
-    ReadOrder,
-    claim_of,
-    create_order,
+    ReadParams,
+    is_not_modified,
     kind_of,
-    read_order,
-    wants_unchanged,
+    parse_claim,
+    parse_create,
+    parse_read,
 )
-from gateway.origin.store import Accepted, AppendOrder, Store
+from gateway.origin.store import Accepted, AppendParams, Store
 from gateway.origin.streams import Slice, Stream
 from gateway.protocol import names, offsets
 
 _log = logging.getLogger("gateway.origin")
 
 
-class ServerFault(Refused):
-    """A bug of this origin; the log has it, the client has this line (500)."""
+class ServerFault(RequestError):
+    """A bug of this origin: details go to the log, this line to the client (500)."""
 
     status = 500
     text = "Internal error"
@@ -67,7 +67,7 @@ class Handlers:
         self._random = random
         self._max_chunk_bytes = max_chunk_bytes
         self._max_body_bytes = max_body_bytes
-        self._live = Givers(
+        self._live = LiveReads(
             store,
             counters,
             clock,
@@ -79,7 +79,7 @@ class Handlers:
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """The answer to any request; what a client sent never makes this raise."""
+        """Answer any request.  Does not raise for anything that a client sends."""
         kind = kind_of(request.method, request.query.get(names.QUERY_LIVE))
         self._counters.began(kind)
         try:
@@ -87,8 +87,8 @@ class Handlers:
             delivery = Delivery(request, kind, self._counters, effects)
             try:
                 return await self._answer(request, kind, delivery, effects)
-            except (CutShort, ConnectionError):
-                # The connection is gone, by a fault switch or by the client; what is returned here is not sent.
+            except (ConnectionCut, ConnectionError):
+                # A fault switch or the client has ended the connection; the returned response is not sent.
                 return delivery.response or web.Response()
         finally:
             self._counters.ended(kind)
@@ -96,18 +96,18 @@ class Handlers:
     async def _answer(
         self, request: web.Request, kind: Kind, delivery: Delivery, effects: list[Effect]
     ) -> web.StreamResponse:
-        await self._hold_up(effects, When.REQUEST)
-        instead = next((effect.reply for effect in effects if isinstance(effect, Instead)), None)
-        if instead is not None:
-            return await delivery.whole(instead)
+        await self._apply_holds(effects, When.REQUEST)
+        replacement = next((effect.reply for effect in effects if isinstance(effect, Replace)), None)
+        if replacement is not None:
+            return await delivery.whole(replacement)
         try:
             if kind is Kind.SSE:
                 return await self._events(request, delivery)
             reply = await self._reply(request, kind)
-        except Refused as refused:
-            reply = error_reply(refused)
-        except (ConnectionError, CutShort):
-            raise  # nothing can be said any more; of a body that was being sent nothing was stored
+        except RequestError as error:
+            reply = error_reply(error)
+        except (ConnectionError, ConnectionCut):
+            raise  # no reply is possible; nothing of a partly received body was stored
         except web.RequestPayloadError:
             reply = error_reply(BadRequest("Malformed request body"))
         except Exception:
@@ -115,10 +115,10 @@ class Handlers:
                 raise
             _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             reply = error_reply(ServerFault())
-        await self._hold_up(effects, When.REPLY)
+        await self._apply_holds(effects, When.REPLY)
         return await delivery.whole(reply)
 
-    async def _hold_up(self, effects: list[Effect], when: When) -> None:
+    async def _apply_holds(self, effects: list[Effect], when: When) -> None:
         for effect in effects:
             if isinstance(effect, Hold) and effect.when is when:
                 await effect.gate.wait()
@@ -133,7 +133,7 @@ class Handlers:
         if "/__ds/" in path:
             raise NotImplementedHere
         match kind:
-            case Kind.CATCHUP | Kind.LONGPOLL | Kind.SSE:  # SSE never comes here: `_events` answers it
+            case Kind.CATCHUP | Kind.LONGPOLL | Kind.SSE:  # SSE never gets here: `_events` answers it
                 return await self._read(request, path, kind)
             case Kind.HEAD:
                 return self._head(path)
@@ -150,9 +150,9 @@ class Handlers:
                 raise MethodNotAllowed
 
     async def _create(self, request: web.Request, path: str) -> Reply:
-        order = create_order(request.headers)
-        order = replace(order, body=await self._body(request))
-        stream, is_new = self._store.create(path, order, self._clock.wall())
+        params = parse_create(request.headers)
+        params = replace(params, body=await self._body(request))
+        stream, is_new = self._store.create(path, params, self._clock.wall())
         headers = {"Content-Type": stream.content_type, names.STREAM_NEXT_OFFSET: stream.tail.token}
         if is_new:
             headers["Location"] = f"{request.scheme}://{request.host}{path}"
@@ -161,21 +161,21 @@ class Handlers:
         return Reply(201 if is_new else 200, headers)
 
     async def _append(self, request: web.Request, path: str) -> Reply:
-        claim = claim_of(request.headers)
-        order = AppendOrder(
+        claim = parse_claim(request.headers)
+        params = AppendParams(
             body=await self._body(request),
             content_type=request.headers.get("Content-Type"),
             close=names.is_true(request.headers.get(names.STREAM_CLOSED)),
             seq=request.headers.get(names.STREAM_SEQ),
             claim=claim,
         )
-        accepted = self._store.append(path, order, self._clock.wall())
+        accepted = self._store.append(path, params, self._clock.wall())
         headers = self._accepted_headers(accepted)
         if claim is not None:
             headers[names.PRODUCER_EPOCH] = str(claim.epoch)
             headers[names.PRODUCER_SEQ] = str(accepted.highest_seq)
-        # 200 tells a producer that its bytes are new, 204 that they were known (section 5.2.1).
-        is_new_data = claim is not None and bool(order.body) and not accepted.is_duplicate
+        # 200 tells a producer that its bytes are new, 204 that they were stored before (section 5.2.1).
+        is_new_data = claim is not None and bool(params.body) and not accepted.is_duplicate
         return Reply(200 if is_new_data else 204, headers)
 
     @staticmethod
@@ -196,7 +196,7 @@ class Handlers:
         if stream.is_closed:
             headers[names.STREAM_CLOSED] = "true"
         if stream.lifetime.ttl_s is not None:
-            # The window, not what is left of it: that is what the current protocol text says.
+            # The full window, not the rest of it, as the current protocol text says.
             headers[names.STREAM_TTL] = str(stream.lifetime.ttl_s)
         if stream.lifetime.expires_at_text is not None:
             headers[names.STREAM_EXPIRES_AT] = stream.lifetime.expires_at_text
@@ -205,17 +205,17 @@ class Handlers:
     async def _read(self, request: web.Request, path: str, kind: Kind) -> Reply:
         now = self._clock.wall()
         stream = self._store.get(path, now)
-        order = read_order(request.query, kind)
+        params = parse_read(request.query, kind)
         if kind is Kind.LONGPOLL:
-            return await self._live.long_poll(stream, order, self._long_poll_reply)
-        if order.is_now:
+            return await self._live.long_poll(stream, params, self._long_poll_reply)
+        if params.is_now:
             stream.renew(now)
             return self._now_reply(stream)
-        found = stream.read(order.start, self._max_chunk_bytes)
+        found = stream.read(params.start, self._max_chunk_bytes)
         stream.renew(now)
-        reply = self._found_reply(stream, order, found)
+        reply = self._found_reply(stream, params, found)
         etag = reply.headers["ETag"]
-        if wants_unchanged(request.headers.get("If-None-Match"), etag):
+        if is_not_modified(request.headers.get("If-None-Match"), etag):
             return Reply(304, {"ETag": etag, "Cache-Control": reply.headers["Cache-Control"]})
         return reply
 
@@ -224,8 +224,8 @@ class Handlers:
         if "/__ds/" in path:
             raise NotImplementedHere
         stream = self._store.get(path, self._clock.wall())
-        order = read_order(request.query, Kind.SSE)
-        await self._live.events(stream, order, delivery)
+        params = parse_read(request.query, Kind.SSE)
+        await self._live.events(stream, params, delivery)
         await delivery.finish()
         assert delivery.response is not None
         return delivery.response
@@ -234,16 +234,16 @@ class Handlers:
 
     @staticmethod
     def _etag(stream: Stream, start: str, end: str, *, is_closed: bool) -> str:
-        """Names the stream's instance, so a re-created stream of equal length differs, and closure, which adds no
+        """Covers the stream's instance, so that a re-created stream of equal length differs, and closure, which adds no
         bytes (section 8.1)."""
         return f'"{stream.instance}:{start}:{end}{":c" if is_closed else ""}"'
 
-    def _found_reply(self, stream: Stream, order: ReadOrder, found: Slice) -> Reply:
+    def _found_reply(self, stream: Stream, params: ReadParams, found: Slice) -> Reply:
         is_closed = stream.is_closed and found.up_to_date
         headers = {
             "Content-Type": stream.content_type,
             names.STREAM_NEXT_OFFSET: found.end.token,
-            "ETag": self._etag(stream, order.offset, found.end.token, is_closed=is_closed),
+            "ETag": self._etag(stream, params.offset, found.end.token, is_closed=is_closed),
             "Cache-Control": CACHE_REVALIDATE if found.up_to_date else CACHE_FINAL,
         }
         if found.up_to_date:
@@ -252,9 +252,9 @@ class Handlers:
             headers[names.STREAM_CLOSED] = "true"
         return Reply(200, headers, found.body())
 
-    def _long_poll_reply(self, stream: Stream, order: ReadOrder, found: Slice) -> Reply:
-        reply = self._found_reply(stream, order, found)
-        cursor = self._live.cursor(order.cursor)
+    def _long_poll_reply(self, stream: Stream, params: ReadParams, found: Slice) -> Reply:
+        reply = self._found_reply(stream, params, found)
+        cursor = self._live.cursor(params.cursor)
         return replace(reply, headers={**reply.headers, names.STREAM_CURSOR: cursor})
 
     @staticmethod
@@ -272,7 +272,7 @@ class Handlers:
     # -- bodies
 
     async def _body(self, request: web.Request) -> bytes:
-        """The whole request body, however it is framed.  Raises TooLarge as soon as that is known."""
+        """The whole request body, with any framing.  Raises TooLarge as soon as the size is known."""
         if request.content_length is not None and request.content_length > self._max_body_bytes:
             raise TooLarge
         parts: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Live readers: who waits at a tail, and what wakes them (sections 5.7 and 5.8).
+"""Live readers: long-poll and SSE at the tail (sections 5.7 and 5.8).
 
-A reader looks at the store and decides in one step, without an await; then it waits for the stream to change, for its
-own time to run out, or for the origin to drain, and looks again.  So no append falls between looking and waiting.
+A reader reads the store and decides in one step, without an await.  Then it waits for a change of the stream, its own
+timeout, or the drain of the origin, and starts again.  No append can fall between the read and the wait.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gateway.origin import cursors, sse
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import Delivery
 from gateway.origin.positions import Position
-from gateway.origin.refusals import Gone, NotFound, Refused
+from gateway.origin.refusals import Gone, NotFound, RequestError
 from gateway.origin.replies import CACHE_NEVER, CACHE_REVALIDATE, Reply
-from gateway.origin.requests import ReadOrder
+from gateway.origin.requests import ReadParams
 from gateway.origin.store import Store
 from gateway.origin.streams import Slice, Stream
 from gateway.protocol import names
 
 SSE_LIFETIME_SPREAD = 0.1
-"""An SSE connection ends within the last tenth of its lifetime, so that readers do not come back as a herd."""
+"""An SSE connection ends within the last tenth of its lifetime, so that readers do not reconnect all at once."""
 
 
 class Drain:
-    """Tells live readers of one running origin to end."""
+    """Tells the live readers of one running origin to end."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -40,7 +40,7 @@ class Drain:
             watcher()
 
 
-class Givers:
+class LiveReads:
     """Serves long-poll and SSE from the store."""
 
     def __init__(
@@ -65,65 +65,65 @@ class Givers:
         self._max_chunk_bytes = max_chunk_bytes
 
     async def long_poll(
-        self, stream: Stream, order: ReadOrder, found: Callable[[Stream, ReadOrder, Slice], Reply]
+        self, stream: Stream, params: ReadParams, found: Callable[[Stream, ReadParams, Slice], Reply]
     ) -> Reply:
-        """Wait until there is something after the offset; `found` makes the reply of it.
+        """Wait until there is data after the offset; `found` builds the reply.
 
-        204 when the time is up, the stream is closed at the offset, or the origin drains.  Raises NotFound or Gone
-        when the stream ends meanwhile.
+        204 at the timeout, if the stream is closed at the offset, or if the origin drains.  Raises NotFound or Gone if
+        the stream ends meanwhile.
         """
-        start = stream.tail if order.is_now else order.start
+        start = stream.tail if params.is_now else params.start
         until = self._clock.now() + self._long_poll_timeout_s
         with self._entered(stream):
             while True:
                 self._check(stream)
                 piece = stream.read(start, self._max_chunk_bytes)
-                # An offset beyond the tail is answered at once with the tail: waiting there could be for ever.
+                # An offset beyond the tail is answered at once with the tail, because the wait might never end.
                 is_beyond = start is not None and start > stream.tail
                 if piece.pieces or is_beyond:
-                    return found(stream, order, piece)
+                    return found(stream, params, piece)
                 if stream.is_closed or self._drain.has_begun or self._is_over(until):
-                    return self._nothing(stream, order.cursor)
+                    return self._no_content(stream, params.cursor)
                 await self._change(stream, until)
 
-    async def events(self, stream: Stream, order: ReadOrder, delivery: Delivery) -> None:
-        """Send the stream as events from the offset until it closes or ends, its time is up, or the origin drains.
+    async def events(self, stream: Stream, params: ReadParams, delivery: Delivery) -> None:
+        """Send the stream as events from the offset until it closes or ends, the lifetime ends, or the origin drains.
 
-        A control event is repeated when nothing happened for the long-poll timeout, which renews the cursor.
+        After each long-poll timeout without a change a control event is sent again, which renews the cursor.
         """
-        at: Position | None = stream.tail if order.is_now else order.start
+        position: Position | None = stream.tail if params.is_now else params.start
         spread = 1.0 - SSE_LIFETIME_SPREAD * self._random.random()
         until = self._clock.now() + self._sse_lifetime_s * spread
         headers = {"Content-Type": names.SSE_TYPE, "Cache-Control": CACHE_REVALIDATE}
         if not stream.is_text:
             headers[names.SSE_DATA_ENCODING] = "base64"
         with self._entered(stream):
-            if at is not None:
-                stream.nearest(at)  # what is wrong with the offset is said before the stream of events begins
+            if position is not None:
+                stream.nearest(position)  # reports a trimmed offset before the reply begins
             await delivery.open(200, headers)
-            # Drawn once: another draw might lie before one that was sent, and a cursor never goes back.
-            least_cursor = int(self.cursor(order.cursor))
-            say_anyway = True
+            # Drawn once: another draw might be lower than a cursor already sent, and a cursor never goes back.
+            least_cursor = int(self.cursor(params.cursor))
+            is_control_due = True
             was_closed = False
             while not was_closed:
                 try:
                     self._check(stream)
-                    found = stream.read(at, self._max_chunk_bytes)
-                except Refused:
-                    return  # deleted, expired or trimmed under the reader: the next request learns why
-                if found.pieces or say_anyway or stream.is_closed:
+                    found = stream.read(position, self._max_chunk_bytes)
+                except RequestError:
+                    return  # deleted, expired or trimmed meanwhile: the reader's next request gets the reason
+                if found.pieces or is_control_due or stream.is_closed:
                     was_closed = stream.is_closed and found.up_to_date
                     cursor = str(max(least_cursor, int(self.cursor(None))))
-                    at = found.end
+                    position = found.end
                     await delivery.write(sse.batch(found, cursor, is_text=stream.is_text, is_closed=stream.is_closed))
-                    say_anyway = False
+                    is_control_due = False
                 elif self._drain.has_begun or self._is_over(until):
                     return
                 else:
                     quiet_until = self._clock.now() + self._long_poll_timeout_s
-                    say_anyway = not await self._change(stream, min(until, quiet_until))
+                    is_control_due = not await self._change(stream, min(until, quiet_until))
                 if self._drain.has_begun:
-                    return  # also in the middle of a long replay: every batch ends with a control event
+                    return  # even in the middle of a long replay: every batch ends with a control event
 
     # -- waiting
 
@@ -136,17 +136,17 @@ class Givers:
             stream.leave(self._clock.wall())
 
     def _check(self, stream: Stream) -> None:
-        """Raises NotFound or Gone when the stream this reader began on is no more, even if its path has a new one."""
-        is_here = not stream.has_ended and not stream.is_soft_deleted
-        if not is_here or self._store.get(stream.path, self._clock.wall()) is not stream:
+        """Raises NotFound or Gone if the reader's stream no longer exists, even if its path has a new one."""
+        exists = not stream.has_ended and not stream.is_soft_deleted
+        if not exists or self._store.get(stream.path, self._clock.wall()) is not stream:
             raise Gone if stream.is_soft_deleted else NotFound
 
     def _is_over(self, until: float) -> bool:
-        # A timer set for the difference of two floats may come due a rounding error early.
+        # A timer set for the difference of two floats may fire early by a rounding error.
         return self._clock.now() >= until - 1e-6
 
     async def _change(self, stream: Stream, until: float) -> bool:
-        """Wait for the stream to change, the drain, expiry or `until`; whether it was not merely the time."""
+        """Wait for a change of the stream, the drain, expiry or `until`; False if only time has passed."""
         delay_s = until - self._clock.now()
         expires_at = stream.lifetime.expires_at
         if expires_at is not None:
@@ -167,12 +167,12 @@ class Givers:
             stream.watchers.discard(wake)
             self._drain.watchers.discard(wake)
 
-    # -- saying
+    # -- replies
 
     def cursor(self, client_cursor: str | None) -> str:
         return cursors.next_cursor(client_cursor, self._clock.wall(), self._random)
 
-    def _nothing(self, stream: Stream, client_cursor: str | None) -> Reply:
+    def _no_content(self, stream: Stream, client_cursor: str | None) -> Reply:
         headers = {
             names.STREAM_NEXT_OFFSET: stream.tail.token,
             names.STREAM_UP_TO_DATE: "true",

@@ -1,7 +1,7 @@
 """The JSON messages in a body, byte for byte as sent (section 7.1).
 
-A body is judged by a parser and then cut by a scanner: nothing is ever re-serialised, so `1.0`, `1e400` and a number of
-forty digits come back exactly as they went in.  One level of array is flattened.
+A parser validates a body, and a scanner cuts it.  Nothing is re-serialised, so `1.0`, `1e400` and a number of forty
+digits come back exactly as sent.  One level of array is flattened.
 """
 
 import json
@@ -15,7 +15,7 @@ _WHITESPACE: Final = b" \t\r\n"
 
 
 class InvalidJson(ValueError):
-    """The body is not one JSON text in UTF-8."""
+    """The body is not a single JSON text in UTF-8."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -29,7 +29,7 @@ def split_messages(body: bytes) -> list[bytes]:
     Raises InvalidJson.
     """
     try:
-        # parse_int=float: an integer of 5,000 digits is valid JSON, and int() refuses it.
+        # parse_int=float: an integer of 5,000 digits is valid JSON, but int() rejects it.
         json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_int=float)
     except (ValueError, RecursionError) as error:
         raise InvalidJson("Invalid JSON") from error

@@ -1,8 +1,8 @@
-"""Idempotent producers of one stream: who they are, how far they got, who is fenced off (section 5.2.1).
+"""The idempotent producers of one stream: their progress and fencing (section 5.2.1).
 
-`judge` changes nothing and `commit` cannot fail, so a body that proves invalid between the two leaves no trace.  Both
-are plain functions called without an await in between: validation and append are one step for every producer,
-whichever order the requests' bodies arrive in.
+`judge` changes nothing and `commit` cannot fail, so a body that turns out invalid between the two leaves no trace.
+Both are plain functions called without an await in between: validation and append are one step for every producer, in
+whatever order the requests' bodies arrive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from gateway.origin.refusals import BadRequest, SequenceGap, StaleEpoch
 
 FORGET_AFTER_S: Final = 7 * 24 * 3600.0
-"""Idle producers are forgotten after this long, as section 5.2.1 recommends for in-memory stores."""
+"""Idle producers are forgotten after this time, as section 5.2.1 recommends for in-memory stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Progress:
 
 
 class Producers:
-    """The producers a stream has accepted, by id."""
+    """The producers that a stream has accepted, by id."""
 
     __slots__ = ("_progress",)
 
@@ -41,7 +41,7 @@ class Producers:
         self._progress: dict[str, _Progress] = {}
 
     def judge(self, claim: Claim, now: float) -> int | None:
-        """None when the claim is new and in order; the highest accepted sequence number when it is a duplicate.
+        """None if the claim is new and in sequence; the highest accepted sequence number if it is a duplicate.
 
         Raises StaleEpoch, SequenceGap, and BadRequest for a new epoch that does not begin at 0.
         """

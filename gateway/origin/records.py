@@ -1,10 +1,10 @@
-"""What one append stored, and the pieces of it that reads return.
+"""The bytes stored by one append, and the pieces of them that reads return.
 
-A record is immutable.  A byte record may be cut anywhere; a JSON record holds its messages joined by commas and may be
-cut only after a message (`cuts`), because a reply is always whole messages.
+A record is immutable.  A byte record may be cut anywhere.  A JSON record holds its messages joined by commas and may be
+cut only after a message (`cuts`), because a reply always holds whole messages.
 
-Its positions are its start and, behind its frame, every place where it may be cut: the place after `k` bytes of payload
-is `lead + k` after the start.
+A record's positions are its start and, behind its frame, every point where it may be cut: the position after `k` bytes
+of payload is `lead + k` after the start.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One append: where it lies, its bytes, and for JSON where each of its messages ends."""
+    """One append: its positions, its bytes, and for JSON the end of each message."""
 
     start: Position
     end: Position
     payload: bytes
     cuts: tuple[int, ...] = ()
     lead: int = FRAME_BYTES
-    """How far the payload lies behind `start`: a frame, and less where what came before has been trimmed."""
+    """Distance from `start` to the payload: a frame, or less if the bytes before have been trimmed."""
 
     @classmethod
     def of_bytes(cls, start: Position, payload: bytes) -> Record:
@@ -51,22 +51,22 @@ class Record:
         return cls(start, Position(start.ordinal + 1, start.at + len(payload) + FRAME_BYTES), payload, tuple(cuts))
 
     def skip_to(self, position: Position) -> int | None:
-        """Bytes of the payload that lie before `position`; None when it is no position of this record."""
+        """Bytes of the payload before `position`; None if it is not a position of this record."""
         if position == self.start:
             return 0
-        skip = self._behind(position)
+        skip = self._payload_before(position)
         if not 0 < skip < len(self.payload):
             return None
         return skip if not self.cuts or self._last_cut(skip) == skip else None
 
     def nearest(self, position: Position) -> Position:
-        """The last position of this record that is not after `position`; its start for what is not in its payload."""
-        skip = self._behind(position)
+        """The last position of this record that is not after `position`; the start if that is not in the payload."""
+        skip = self._payload_before(position)
         if not 0 < skip < len(self.payload):
             return self.start
         if self.cuts:
             skip = self._last_cut(skip)
-        return self._place(skip) if skip else self.start
+        return self._position_after(skip) if skip else self.start
 
     def rest(self, skip: int) -> Piece:
         """Everything after the first `skip` payload bytes."""
@@ -85,24 +85,24 @@ class Record:
                 end = self._character_boundary(skip, end)
         if end >= len(self.payload):
             return self.rest(skip)
-        return Piece(self._from(skip, end), self._place(end))
+        return Piece(self._from(skip, end), self._position_after(end))
 
     def before(self, position: Position) -> Record:
-        """The part of this record before a place inside it, as a record of its own."""
-        skip = self._behind(position)
+        """The part of this record before a position inside it, as a record of its own."""
+        skip = self._payload_before(position)
         cuts = tuple(cut for cut in self.cuts if cut <= skip)
         return Record(self.start, position, self.payload[:skip], cuts, self.lead)
 
     def after(self, position: Position) -> Record:
-        """The part of this record from a place inside it, as a record of its own; its other places stay where they
-        are."""
-        skip = self._behind(position)
+        """The part of this record from a position inside it, as a record of its own; its later positions stay the
+        same."""
+        skip = self._payload_before(position)
         comma = 1 if self.cuts and skip else 0
         cuts = tuple(cut - skip - comma for cut in self.cuts if cut > skip)
         return Record(position, self.end, self._from(skip), cuts, comma)
 
     def messages(self, skip: int = 0) -> list[bytes]:
-        """The JSON messages after the first `skip` payload bytes; empty for a record of raw bytes."""
+        """The JSON messages after the first `skip` payload bytes; empty for a byte record."""
         begin = skip + 1 if skip else 0
         found: list[bytes] = []
         for cut in self.cuts:
@@ -111,16 +111,16 @@ class Record:
                 begin = cut + 1
         return found
 
-    def _place(self, skip: int) -> Position:
+    def _position_after(self, skip: int) -> Position:
         """The position after the first `skip` bytes of payload, at least one."""
         return Position(self.start.ordinal, self.start.at + self.lead + skip)
 
-    def _behind(self, position: Position) -> int:
-        """Bytes of the payload before `position`, if it lies in the payload; else a number that no place has."""
+    def _payload_before(self, position: Position) -> int:
+        """Bytes of the payload before `position`; below 0 or beyond the payload if it does not lie in it."""
         return position.at - self.start.at - self.lead if position.ordinal == self.start.ordinal else -1
 
     def _last_cut(self, skip: int) -> int:
-        """The last cut among the first `skip` bytes; 0 where there is none."""
+        """The last cut within the first `skip` bytes; 0 if there is none."""
         before = bisect_right(self.cuts, skip)
         return self.cuts[before - 1] if before else 0
 
@@ -129,8 +129,8 @@ class Record:
         return self.payload[begin:end]
 
     def _character_boundary(self, skip: int, end: int) -> int:
-        # A cut inside a UTF-8 sequence could not be sent as an SSE event (section 5.8): at most three bytes back, else
-        # on to the end of the one character.  Bytes that are no UTF-8 at all are cut where the limit says.
+        # SSE cannot carry a partial UTF-8 sequence (section 5.8): go back at most three bytes, else forward to the end
+        # of the one character.  Bytes that are not UTF-8 are cut at the limit.
         back = range(end, max(end - 4, skip), -1)
         onward = range(end + 1, min(skip + 5, len(self.payload)))
         boundary: int

@@ -1,7 +1,7 @@
-"""Everything a request can be refused for: one class per cause, each with its status and its one line of text.
+"""The errors that a request may be answered with: one class per cause, with its status and one line of text.
 
-A refusal may carry headers that tell the client how to go on (the tail of a closed stream, the epoch that fenced a
-producer); the texts are the ones that clients of the reference server know.
+An error may carry headers that tell the client how to continue (the tail of a closed stream, the epoch that fenced a
+producer).  The texts are those of the reference server.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import ClassVar
 from gateway.protocol import names
 
 
-class Refused(Exception):
-    """A request that is answered with an error: `status`, one line of `text`, extra `headers`."""
+class RequestError(Exception):
+    """A request is answered with an error: `status`, one line of `text`, extra `headers`."""
 
     status: ClassVar[int] = 400
     text: str = "Bad request"
@@ -24,70 +24,70 @@ class Refused(Exception):
         super().__init__(self.text)
 
 
-class BadRequest(Refused):
-    """A header or parameter that means nothing (400)."""
+class BadRequest(RequestError):
+    """A header or parameter is invalid (400)."""
 
 
-class NotFound(Refused):
-    """No such stream, or it expired (404)."""
+class NotFound(RequestError):
+    """The stream does not exist, or has expired (404)."""
 
     status = 404
     text = "Stream not found"
 
 
-class Gone(Refused):
+class Gone(RequestError):
     """The stream was deleted while forks still read its bytes (410)."""
 
     status = 410
     text = "Stream is gone"
 
 
-class Trimmed(Refused):
+class Trimmed(RequestError):
     """The offset lies before the earliest retained position (410, section 5.6)."""
 
     status = 410
     text = "Offset is no longer retained"
 
 
-class BadOffset(Refused):
-    """No token of this stream (400)."""
+class BadOffset(RequestError):
+    """The token is not one of this stream (400)."""
 
     text = "Invalid offset format"
 
 
-class InvalidBody(Refused):
-    """A body that the stream's type does not allow (400)."""
+class InvalidBody(RequestError):
+    """The stream's content type does not allow this body (400)."""
 
 
-class MethodNotAllowed(Refused):
-    """A method that the protocol does not know (405)."""
+class MethodNotAllowed(RequestError):
+    """The protocol does not have this method (405)."""
 
     status = 405
     text = "Method not allowed"
 
 
-class NotImplementedHere(Refused):
-    """A part of the protocol that this origin leaves out (501)."""
+class NotImplementedHere(RequestError):
+    """This origin does not implement this part of the protocol (501)."""
 
     status = 501
     text = "Subscriptions are not implemented by this origin"
 
 
-class TooLarge(Refused):
-    """A body beyond the limit (413)."""
+class TooLarge(RequestError):
+    """The body exceeds the limit (413)."""
 
     status = 413
     text = "Request body too large"
 
 
-class Conflict(Refused):
+class Conflict(RequestError):
     """The request contradicts the state of the stream (409)."""
 
     status = 409
 
 
 class DifferentConfiguration(Conflict):
-    """PUT on an existing stream that was created otherwise (section 5.1)."""
+    """PUT on an existing stream that was created with other parameters (section 5.1)."""
 
     text = "Stream already exists with different configuration"
 
@@ -105,13 +105,13 @@ class TypeMismatch(Conflict):
 
 
 class SequenceConflict(Conflict):
-    """`Stream-Seq` did not grow (section 5.2)."""
+    """`Stream-Seq` did not increase (section 5.2)."""
 
     text = "Sequence conflict"
 
 
 class StreamClosed(Conflict):
-    """An append to a closed stream; says where it ends (section 5.2)."""
+    """An append to a closed stream; carries its tail (section 5.2)."""
 
     text = "Stream is closed"
 
@@ -130,7 +130,7 @@ class SequenceGap(Conflict):
         )
 
 
-class StaleEpoch(Refused):
+class StaleEpoch(RequestError):
     """A producer was fenced by a later epoch (403, section 5.2.1)."""
 
     status = 403

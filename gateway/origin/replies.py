@@ -1,6 +1,6 @@
-"""A finished answer as plain data, and the headers that every answer carries.
+"""A complete reply as plain data, and the headers of every reply.
 
-Cache-Control, one rule for each kind of reply (section 8):
+Cache-Control follows one rule for each kind of reply (section 8):
 
     CACHE_FINAL       catch-up or long-poll that stops short of the tail: its bytes never change
     CACHE_REVALIDATE  catch-up or long-poll that reaches the tail: the next append makes it stale; SSE
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.origin.refusals import Refused
+from gateway.origin.refusals import RequestError
 from gateway.protocol import names
 
 CACHE_FINAL: Final = "public, max-age=60, stale-while-revalidate=300"
@@ -64,7 +64,7 @@ COMMON_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "cross-origin",
 }
-"""On every answer, errors included (section 10.7)."""
+"""Sent with every reply, including errors (section 10.7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class Reply:
     body: bytes = b""
 
 
-def error_reply(refused: Refused) -> Reply:
-    """The one line that tells a client what was wrong."""
-    headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": CACHE_NEVER, **refused.headers}
-    if refused.status == 405:
+def error_reply(error: RequestError) -> Reply:
+    """The reply for an error: one line of text for the client."""
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": CACHE_NEVER, **error.headers}
+    if error.status == 405:
         headers["Allow"] = _ALLOWED_METHODS
-    return Reply(refused.status, headers, f"{refused.text}\n".encode())
+    return Reply(error.status, headers, f"{error.text}\n".encode())
 
 
 def preflight_reply() -> Reply:
-    """The answer to OPTIONS: every method and header of the protocol, and `If-None-Match`."""
+    """The reply to OPTIONS: every method and header of the protocol, and `If-None-Match`."""
     return Reply(
         204,
         {

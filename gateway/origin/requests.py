@@ -1,4 +1,4 @@
-"""A request's headers and query, judged: what is asked for, or the one line that says what is wrong.
+"""Parsing of a request's headers and query into parameters, or an error with one line of text.
 
 Pure functions over mappings; bodies are read elsewhere.
 """
@@ -18,12 +18,12 @@ from multidict import MultiMapping
 from gateway.origin.positions import Position, parse_token
 from gateway.origin.producers import Claim
 from gateway.origin.refusals import BadOffset, BadRequest
-from gateway.origin.store import CreateOrder, ForkOrder
+from gateway.origin.store import CreateParams, ForkParams
 from gateway.origin.streams import Lifetime
 from gateway.protocol import names, offsets
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
-"""Producer numbers end here, for JavaScript's sake (section 5.2.1); so do TTLs."""
+"""The largest producer number, for JavaScript's sake (section 5.2.1), and the largest TTL."""
 
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]*")
 _DIGITS: Final = re.compile(r"[0-9]+")
@@ -34,19 +34,19 @@ _RFC3339: Final = re.compile(
 
 
 class Kind(StrEnum):
-    """What a request is, for counters and fault switches."""
+    """The kind of a request, for counters and fault switches."""
 
     CATCHUP = "catchup"
-    """GET without a live mode, `offset=now` included."""
+    """GET without a live mode; includes `offset=now`."""
     LONGPOLL = "longpoll"
     SSE = "sse"
     HEAD = "head"
     CREATE = "create"
     APPEND = "append"
-    """POST, including one that only closes."""
+    """POST; includes one that only closes."""
     DELETE = "delete"
     OTHER = "other"
-    """OPTIONS and every method the protocol does not know."""
+    """OPTIONS, and methods that the protocol does not have."""
 
 
 _KIND_OF_METHOD: Final = {
@@ -58,19 +58,19 @@ _KIND_OF_METHOD: Final = {
 
 
 def kind_of(method: str, live: str | None) -> Kind:
-    """The kind of a request; a `live` the protocol does not know is a catch-up read."""
+    """The kind of a request; an unknown `live` value counts as a catch-up read."""
     if method == "GET":
         return {names.LIVE_LONG_POLL: Kind.LONGPOLL, names.LIVE_SSE: Kind.SSE}.get(live or "", Kind.CATCHUP)
     return _KIND_OF_METHOD.get(method, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOrder:
-    """What a GET asks for: the offset as sent, where it points, and the client's cursor."""
+class ReadParams:
+    """The parameters of a GET: the offset as sent, its position, and the client's cursor."""
 
     offset: str
     start: Position | None
-    """None: the earliest byte there is."""
+    """None means the earliest byte."""
     cursor: str | None
 
     @property
@@ -78,8 +78,8 @@ class ReadOrder:
         return self.offset == offsets.NOW
 
 
-def read_order(query: MultiMapping[str], kind: Kind) -> ReadOrder:
-    """The read that a query asks for (sections 5.6 to 5.8, 6).  Raises BadRequest, BadOffset."""
+def parse_read(query: MultiMapping[str], kind: Kind) -> ReadParams:
+    """Parse the query of a read (sections 5.6 to 5.8, 6).  Raises BadRequest, BadOffset."""
     found = query.getall(names.QUERY_OFFSET, [])
     if len(found) > 1:
         raise BadRequest("Multiple offset parameters not allowed")
@@ -93,16 +93,16 @@ def read_order(query: MultiMapping[str], kind: Kind) -> ReadOrder:
         start = parse_token(offset)
         if start is None:
             raise BadOffset
-    return ReadOrder(offset, start, query.get(names.QUERY_CURSOR))
+    return ReadParams(offset, start, query.get(names.QUERY_CURSOR))
 
 
-def create_order(headers: Mapping[str, str]) -> CreateOrder:
-    """The creation that a PUT's headers ask for, without its body (section 5.1).  Raises BadRequest."""
-    fork = _fork_order(headers)
+def parse_create(headers: Mapping[str, str]) -> CreateParams:
+    """Parse the headers of a PUT (section 5.1); the body is added later.  Raises BadRequest."""
+    fork = _fork_params(headers)
     given = headers.get("Content-Type")
-    # A type that is none counts as absent: the default for a new stream, the source's for a fork.
+    # An invalid type counts as absent: the default for a new stream, the source's for a fork.
     content_type = given if given and given.isascii() and _MEDIA_TYPE.match(given) else None
-    return CreateOrder(content_type, _lifetime(headers), names.is_true(headers.get(names.STREAM_CLOSED)), fork)
+    return CreateParams(content_type, _lifetime(headers), names.is_true(headers.get(names.STREAM_CLOSED)), fork)
 
 
 def _lifetime(headers: Mapping[str, str]) -> Lifetime:
@@ -128,7 +128,7 @@ def _instant(text: str) -> float:
     raise BadRequest("Invalid Stream-Expires-At timestamp")
 
 
-def _fork_order(headers: Mapping[str, str]) -> ForkOrder | None:
+def _fork_params(headers: Mapping[str, str]) -> ForkParams | None:
     source = headers.get(names.STREAM_FORKED_FROM)
     sub_offset = headers.get(names.STREAM_FORK_SUB_OFFSET)
     offset = headers.get(names.STREAM_FORK_OFFSET)
@@ -143,13 +143,13 @@ def _fork_order(headers: Mapping[str, str]) -> ForkOrder | None:
     if offset is not None and parse_token(offset) is None:
         raise BadRequest("Invalid Stream-Fork-Offset format")
     try:
-        path = urlsplit(source).path  # the source is named by path; a whole URL is taken by its path
+        path = urlsplit(source).path  # the path names the source; of a full URL only the path counts
     except ValueError as error:
         raise BadRequest("Invalid Stream-Forked-From") from error
-    return ForkOrder(path, offset, int(sub_offset or "0"))
+    return ForkParams(path, offset, int(sub_offset or "0"))
 
 
-def claim_of(headers: Mapping[str, str]) -> Claim | None:
+def parse_claim(headers: Mapping[str, str]) -> Claim | None:
     """The producer headers of a POST, all three or none (section 5.2.1).  Raises BadRequest."""
     producer_id = headers.get(names.PRODUCER_ID)
     epoch = headers.get(names.PRODUCER_EPOCH)
@@ -169,7 +169,7 @@ def _safe_integer(name: str, text: str) -> int:
     raise BadRequest(f"Invalid {name}: must be a non-negative integer")
 
 
-def wants_unchanged(if_none_match: str | None, etag: str) -> bool:
+def is_not_modified(if_none_match: str | None, etag: str) -> bool:
     """Whether `If-None-Match` names this ETag (RFC 9110 section 13.1.2: weak comparison, lists, `*`)."""
     if if_none_match is None:
         return False

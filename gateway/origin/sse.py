@@ -1,7 +1,7 @@
 """Server-Sent Events as this origin writes them (section 5.8).
 
-A data event is one record, or a part of one, and a control event follows every one of them.  Text is split at CR, LF
-and CRLF, which all end a line in SSE; a reader gets LF back for each, so a text stream's CRs do not survive this mode.
+A data event is one record or a part of one, and is followed by a control event.  Text is split at CR, LF and CRLF,
+which all end a line in SSE; a reader gets LF back for each, so a text stream's CRs do not survive this mode.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 def event(name: str, text: str) -> bytes:
     """One event; each line of `text` is a `data:` line.
 
-    A reader takes one space away behind the colon, so only a line that begins with a space is given one.
+    A parser drops one space after the colon, so only a line that begins with a space gets a second one.
     """
     lines = "".join(f"data: {line}\n" if line.startswith(" ") else f"data:{line}\n" for line in _LINE_END.split(text))
     return f"event: {name}\n{lines}\n".encode()
 
 
 def data_event(payload: bytes, *, is_json: bool, is_text: bool) -> bytes:
-    """The bytes of one piece: a JSON array of its messages, text, or base64."""
+    """The event for one piece: a JSON array of its messages, text, or base64."""
     if is_json:
         return event(names.EVENT_DATA, f"[{payload.decode()}]")
     if is_text:
-        # A writer may have put anything into a text stream; SSE has no way to carry what is not UTF-8.
+        # A text stream may contain any bytes; SSE cannot carry those that are not UTF-8.
         return event(names.EVENT_DATA, payload.decode(errors="replace"))
     return event(names.EVENT_DATA, base64.b64encode(payload).decode("ascii"))
 
 
 def control_event(next_offset: str, cursor: str, *, up_to_date: bool, is_closed: bool) -> bytes:
-    """Where the reader stands now; a closed stream's last one has no cursor, because nobody comes back."""
+    """The reader's current position; a closed stream's last one has no cursor, because its reader does not return."""
     fields: dict[str, str | bool] = {"streamNextOffset": next_offset}
     if is_closed:
         fields["streamClosed"] = True
@@ -51,7 +51,7 @@ def control_event(next_offset: str, cursor: str, *, up_to_date: bool, is_closed:
 def batch(found: Slice, cursor: str, *, is_text: bool, is_closed: bool) -> bytes:
     """Every piece of a slice as data and control; a slice without pieces gives one control event.
 
-    `is_closed` says that the stream is; only the event that reaches its tail says so too.
+    `is_closed` means that the stream is closed; only the event that reaches its tail is marked so.
     """
     ends_stream = is_closed and found.up_to_date
     if not found.pieces:

@@ -1,11 +1,11 @@
 """All streams of one in-memory origin.
 
-The store is the one owner of every stream.  It is plain and synchronous, so nothing can come between a decision and
-its record; `now` (Unix seconds) is an argument, because both ways to expire are told on the wire in wall time.
-Streams expire lazily, when somebody next asks for them.
+The store owns every stream.  It is synchronous, so nothing can happen between a decision and its effect.  `now` (Unix
+seconds) is an argument, because the protocol states both kinds of expiry in wall time.  Streams expire lazily, at the
+next access.
 
-Deleting or outliving a stream that has forks only hides it (soft delete): reads answer 410 and the path stays taken
-until the last fork goes.  Forks hold the source's records themselves, so nothing is read through a chain.
+A stream with forks that is deleted or expires is only hidden (soft delete): reads answer 410, and the path stays in use
+until the last fork is gone.  Forks hold the source's records themselves, so a read never follows a chain of streams.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gateway.protocol import names
 
 
 @dataclass(frozen=True, slots=True)
-class ForkOrder:
+class ForkParams:
     """The fork headers of a PUT: source path, offset token (None: the source's tail), sub-offset."""
 
     source: str
@@ -44,19 +44,19 @@ class ForkOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateOrder:
-    """What a PUT asks for; `content_type` None means the source's for a fork, else the protocol's default."""
+class CreateParams:
+    """The parameters of a PUT; `content_type` None means the source's for a fork, else the protocol's default."""
 
     content_type: str | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
     is_closed: bool = False
-    fork: ForkOrder | None = None
+    fork: ForkParams | None = None
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class AppendOrder:
-    """What a POST asks for; an empty body closes."""
+class AppendParams:
+    """The parameters of a POST; an empty body only closes."""
 
     body: bytes = b""
     content_type: str | None = None
@@ -67,7 +67,7 @@ class AppendOrder:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A write that was taken: where the stream ends now, and what the producer is told."""
+    """The result of a write: where the stream ends now, and what to report to the producer."""
 
     tail: Position
     is_closed: bool
@@ -82,18 +82,21 @@ class Store:
         self._streams: dict[str, Stream] = {}
         self._new_instance = new_instance
 
+    def __repr__(self) -> str:
+        return f"<Store {len(self._streams)} streams>"
+
     def __len__(self) -> int:
-        """Streams held, including soft-deleted ones and expired ones that nobody has asked for."""
+        """Streams held, including soft-deleted ones and expired ones that were not accessed since."""
         return len(self._streams)
 
     def paths(self) -> list[str]:
-        """Every path that is taken."""
+        """Every path in use."""
         return list(self._streams)
 
-    # -- looking
+    # -- reading
 
     def get(self, path: str, now: float) -> Stream:
-        """The stream at a path.  Raises NotFound, Gone.  Renews nothing."""
+        """The stream at a path.  Raises NotFound, Gone.  Does not renew its lifetime."""
         stream = self._find(path, now)
         if stream is None:
             raise NotFound
@@ -110,8 +113,8 @@ class Store:
 
     # -- creating
 
-    def create(self, path: str, order: CreateOrder, now: float) -> tuple[Stream, bool]:
-        """The stream and whether it is new.
+    def create(self, path: str, params: CreateParams, now: float) -> tuple[Stream, bool]:
+        """The stream, and whether it is new.
 
         Raises DifferentConfiguration, PathHeld, InvalidBody; for forks also NotFound, BadRequest and Conflict.
         """
@@ -119,32 +122,32 @@ class Store:
         if existing is not None:
             if existing.is_soft_deleted:
                 raise PathHeld
-            if not self._matches(existing, order):
+            if not self._matches(existing, params):
                 raise DifferentConfiguration
             return existing, False
-        stream = self._new_stream(path, order, now) if order.fork is None else self._new_fork(path, order, now)
-        if order.body:
-            record = stream.record_of(order.body)
+        stream = self._new_stream(path, params, now) if params.fork is None else self._new_fork(path, params, now)
+        if params.body:
+            record = stream.record_of(params.body)
             if record is not None:
                 stream.add(record)
-        stream.is_closed = order.is_closed
+        stream.is_closed = params.is_closed
         self._streams[path] = stream
         if stream.fork is not None:
             stream.fork.source.forks += 1
         return stream, True
 
-    def _new_stream(self, path: str, order: CreateOrder, now: float) -> Stream:
-        return Stream(path, self._new_instance(), order.content_type or names.DEFAULT_TYPE, order.lifetime, now)
+    def _new_stream(self, path: str, params: CreateParams, now: float) -> Stream:
+        return Stream(path, self._new_instance(), params.content_type or names.DEFAULT_TYPE, params.lifetime, now)
 
-    def _new_fork(self, path: str, order: CreateOrder, now: float) -> Stream:
-        wanted = order.fork
+    def _new_fork(self, path: str, params: CreateParams, now: float) -> Stream:
+        wanted = params.fork
         assert wanted is not None
         source = self._find(wanted.source, now)
         if source is None:
             raise NotFound("Source stream not found")
         if source.is_soft_deleted:
             raise Conflict("Source stream was deleted but still has active forks")
-        if order.content_type is not None and names.media_type(order.content_type) != names.media_type(
+        if params.content_type is not None and names.media_type(params.content_type) != names.media_type(
             source.content_type
         ):
             raise Conflict("Content type mismatch with source stream")
@@ -157,8 +160,8 @@ class Store:
         stream = Stream(
             path,
             self._new_instance(),
-            order.content_type or source.content_type,
-            order.lifetime if order.lifetime.is_given else source.lifetime,
+            params.content_type or source.content_type,
+            params.lifetime if params.lifetime.is_given else source.lifetime,
             now,
             fork=Fork(source, upto.token, wanted.sub_offset),
         )
@@ -183,67 +186,67 @@ class Store:
         return upto
 
     @staticmethod
-    def _matches(existing: Stream, order: CreateOrder) -> bool:
-        """Whether a PUT on an existing stream asks for what is there (section 5.1)."""
-        if order.is_closed != existing.is_closed:
+    def _matches(existing: Stream, params: CreateParams) -> bool:
+        """Whether a PUT on an existing stream matches it (section 5.1)."""
+        if params.is_closed != existing.is_closed:
             return False
-        if order.fork is None:
+        if params.fork is None:
             return (
                 existing.fork is None
-                and names.media_type(order.content_type) == names.media_type(existing.content_type)
-                and order.lifetime.agrees_with(existing.lifetime)
+                and names.media_type(params.content_type) == names.media_type(existing.content_type)
+                and params.lifetime.agrees_with(existing.lifetime)
             )
-        # What a fork left out it inherited or was given, so leaving it out again asks for the same.
+        # A fork inherited or was given what its PUT left out, so leaving it out again matches.
         fork = existing.fork
         return (
             fork is not None
-            and order.fork.source == fork.source.path
-            and order.fork.offset in (None, fork.offset)
-            and order.fork.sub_offset == fork.sub_offset
+            and params.fork.source == fork.source.path
+            and params.fork.offset in (None, fork.offset)
+            and params.fork.sub_offset == fork.sub_offset
             and (
-                order.content_type is None
-                or names.media_type(order.content_type) == names.media_type(existing.content_type)
+                params.content_type is None
+                or names.media_type(params.content_type) == names.media_type(existing.content_type)
             )
-            and (not order.lifetime.is_given or order.lifetime.agrees_with(existing.lifetime))
+            and (not params.lifetime.is_given or params.lifetime.agrees_with(existing.lifetime))
         )
 
     # -- writing
 
-    def append(self, path: str, order: AppendOrder, now: float) -> Accepted:
+    def append(self, path: str, params: AppendParams, now: float) -> Accepted:
         """Append, append and close, or only close.
 
         Precedence: closed, content type, producer, Stream-Seq, body (sections 5.2 and 5.2.1).
         Raises NotFound, Gone, InvalidBody, StreamClosed, TypeMismatch, SequenceConflict, StaleEpoch, SequenceGap.
         """
         stream = self.get(path, now)
-        claim = order.claim
-        if not order.body and not order.close:
+        claim = params.claim
+        if not params.body and not params.close:
             raise InvalidBody("Empty body")
         if stream.is_closed:
-            return self._append_to_closed(stream, order, now)
-        if order.body:
-            if order.content_type is None:
+            return self._append_to_closed(stream, params, now)
+        if params.body:
+            if params.content_type is None:
                 raise BadRequest("Content-Type header is required")
-            if names.media_type(order.content_type) != names.media_type(stream.content_type):
+            if names.media_type(params.content_type) != names.media_type(stream.content_type):
                 raise TypeMismatch
         if claim is not None:
             highest = stream.producers.judge(claim, now)
             if highest is not None:
                 stream.renew(now)
                 return Accepted(stream.tail, is_closed=False, is_duplicate=True, highest_seq=highest)
-        if order.seq is not None and stream.last_seq is not None and order.seq <= stream.last_seq:
+        if params.seq is not None and stream.last_seq is not None and params.seq <= stream.last_seq:
             raise SequenceConflict
-        if order.body:
-            record = stream.record_of(order.body)
+        if params.body:
+            record = stream.record_of(params.body)
             if record is None:
                 raise InvalidBody("Empty arrays are not allowed")
             stream.add(record)
         # Nothing below can fail: producer, sequence and closure change together with the bytes or not at all.
         if claim is not None:
             stream.producers.commit(claim, now)
-        if order.seq is not None:
-            stream.last_seq = order.seq
-        if order.close:
+        if params.seq is not None:
+            stream.last_seq = params.seq
+        if params.close:
             stream.is_closed = True
             stream.closed_by = claim
         stream.renew(now)
@@ -251,10 +254,10 @@ class Store:
         return Accepted(stream.tail, stream.is_closed, highest_seq=claim.seq if claim else None)
 
     @staticmethod
-    def _append_to_closed(stream: Stream, order: AppendOrder, now: float) -> Accepted:
-        claim = order.claim
+    def _append_to_closed(stream: Stream, params: AppendParams, now: float) -> Accepted:
+        claim = params.claim
         is_same_close = claim is not None and claim == stream.closed_by
-        if not is_same_close and (order.body or claim is not None):
+        if not is_same_close and (params.body or claim is not None):
             raise StreamClosed(stream.tail.token)
         stream.renew(now)
         return Accepted(stream.tail, is_closed=True, is_duplicate=True, highest_seq=claim.seq if claim else None)
@@ -266,7 +269,7 @@ class Store:
         self._remove(self.get(path, now))
 
     def trim(self, path: str, before: str, now: float) -> None:
-        """Test hook for retention: forget everything before the offset token.  Raises NotFound, Gone, BadOffset."""
+        """Test hook for retention: drop everything before the offset token.  Raises NotFound, Gone, BadOffset."""
         stream = self.get(path, now)
         upto = parse_token(before)
         if upto is None or upto > stream.tail:

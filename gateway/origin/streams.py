@@ -1,10 +1,10 @@
-"""One stream: its records, its lifetime, and who watches it.
+"""One stream: its records, its lifetime, and its watchers.
 
-Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no path but its own and no HTTP.  Its owner
-is the store; a live reader touches it only through `enter`, `leave` and `watchers`.
+Plain functions only; `now` (Unix seconds) is an argument.  A stream knows only its own path, and no HTTP.  The store
+owns it; a live reader uses only `enter`, `leave` and `watchers` to change it.
 
-Invariants: records are contiguous (`end` of one is `start` of the next, the last one's is `tail`); a closed stream
-never opens; an ended stream never lives again, its path gets a new one with another `instance`.
+Invariants: records are contiguous (the `end` of one is the `start` of the next, and the last one's is `tail`).  A
+closed stream never reopens.  An ended stream never comes back; a new one at its path has another `instance`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lifetime:
     ttl_s: int | None = None
     expires_at: float | None = None
     expires_at_text: str | None = None
-    """The instant as the creator wrote it; HEAD says it back unchanged."""
+    """The instant as the creator wrote it; HEAD returns it unchanged."""
 
     @property
     def is_given(self) -> bool:
@@ -41,7 +41,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one read returns: pieces in order, where they end, and whether that is the tail."""
+    """The result of a read: pieces in order, their end, and whether that is the tail."""
 
     pieces: tuple[Piece, ...]
     end: Position
@@ -57,7 +57,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where a forked stream comes from, as its creator said it."""
+    """The origin of a forked stream, as its creator specified it."""
 
     source: Stream
     offset: str
@@ -98,17 +98,21 @@ class Stream:
         self.watchers: set[Callable[[], object]] = set()
         self._records: list[Record] = []
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.is_closed else ""
+        return f"<Stream {self.path}: {len(self._records)} records, {self.live_readers} live readers{state}>"
+
     # -- lifetime
 
     def is_expired(self, now: float) -> bool:
-        """Whether the stream's time is up; live readers keep a sliding window open."""
+        """Whether the lifetime is over; live readers keep a sliding window open."""
         if self.lifetime.expires_at is not None and now >= self.lifetime.expires_at:
             return True
         ttl_s = self.lifetime.ttl_s
         return ttl_s is not None and not self.live_readers and now >= self.last_used + ttl_s
 
     def renew(self, now: float) -> None:
-        """A read or a write happened: the sliding window begins anew."""
+        """Restart the sliding window after a read or a write."""
         self.last_used = now
 
     def enter(self, now: float) -> None:
@@ -117,19 +121,19 @@ class Stream:
         self.renew(now)
 
     def leave(self, now: float) -> None:
-        """A live reader ends; the sliding window begins where the last one left."""
+        """A live reader ends; the sliding window restarts when the last one leaves."""
         self.live_readers -= 1
         self.renew(now)
 
     def wake(self) -> None:
-        """Tell every watcher that the stream has changed."""
+        """Notify every watcher that the stream has changed."""
         for watcher in tuple(self.watchers):
             watcher()
 
     # -- content
 
     def record_of(self, body: bytes) -> Record | None:
-        """The record that `body` would become at the tail; None for an empty JSON array.
+        """The record for `body` at the tail; None for an empty JSON array.
 
         Raises InvalidBody; changes nothing.
         """
@@ -142,14 +146,14 @@ class Stream:
         return Record.of_messages(self.tail, messages) if messages else None
 
     def add(self, record: Record) -> None:
-        """Put a record at the tail, where it was made for."""
+        """Append a record that was made for the tail."""
         if record.start != self.tail:
             raise ValueError("a record begins at the tail")
         self._records.append(record)
         self.tail = record.end
 
     def inherit(self, source: Stream, upto: Position) -> None:
-        """Take over the source's records before `upto`, a position that `source.locate` knows."""
+        """Copy the source's records before `upto`, which must be a position of the source."""
         self.retained_from = source.retained_from
         for record in source._records:
             if record.end <= upto:
@@ -161,7 +165,7 @@ class Stream:
     def locate(self, position: Position) -> tuple[int, int]:
         """(record index, payload bytes to skip) of a position; the index behind the last record at or past the tail.
 
-        Raises Trimmed before the retained part, BadOffset where no position of this stream is.
+        Raises Trimmed before the retained part, BadOffset if the stream has no such position.
         """
         index = self._index(position)
         if index >= len(self._records):
@@ -172,7 +176,7 @@ class Stream:
         return index, skip
 
     def nearest(self, position: Position) -> Position:
-        """The last position that is not after `position`: a read from there begins at it.
+        """The last position that is not after `position`; a read from there begins at it.
 
         Raises Trimmed before the retained part.
         """
@@ -180,16 +184,16 @@ class Stream:
         return self._records[index].nearest(position) if index < len(self._records) else self.tail
 
     def _index(self, position: Position) -> int:
-        """The first record that ends after `position`; the index behind the last one where none does."""
+        """The first record that ends after `position`; the index behind the last one if there is none."""
         if position < self.retained_from:
             raise Trimmed
         return bisect_right(self._records, position, key=lambda record: record.end)
 
     def read(self, start: Position | None, limit: int) -> Slice:
-        """At most `limit` payload bytes from `start` (None: from the earliest retained), at least one message.
+        """At most `limit` payload bytes from `start` (None: from the earliest retained), but at least one message.
 
-        A start that is no position stands for the last one before it, and one beyond the tail gives nothing and the
-        tail, as with the reference server.  Raises Trimmed.
+        A start that is not a position means the last one before it.  A start beyond the tail returns no pieces and the
+        tail, as on the reference server.  Raises Trimmed.
         """
         index, skip = (0, 0) if start is None else self.locate(self.nearest(start))
         pieces: list[Piece] = []
@@ -211,7 +215,7 @@ class Stream:
     def prefix_record(self, start: Position, sub_offset: int) -> Record | None:
         """The first `sub_offset` bytes or messages of the record at `start`, as a record of their own.
 
-        None when there are not so many: a sub-offset reaches no further than the one append that it divides.
+        None if there are fewer: a sub-offset reaches no further than the one append that it divides.
         """
         index, skip = self.locate(start)
         if index >= len(self._records):
@@ -224,7 +228,7 @@ class Stream:
         return Record.of_bytes(start, payload[:sub_offset]) if sub_offset <= len(payload) else None
 
     def trim(self, upto: Position) -> None:
-        """Forget everything before `upto`, a position that `locate` knows."""
+        """Drop everything before `upto`, which must be a position of this stream."""
         index, skip = self.locate(upto)
         kept = self._records[index:]
         if skip:

@@ -1,7 +1,7 @@
-"""The data pipeline on Spark: what the access log tells of the traffic, and what follows from it for the gateway.
+"""The data pipeline on Spark: from the access log to tables, a miss-ratio curve, a cache plan and a report.
 
-The way of a line: `events` brings it in, bronze keeps it as it came, silver types it and counts it once, gold adds it
-up, `curve` asks what a cache of another size would have done, `plan` says what to do about it, `report` shows it.
-`tables` names every table and its columns.  Needs the extra `pipeline`; nothing else of the gateway imports this
-package, and nothing in it serves.
+A line's path: `events` reads it, bronze stores it unchanged, silver types and deduplicates it, gold aggregates it.
+`curve` computes hit ratios for other cache sizes, `planner` makes the cache plan, `report` shows the tables.  `tables`
+names every table and its columns.  The package needs the extra `pipeline`.  Only the command line imports it, and
+nothing in it serves requests.
 """

@@ -1,15 +1,15 @@
-"""Gold computed: which days, from what, in which order, so that a run may die anywhere and be repeated.
+"""Compute the gold tables: which days, from which lines, in an order in which a killed run can be repeated.
 
-A day is computed again where its silver has changed since it was computed last (`gateway.pipeline.gold.books`), and
-what looks back on a changed day is computed again with it: the day after for tables that look an hour back, seven
-days for anomalies.  Each table's days are replaced, never added to.  The books are closed when all tables are
-written; a run that is killed before leaves them open, and the next run does the same days again.  So gold is a
-function of silver, whichever way it came about, but for what `gateway.pipeline.gold.sketches` says of large sketches.
+A day is computed again if its silver has changed since the last computation (`gateway.pipeline.gold.books`).  Tables
+that look back on a changed day are computed again too: the day after it for tables that look back one hour, seven days
+for anomalies.  Each table's days are replaced, never appended to.  The books are closed once all tables are written.  A
+run that is killed earlier leaves them open, and the next run computes the same days again.  So gold is a function of
+silver, except for the randomness of large sketches (`gateway.pipeline.gold.sketches`).
 
-The cost of a call goes by the lines of the days it computes, not by those of the lake; where nothing has changed it is
-that of listing silver's files.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
+The cost of a call is proportional to the lines of the days it computes, not to the lake.  If nothing has changed, it is
+the cost of listing silver's files.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
 
-A day that silver has no more keeps its gold.
+A day that is no longer in silver keeps its gold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.lock import held
+from gateway.pipeline.lock import locked
 from gateway.pipeline.tables import LATE_DAYS, Table
 
 _DAY: Final = timedelta(days=1)
@@ -47,17 +47,17 @@ _GROUPS: Final = ("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What a run has done."""
+    """Result of a run."""
 
     days: tuple[date, ...]
-    """Days whose lines had changed, and whose figures were computed."""
+    """Days whose lines had changed; all their tables were computed."""
     followed: tuple[date, ...]
-    """Days computed again, in part, because they look back on those."""
+    """Days computed again in part, because some of their tables look back on `days`."""
     newest: datetime | None
-    """Time of silver's newest line (UTC, without a zone); None where there is none."""
+    """Time of silver's newest line (UTC, naive); None without lines."""
     final_before: datetime | None
-    """Windows that end at this time or before do not change any more where a source is followed: ingest takes in no
-    line of theirs.  Files that are handed to it are taken in however old they are."""
+    """Windows that end at this time or before are final while a source is followed: ingest rejects lines of theirs.
+    Lines of given files are ingested at any age."""
 
     def __str__(self) -> str:
         if self.newest is None:
@@ -75,16 +75,16 @@ def aggregate(
     late_days: int = LATE_DAYS,
     progress: Callable[[str], None],
 ) -> Aggregated:
-    """Compute the gold tables of every day whose silver has changed, and of those that look back on it.
+    """Compute the gold tables of every day whose silver has changed, and of the days that look back on it.
 
-    With `since`, days from that one on are computed whether they have changed or not, and days before it are left as
-    they are.  `late_days` is ingest's, and says which windows are final.  AtWork where another is.
+    With `since`, all days from that one on are computed, changed or not, and earlier days are left as they are.
+    `late_days` is ingest's, and decides which windows are final.  Raises AtWork if another run is at work.
     """
     stored = lake.days(spark, tables.REQUESTS)
     if not stored:
-        # A table that is not there reads as one without rows.
+        # A missing table reads as an empty one.
         return Aggregated((), (), None, None)
-    with held(lake, "aggregate"):
+    with locked(lake, "aggregate"):
         return _aggregate(spark, lake, stored, since, late_days, progress)
 
 
@@ -122,7 +122,7 @@ def _compute(
     newest: datetime,
     progress: Callable[[str], None],
 ) -> tuple[date, ...]:
-    """Write all tables; the days beside `changed` that were computed for some of them."""
+    """Write all tables; return the days other than `changed` that were computed for some of them."""
     there = set(stored)
 
     def write(frame: DataFrame, table: Table, days: Collection[date]) -> None:
@@ -153,7 +153,7 @@ def _compute(
     write(closed_loops(behind), tables.CLOSED_LOOPS, after)
     write(reconnects(behind, lake.read(spark, tables.RECONNECTS, before)), tables.RECONNECTS, after)
 
-    # A day's last hours are over when there is a day after it.
+    # The last hours of a day are over once a later day exists.
     compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
     read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
     found = anomalies(
@@ -161,7 +161,7 @@ def _compute(
         lake.read(spark, tables.OFFLOAD, read),
         lake.read(spark, tables.ERRORS, read),
         compared,
-        # With its zone, or it would be taken for a time of this machine's.
+        # With its zone: a naive time would be taken as local.
         newest.replace(minute=0, second=0, microsecond=0, tzinfo=UTC),
     )
     write(found, tables.ANOMALIES, compared)
@@ -175,7 +175,7 @@ def _and_the_hour_before(
     lines = lake.read(spark, tables.REQUESTS, days)
     if not before:
         return lines
-    # As a range of times, which Parquet can tell by its own figures of each piece of a file.
+    # As a range of times, which Parquet's row-group statistics can skip by.
     hours = [
         (f.col("time") >= f.lit(f"{day} 23:00:00").cast("timestamp"))
         & (f.col("time") < f.lit(f"{day + _DAY} 00:00:00").cast("timestamp"))
@@ -196,7 +196,7 @@ def _with_followers(days: Collection[date], count: int) -> set[date]:
 
 
 def _day_before(day: date, stored: Sequence[date]) -> date:
-    """The day before it that has lines; itself where there is none."""
+    """The nearest earlier day with lines; `day` itself if there is none."""
     return max((other for other in stored if other < day), default=day)
 
 
@@ -216,7 +216,7 @@ def _told(days: Sequence[date]) -> str:
 
 @contextmanager
 def _many_groups(spark: SparkSession) -> Iterator[None]:
-    """Aggregations in memory, for as long as this takes."""
+    """Keep aggregations in memory during the block."""
     name, value = _GROUPS
     before = spark.conf.get(name)
     spark.conf.set(name, value)

@@ -1,20 +1,20 @@
-"""Bronze: every line that came, as it came; what is no event of this schema lies apart, with the reason.
+"""Bronze: every ingested line, unchanged.  Lines that are not valid events go to a table of rejects, with the reason.
 
 Both tables come from one reading of the batch: each line is parsed once, by Spark's own JSON parser and the schema of
 `gateway.ops.access_log`, and written to the folder of its kind.  A reason is one of
 
-    not JSON                  also what is cut off, and two lines that have become one
+    not JSON                  also a truncated line, and two lines run together
     not an object             JSON, but another kind of value
-    too long                  beyond what any gateway writes
-    unknown version: 7        `v` is another one
-    wrong type: status        JSON's type of a field is not the schema's
-    missing: node             a field that is always there is not
-    out of range: sent_bytes  a number that nothing counts up to, or less than 0: one would spoil every sum it is in
-    time out of range: …      before 2020, or more than a day after it was taken in
-    too late                  of a day that is taken for done; where streams are followed only
+    too long                  longer than any line of a gateway
+    unknown version: 7        `v` is not a known version
+    wrong type: status        a field has another JSON type than in the schema
+    missing: node             a required field is missing
+    out of range: sent_bytes  an impossibly large or negative number, which would spoil every sum
+    time out of range: …      before 2020, or more than a day after its ingestion
+    too late                  of a day that counts as complete; only while a source is followed
 
-Empty lines are nothing.  Fields that the schema does not have are left alone: new ones come without a new version.  A
-text may be any value, written out: to look at each for its quotes costs as much as all the rest.
+Empty lines are ignored.  So are fields that are not in the schema: new fields do not change the version.  A text field
+accepts any JSON value, because checking each for its quotes costs as much as all other checks together.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 LONGEST_LINE: Final = 1 << 20
-"""Bytes.  A gateway's own lines have 20,000 at most."""
+"""Bytes.  A gateway's lines have 20,000 at most."""
 KEPT_OF_REJECT: Final = 4_096
 EARLIEST_S: Final = 1_577_836_800
-"""2020-01-01: before Durable Streams, so no gateway has written it."""
+"""2020-01-01: earlier than Durable Streams, so earlier than any gateway's line."""
 AHEAD_S: Final = 86_400
 MOST: Final = 1 << 40
-"""Of bytes or of anything else that one line counts."""
+"""Largest count in one line, of bytes or anything else."""
 LONGEST_S: Final = 1e9
-"""Seconds that anything lasts: thirty years."""
+"""Longest duration in seconds: thirty years."""
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
 # Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
@@ -58,12 +58,12 @@ _STRICT: Final = {
 
 
 def line_fields() -> dict[str, str]:
-    """Each field of a line that the pipeline reads, with its Spark type: the log's schema, whatever it has."""
+    """Spark type of each field of a line that the pipeline reads, from the log's schema."""
     return {field.name: _TYPES[field.kind] for field in FIELDS}
 
 
 def parsed(line: Column, *, with_bad: bool = False) -> Column:
-    """A line as a struct of the schema's fields; `with_bad` adds what could not be parsed."""
+    """A line as a struct of the schema's fields; `with_bad` adds a column for lines that cannot be parsed."""
     from pyspark.sql import functions as f
 
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in line_fields().items())
@@ -71,15 +71,15 @@ def parsed(line: Column, *, with_bad: bool = False) -> Column:
 
 
 def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None = None) -> None:
-    """Write what came (`line`, `source`, and `taken`, when) as a batch; events of days before `oldest` are too late."""
+    """Write `came` (columns `line`, `source`, `taken`: time of ingestion) as a batch; days before `oldest` are late."""
     lake.write_kinds(classified(came, oldest=oldest), (LINES, REJECTS), batch)
 
 
 def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
-    """The rows of both tables, told apart by `kind`."""
+    """The rows of both tables, distinguished by `kind`."""
     from pyspark.sql import functions as f
 
-    # Nothing is filtered behind this: Spark would move the filter before it, and parse each line twice.
+    # Do not filter the result: Spark would push the filter down and parse each line twice.
     read = came.where(f.octet_length("line") > 0).withColumn("event", parsed(f.col("line"), with_bad=True))
     event = {name: f.col(f"event.{name}") for name in line_fields()}
     reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
@@ -96,26 +96,26 @@ def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
 
 
 def day_of(seconds: Column) -> Column:
-    """The UTC day of Unix seconds; NULL where that is no time."""
+    """The UTC day of Unix seconds; NULL for an invalid time."""
     return time_of(seconds).cast("date")
 
 
 def time_of(seconds: Column) -> Column:
-    """The time of Unix seconds, to the microsecond; NULL where that is no time."""
+    """The time of Unix seconds, in microseconds; NULL for an invalid time."""
     from pyspark.sql import functions as f
 
-    # Never an error: what is out of range has been told apart, or is about to be.
+    # Never an error: lines out of range are rejected elsewhere.
     is_time = seconds.between(0, 253_402_300_799)
     return f.when(is_time, f.timestamp_micros(f.round(seconds * 1_000_000).try_cast("bigint")))
 
 
 def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, oldest: date | None) -> Column:
-    """Why a line is no event; NULL where it is one.  The first that holds: what is costly comes where it is rare."""
+    """Why a line is not an event; NULL for an event.  The first reason wins; costly checks run for rare lines only."""
     from pyspark.sql import functions as f
 
     seconds = event["time"]
     last = f.unix_timestamp(taken) + AHEAD_S
-    # A line as gateways write it has one brace that closes, its last character.
+    # A gateway's line contains one closing brace, as its last character.
     has_rest = f.octet_length(f.substring_index(line, "}", 1)) + 1 != f.octet_length(line)
     may_be_broken = bad.isNotNull() | has_rest
     return f.coalesce(
@@ -135,11 +135,11 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
 
 
 def _broken(line: Column) -> Column:
-    """Why a line is not one JSON object; NULL where it is."""
+    """Why a line is not one JSON object; NULL if it is one."""
     from pyspark.sql import functions as f
 
-    # Spark stops at the end of the first value and does not see what follows: so a value is one that can stand in an
-    # array alone, and in an object before another.  What follows it passes for no more than one of the two.
+    # Spark stops at the end of the first value and ignores the rest.  So the line must parse both as the only element
+    # of an array and as a member of an object before another one; trailing text passes one of the two at most.
     alone = f.size(f.from_json(f.concat(f.lit("["), line, f.lit("]")), "array<string>", _STRICT)) == 1
     before = f.from_json(f.concat(f.lit('{"a":'), line, f.lit(',"b":1}')), f"a string, b int, {_BAD} string", _STRICT)
     is_json = f.coalesce(alone & (before.getField("b") == 1) & before.getField(_BAD).isNull(), f.lit(False))
@@ -147,7 +147,7 @@ def _broken(line: Column) -> Column:
 
 
 def _wrong_type(line: Column) -> Column:
-    """Which field could not be taken for what it should be."""
+    """The field whose JSON type differs from the schema's."""
     from pyspark.sql import functions as f
 
     read = f.to_json("event")
@@ -156,8 +156,8 @@ def _wrong_type(line: Column) -> Column:
 
 
 def _named(names: tuple[str, ...], is_it: Callable[[Column], Column]) -> Column:
-    """The first name of which that holds; NULL where it holds of none.  One small expression, as it is needed seldom:
-    a condition for each name would be compiled for every batch."""
+    """The first name for which `is_it` holds; NULL if there is none.  It is one small expression, because it is rarely
+    needed and a condition for each name would be compiled for every batch."""
     from pyspark.sql import functions as f
 
     return f.get(f.filter(f.array(*map(f.lit, names)), is_it), f.lit(0))
@@ -171,7 +171,7 @@ def _has(text: Column, name: Column) -> Column:
 
 
 def _no_number(event: dict[str, Column]) -> Column:
-    """Which number is too large to be one."""
+    """The field whose number is too large for its type."""
     return _first(
         (event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
         for field in FIELDS
@@ -180,7 +180,7 @@ def _no_number(event: dict[str, Column]) -> Column:
 
 
 def _out_of_range(event: dict[str, Column]) -> Column:
-    """Which number cannot be what it says; time and version are looked at by themselves."""
+    """The field whose number is impossible; time and version have checks of their own."""
     most = {"integer": MOST, "number": LONGEST_S}
     return _first(
         (~event[field.name].between(0, most[field.kind]), f"out of range: {field.name}")
@@ -190,9 +190,9 @@ def _out_of_range(event: dict[str, Column]) -> Column:
 
 
 def _first(cases: Iterable[tuple[Column, str]]) -> Column:
-    """The text of the first that holds; NULL where none does."""
+    """The text of the first condition that holds; NULL if none does."""
     from pyspark.sql import functions as f
 
-    # Rows for which a condition is NULL go on to the next.
+    # A NULL condition counts as false.
     (condition, text), *rest = cases
     return reduce(lambda found, case: found.when(*case), rest, f.when(condition, text))

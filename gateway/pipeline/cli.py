@@ -1,10 +1,10 @@
-"""`durable-gateway pipeline …`: each step of the pipeline by itself, and `run` for all of them.
+"""`durable-gateway pipeline …`: one command for each step of the pipeline, and `run` for all of them.
 
-Every command works on a lake (`--lake`, or `--in` where that reads better), says what it does on stderr as it goes and
-what came of it on stdout, and may be repeated: what is done is not done again.  Exit statuses are those of the other
-commands.  Spark is imported when a command runs, so `--help` needs neither it nor Java.
+Every command works on a lake (`--lake`, or its alias `--in`), prints progress on stderr and the result on stdout, and
+may be repeated: finished work is not done again.  Exit statuses are those of the other commands.  Spark is imported
+when a command runs, so `--help` needs neither Spark nor Java.
 
-`submitted` is for `spark-submit`: the same commands, on the cluster that it was told of.
+`submitted` is for `spark-submit`: the same commands, on the cluster that `spark-submit` names.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ pipeline = typer.Typer(
     name="pipeline",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="What the access log tells of the traffic, on Spark: tables, miss-ratio curve, plan, report.",
+    help="Analyse the access log on Spark: tables, miss-ratio curve, cache plan, report.",
 )
-"""The commands, for whoever puts a command line together."""
+"""The commands, as a part of the main command line."""
 
 FAILED: Final = 1
 MISUSED: Final = 2
 _EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 Lines = Annotated[
     list[str],
@@ -57,37 +57,43 @@ SourceOptions = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="For a log that is a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
+        help="For a log in a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
         f"admin port; may be repeated.  The Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin "
         f"port's token from ${ADMIN_TOKEN_VARIABLE}.",
     ),
 ]
 LakeUrl = Annotated[
-    str, typer.Option("--lake", "--in", metavar="FOLDER", help="Where the tables are: a folder, or a URL of Spark's.")
+    str, typer.Option("--lake", "--in", metavar="FOLDER", help="The lake: a folder, or a URL for Spark.")
 ]
 Master = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", show_default=DEFAULT_MASTER, help="Spark's master, such as local[4]."),
 ]
 Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's own; may be repeated.")
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")
 ]
 Follow = Annotated[
-    bool, typer.Option("--follow", help="Go on with what comes, silver and gold, until SIGINT or SIGTERM.")
+    bool, typer.Option("--follow", help="Keep reading new lines, and update silver and gold, until SIGINT or SIGTERM.")
 ]
 Rate = Annotated[
     float | None,
     typer.Option(
-        "--rate", metavar="R", min=1e-4, max=1, show_default="as it takes", help="Share of the keys to look at."
+        "--rate",
+        metavar="R",
+        min=1e-4,
+        max=1,
+        show_default="chosen to bound the work",
+        help="Share of blocks and tapes to sample.",
     ),
 ]
 Target = Annotated[
-    float, typer.Option("--target", metavar="RATIO", min=0, max=1, help="Hit ratio that the memory is to reach.")
+    float,
+    typer.Option("--target", metavar="RATIO", min=0, max=1, help="Hit ratio that the memory should reach."),
 ]
 Policy = Annotated[
-    str, typer.Option("--policy", metavar="NAME", help="`limits.eviction` of the gateway that takes the plan.")
+    str, typer.Option("--policy", metavar="NAME", help="`limits.eviction` of the gateway that applies the plan.")
 ]
-PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="Where the plan goes.")]
+PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
 Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
 
 
@@ -100,24 +106,24 @@ def ingest(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Take in access-log lines: as they came (bronze), then typed and each once (silver)."""
+    """Ingest access-log lines: unchanged (bronze), then typed and without duplicates (silver)."""
     lines = _source(source, option)
-    with _working(master, conf) as (spark, told):
-        _ingest(spark, lines, _lake(lake), told, follow=follow)
+    with _working(master, conf) as (spark, progress):
+        _ingest(spark, lines, _lake(lake), progress, follow=follow)
 
 
 @pipeline.command()
 def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) -> None:
-    """Compute the gold tables of every day that has changed."""
-    with _working(master, conf) as (spark, told):
-        _aggregate(spark, _lake(lake), told)
+    """Compute the gold tables of every day whose lines have changed."""
+    with _working(master, conf) as (spark, progress):
+        _aggregate(spark, _lake(lake), progress)
 
 
 @pipeline.command()
 def curve(lake: LakeUrl = "lake", rate: Rate = None, master: Master = None, conf: Conf = None) -> None:
-    """Compute the miss-ratio curves: what caches of other sizes would have done."""
-    with _working(master, conf) as (spark, told):
-        _curve(spark, _lake(lake), rate, told)
+    """Compute the miss-ratio curves: the hit ratios of other cache sizes."""
+    with _working(master, conf) as (spark, progress):
+        _curve(spark, _lake(lake), rate, progress)
 
 
 @pipeline.command()
@@ -129,9 +135,9 @@ def plan(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Write what follows for a gateway: its memory, what to pin, to warm and not to store, and for how long."""
-    with _working(master, conf) as (spark, told):
-        _plan(spark, _lake(lake), out, target, policy, told)
+    """Write the cache plan for a gateway: memory, streams to pin, to warm and not to store, and lifetimes."""
+    with _working(master, conf) as (spark, progress):
+        _plan(spark, _lake(lake), out, target, policy, progress)
 
 
 @pipeline.command()
@@ -143,9 +149,9 @@ def report(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Write all that the tables say as one HTML file."""
-    with _working(master, conf) as (spark, told):
-        _report(spark, _lake(lake), out, plan, title, told)
+    """Write a report of all tables as one HTML file."""
+    with _working(master, conf) as (spark, progress):
+        _report(spark, _lake(lake), out, plan, title, progress)
 
 
 @pipeline.command()
@@ -164,20 +170,20 @@ def run(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Do all of it: ingest, aggregate, curve, plan, report.  Traffic that nothing can be planned by is reported too."""
+    """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
     lines = _source(source, option)
-    with _working(master, conf) as (spark, told):
-        place = _lake(lake)
-        _ingest(spark, lines, place, told, follow=False)
-        _aggregate(spark, place, told)
-        _curve(spark, place, rate, told)
+    with _working(master, conf) as (spark, progress):
+        tables = _lake(lake)
+        _ingest(spark, lines, tables, progress, follow=False)
+        _aggregate(spark, tables, progress)
+        _curve(spark, tables, rate, progress)
         chosen: Path | None = plan
         try:
-            _plan(spark, place, plan, target, policy, told)
+            _plan(spark, tables, plan, target, policy, progress)
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        _report(spark, place, report, chosen, title, told)
+        _report(spark, tables, report, chosen, title, progress)
 
 
 def submitted() -> int:
@@ -198,60 +204,62 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-# -- the steps, each of which says what came of it
+# -- the steps; each prints its result
 
 
-def _ingest(spark: SparkSession, source: Source, lake: Lake, told: Told, *, follow: bool) -> None:
+def _ingest(spark: SparkSession, source: Source, lake: Lake, progress: Progress, *, follow: bool) -> None:
     from gateway.pipeline.ingest import ingest
 
-    typer.echo(ingest(spark, source, lake, follow=follow, progress=told))
+    typer.echo(ingest(spark, source, lake, follow=follow, progress=progress))
 
 
-def _aggregate(spark: SparkSession, lake: Lake, told: Told) -> None:
+def _aggregate(spark: SparkSession, lake: Lake, progress: Progress) -> None:
     from gateway.pipeline.aggregate import aggregate
 
-    typer.echo(aggregate(spark, lake, progress=told))
+    typer.echo(aggregate(spark, lake, progress=progress))
 
 
-def _curve(spark: SparkSession, lake: Lake, rate: float | None, told: Told) -> None:
+def _curve(spark: SparkSession, lake: Lake, rate: float | None, progress: Progress) -> None:
     from gateway.pipeline.curve.measure import measure_curve
 
-    typer.echo(measure_curve(spark, lake, rate=rate, progress=told))
+    typer.echo(measure_curve(spark, lake, rate=rate, progress=progress))
 
 
-def _plan(spark: SparkSession, lake: Lake, out: Path, target: float, policy: str, told: Told) -> None:
+def _plan(spark: SparkSession, lake: Lake, out: Path, target: float, policy: str, progress: Progress) -> None:
     from gateway.pipeline.planner import make_plan, write_plan
 
-    made = make_plan(spark, lake, target_hit_ratio=target, policy=policy, clock=SystemClock(), progress=told)
+    made = make_plan(spark, lake, target_hit_ratio=target, policy=policy, clock=SystemClock(), progress=progress)
     write_plan(made, out)
     typer.echo(
         f"plan: {out}: {made.memory.cache_bytes:,} bytes for a hit ratio of {made.memory.expected_hit_ratio:.1%} "
-        f"({target:.1%} was asked for); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
+        f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
         f"{len(made.do_not_store)} not to store, {len(made.lifetimes)} lifetimes"
     )
 
 
-def _report(spark: SparkSession, lake: Lake, out: Path, plan: Path | None, title: str | None, told: Told) -> None:
+def _report(
+    spark: SparkSession, lake: Lake, out: Path, plan: Path | None, title: str | None, progress: Progress
+) -> None:
     from gateway.pipeline.report import TITLE, write_report
 
-    write_report(spark, lake, out, title=title or TITLE, plan=plan, progress=told)
+    write_report(spark, lake, out, title=title or TITLE, plan=plan, progress=progress)
     typer.echo(f"report: {out}")
 
 
-# -- what they work with
+# -- sources, the lake and Spark
 
 
 def _source(texts: list[str], options: list[str] | None) -> Source:
-    """Judged before Spark starts, which takes a while."""
+    """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     settings = _settings(options or [], "--option", "NAME=VALUE")
     source = source_of(texts, settings, os.environ)
     match source:
         case Files():
             source.found()
         case LogStream():
-            # Without Spark there is more to complain of, and it is complained of.
+            # Without Spark, `_working` raises the error that matters.
             with suppress(ImportError):
-                source.judge()
+                source.check()
         case _:
             assert_never(source)
     return source
@@ -261,18 +269,18 @@ def _lake(url: str) -> Lake:
     from gateway.pipeline.lake import Lake
 
     if not url:
-        raise typer.BadParameter("expected a folder, or a URL of Spark's", param_hint="--lake")
+        raise typer.BadParameter("expected a folder, or a URL for Spark", param_hint="--lake")
     return Lake(url if "://" in url else str(Path(url).absolute()))
 
 
 @contextmanager
-def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkSession, Told]]:
-    """Spark until the block ends, and somebody to tell of progress.  PipelineFailed for whatever goes wrong."""
+def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkSession, Progress]]:
+    """A Spark session for the block, and a function that prints progress.  Every failure becomes PipelineFailed."""
     settings = _settings(conf or [], "--conf", "KEY=VALUE")
     clock = SystemClock()
     began = clock.now()
 
-    def told(line: str) -> None:
+    def progress(line: str) -> None:
         typer.echo(f"{clock.now() - began:7.1f} s  {line}", err=True)
 
     try:
@@ -282,27 +290,27 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         raise PipelineFailed(f"the pipeline needs Spark: {_EXTRA}") from None
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
-    told(f"starting Spark on {master or 'the cluster of spark-submit'}")
+    progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
     try:
         spark = open_session(master, settings)
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
-    # A service manager's word is taken as the terminal's is.
+    # SIGTERM, from a service manager, stops the run as SIGINT does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield spark, told
+        yield spark, progress
     except KeyboardInterrupt:
-        raise PipelineFailed("stopped: run it again, and it goes on from there") from None
+        raise PipelineFailed("stopped: the next run continues from here") from None
     except PlanError as error:
         raise PipelineFailed(str(error)) from None
     except (Py4JNetworkError, ConnectionError):
-        raise PipelineFailed("Spark's Java is gone: was there memory enough? --conf spark.driver.memory=4g") from None
+        raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
     except (PySparkException, Py4JError) as error:
-        raise PipelineFailed(f"Spark gave up: {one_line(error)}") from None
+        raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
     finally:
-        # Its Java may have been told to stop too, and be gone.
+        # The same signal may already have stopped Spark's Java.
         with suppress(Py4JError, OSError):
-            # Of work that is cut short, every task would complain by itself.
+            # Otherwise every cancelled task logs an error of its own.
             spark.sparkContext.setLogLevel("OFF")
             spark.stop()
 
@@ -312,7 +320,7 @@ def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            # What it is may be somebody's secret.
+            # The text itself is not shown: it may be a secret.
             raise typer.BadParameter(f"expected {wanted}", param_hint=flag)
         settings[key] = value
     return settings

@@ -1,8 +1,8 @@
-"""The one way in which the pipeline fails, and what is left of Spark's own errors in one line.
+"""The pipeline's exception, and Spark's errors reduced to one line.
 
-What goes wrong in a source, in a worker or in a batch's function is a Python exception, which Spark hands on inside its
-own: several times wrapped, with the traces of two languages, and with the state of the query behind it.  The last
-traceback ends with what is to be told.  What goes wrong in Java is told by its last cause.
+A failure in a source, in a worker or in a batch's function is a Python exception, which Spark wraps several times, with
+the stack traces of two languages and the state of the query after it.  The last traceback ends with the message.  A
+failure in Java is described by its last cause.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ _OF_JAVA: Final = ("py4j.", "Py4JJavaError", "An error occurred while calling ")
 
 
 class PipelineFailed(RuntimeError):
-    """What was asked for cannot be done here and now; its text is one line."""
+    """A step could not be carried out.  The text is one line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))
 
 
 class NothingToPlan(PipelineFailed):
-    """There is no traffic that a plan could be made of."""
+    """There is no traffic to make a plan from."""
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of Spark's says: the Python exception that it was made of, else what Java says."""
+    """The message of a Spark error: that of the Python exception it wraps, else that of Java's last cause."""
     try:
         report = str(error)
     except Exception:
-        return type(error).__name__  # its text is asked of Java, which may be gone
+        return type(error).__name__  # the text comes from Java, which may have died
     lines = report.partition(_STATE)[0].splitlines()
-    said = _raised(lines)
-    if said is None or said.startswith(_OF_JAVA):
-        said = _told_by_java(lines)
-    said = _OURS.sub("", _WRAPPED.sub("", _SQLSTATE.sub("", said)))
-    return (said or type(error).__name__)[:_MOST_CHARS]
+    message = _python_message(lines)
+    if message is None or message.startswith(_OF_JAVA):
+        message = _java_message(lines)
+    message = _OURS.sub("", _WRAPPED.sub("", _SQLSTATE.sub("", message)))
+    return (message or type(error).__name__)[:_MOST_CHARS]
 
 
-def _raised(lines: list[str]) -> str | None:
-    """What stands behind the last traceback; None where there is none."""
+def _python_message(lines: list[str]) -> str | None:
+    """The exception's line after the last traceback; None without a traceback."""
     begin = next((at for at in reversed(range(len(lines))) if _TRACEBACK in lines[at]), None)
     if begin is None:
         return None
-    # Frames are indented; an exception is not.
+    # Frames are indented; the exception's line is not.
     return next((line.strip() for line in lines[begin + 1 :] if line.strip() and not line[0].isspace()), None)
 
 
-def _told_by_java(lines: list[str]) -> str:
-    """The last cause, else the exception, else whatever comes first."""
+def _java_message(lines: list[str]) -> str:
+    """The last cause, else the exception, else the first line."""
     for mark in (_CAUSE, ": "):
         if (found := next((line for line in reversed(lines) if line.startswith(mark)), None)) is not None:
             return found.removeprefix(mark).strip()

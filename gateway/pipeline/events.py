@@ -1,8 +1,8 @@
-"""Where access-log lines come from: files of this machine, or the stream that a gateway logs to.
+"""Sources of access-log lines: local files, or the stream that a gateway logs to.
 
-A source is told by texts, as a command line has them: files, folders (every file in them that is not hidden) and globs,
-which may be mixed, or one URL of a stream.  Files may be compressed (`.gz`, `.zst`).  The log of a running gateway may
-be among them: what it grows by comes with the next ingest.
+A command line names files, folders (all files in them that are not hidden) and globs, which may be mixed, or the URL of
+one stream.  Files may be compressed (`.gz`, `.zst`).  The log of a running gateway may be among them: new lines come
+with the next ingest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gateway.config.values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
-"""The header that a stream is read with: from the environment, because flags are seen by all who list processes."""
+"""Environment variable with the Authorization header for the stream; other users can see flags in the process list."""
 
 _SCHEMES: Final = frozenset({"http", "https"})
 _BATCH_BYTES: Final = 1 << 30
-"""What one batch of a stream has at most, so that a backlog is taken in parts."""
+"""Most bytes in one batch of a stream, so that a backlog is ingested in parts."""
 _NOT_TO_BE_CHOSEN: Final = {
     **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the stream is told by its URL"),
     **dict.fromkeys(("format", "mode", "chunkbytes"), "lines are taken in as they are"),
@@ -39,7 +39,7 @@ class Files:
     patterns: tuple[str, ...]
 
     def found(self) -> list[Path]:
-        """The files that are there now, each once and in order.  PipelineFailed where a pattern leads to none."""
+        """The existing files, each once and sorted.  Raises PipelineFailed for a pattern without a file."""
         found: dict[Path, None] = {}
         for pattern in self.patterns:
             path = Path(pattern)
@@ -53,15 +53,15 @@ class Files:
                 candidates = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207 -- absolute or not
                 if not candidates:
                     raise PipelineFailed(f"{pattern}: no such file")
-            # A pipe among them would be waited for.
+            # Regular files only: reading a pipe may block.
             found.update((file.absolute(), None) for file in candidates if file.is_file())
         return list(found)
 
 
 @dataclass(frozen=True, slots=True)
 class LogStream:
-    """Lines in a stream of JSON messages (`log.sink = "stream"`); `options` are more of the Spark source's own, by
-    names in lower case.
+    """Lines in a stream of JSON messages (`log.sink = "stream"`).  `options` are further options of the Spark source,
+    with names in lower case.
     """
 
     url: str
@@ -69,7 +69,7 @@ class LogStream:
 
     @property
     def reading(self) -> dict[str, str]:
-        """All that the Spark source is told, by names in lower case."""
+        """All options of the Spark source, with names in lower case."""
         parts = urlsplit(self.url)
         return {
             "startingoffsets": "earliest",
@@ -80,8 +80,8 @@ class LogStream:
             "format": "messages",
         }
 
-    def judge(self) -> None:
-        """PipelineFailed where the Spark source would refuse this.  ImportError where there is no Spark."""
+    def check(self) -> None:
+        """Raise PipelineFailed for options that the Spark source rejects, ImportError without Spark."""
         from pyspark_durable_streams.errors import BadOption
         from pyspark_durable_streams.options import read_options
 
@@ -100,9 +100,9 @@ Source = Files | LogStream
 def source_of(
     texts: Sequence[str], options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Source:
-    """The source that a command line names, a stream with options and with what the environment has to show there.
+    """The source that a command line names.  A stream gets the options, and credentials from the environment.
 
-    PipelineFailed where that cannot be one.
+    Raises PipelineFailed for an invalid source.
     """
     urls = [text for text in texts if "://" in text]
     if not urls:
@@ -119,14 +119,14 @@ def source_of(
 
 
 def with_hint(said: str) -> str:
-    """What the Spark source says went wrong, and what may be done about it."""
+    """The Spark source's error, with a hint if there is a remedy."""
     if _REFUSED.fullmatch(said):
         return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
     return said
 
 
 def _check(url: str) -> None:
-    """PipelineFailed where it is no URL of a stream."""
+    """Raise PipelineFailed unless it is the URL of a stream."""
     try:
         parts = urlsplit(url)
         has_credentials = parts.username is not None or parts.password is not None
@@ -145,7 +145,7 @@ def _check(url: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """As much of a URL as has nobody's secret in it."""
+    """The URL without its parts that may hold secrets."""
     scheme, _, rest = url.partition("://")
     rest = re.split(r"[?#]", rest)[0]
     _, at, place = rest.rpartition("@")

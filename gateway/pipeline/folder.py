@@ -1,7 +1,7 @@
-"""A folder on the file system that its URL names, by way of Hadoop: a disk, or whatever else Spark can reach.
+"""A folder on a local disk or on any file system that Spark reaches through Hadoop.
 
-Only what a lake needs beside reading and writing tables: which folders there are, small texts, and folders that are
-put in place in one step.  A name is relative to the folder.
+It has only what a lake needs in addition to tables: lists of folders, small text files, and atomic renames of folders.
+Names are relative to the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Folder:
 
     @property
     def local(self) -> Path | None:
-        """The same as a path of this machine; None where a URL names it."""
+        """The folder as a local path; None if it is named by a URL."""
         return None if "://" in self.url or self.url.startswith("file:") else Path(self.url)
 
     def exists(self, name: str = "") -> bool:
@@ -31,15 +31,15 @@ class Folder:
         return bool(self._system.exists(self._at(name)))
 
     def folders(self, name: str = "") -> list[str]:
-        """Names of the folders in it, or in one of them, in order; none where it does not exist."""
+        """Sorted names of the folders in it, or in its folder `name`; empty if that does not exist."""
         return sorted(found.getPath().getName() for found in self._listed(name) if found.isDirectory())
 
     def files(self, name: str = "") -> list[str]:
-        """Names of the files in it, or in one of its folders, in order; none where it does not exist."""
+        """Sorted names of the files in it, or in its folder `name`; empty if that does not exist."""
         return sorted(found.getPath().getName() for found in self._listed(name) if found.isFile())
 
     def text(self, name: str) -> str:
-        """What a small file says."""
+        """The content of a small UTF-8 file."""
         stream = self._system.open(self._at(name))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
@@ -47,7 +47,7 @@ class Folder:
             stream.close()
 
     def write_text(self, name: str, text: str) -> None:
-        """Make a small file, whole or not at all; there must be none of that name."""
+        """Create a small file atomically; it must not exist."""
         made = f".{name.rpartition('/')[2]}.made"
         folder = name.rpartition("/")[0]
         made = f"{folder}/{made}" if folder else made
@@ -59,27 +59,27 @@ class Folder:
         self.rename(made, name)
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a folder of this machine into it."""
+        """Copy a local folder into it as `name`."""
         self._system.copyFromLocalFile(
             False, True, self._jvm.org.apache.hadoop.fs.Path(source.as_uri()), self._at(name)
         )
 
     def make(self, name: str = "") -> None:
-        """Make a folder and those above it, where they are not there."""
+        """Create a folder and its parents, unless they exist."""
         self._system.mkdirs(self._at(name))
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; it need not be there."""
+        """Remove a file, or a folder with its content; it need not exist."""
         self._system.delete(self._at(name), True)
 
     def rename(self, name: str, to: str) -> None:
-        """Put a file or folder in place, where nothing may be.  OSError where that cannot be."""
+        """Rename a file or folder to a name that does not exist.  Raises OSError if that fails."""
         if not self._system.rename(self._at(name), self._at(to)):
-            raise OSError(f"{self.url}/{to}: cannot be put in place")
+            raise OSError(f"{self.url}/{to}: cannot be renamed into place")
 
     def _listed(self, name: str) -> list[Any]:
-        place = self._at(name)
-        return list(self._system.listStatus(place)) if self._system.exists(place) else []
+        path = self._at(name)
+        return list(self._system.listStatus(path)) if self._system.exists(path) else []
 
     def _at(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)

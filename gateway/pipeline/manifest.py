@@ -1,12 +1,12 @@
-"""What has been taken of which file of lines, so that nothing is taken twice however files are moved about.
+"""The ingest manifest: how much of each log file has been ingested, so that renamed or moved files are not read twice.
 
-A file is known by its first line and not by its name: a log that is set aside, copied or compressed begins with the
-same line, which no other log does (a line has a time to the microsecond, and an id).  Of each the book has how many
-bytes were taken, always whole lines, and a digest of the last of them: where those are not what the book says, it is
-another file that happens to begin alike, and has a place of its own in the book.
+A file is identified by its first line, not by its name.  A rotated, copied or compressed log begins with the same line,
+and no two logs do (a line has a time in microseconds, and an id).  For each file the manifest holds the number of
+ingested bytes, always whole lines, and a digest of their end.  If the digest does not match, the file is a different
+one with the same first line, and gets an entry of its own.
 
-The book is plain data and does no I/O.  Where the same file was seen last, and how large and old it was then, saves to
-open it again when none of that has changed.
+The manifest is plain data and does no I/O.  It also records path, size and age of the files that it has seen, so that
+an unchanged file need not be opened again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 HEAD_BYTES: Final = 65_536
-"""So much of a first line tells files apart."""
+"""Bytes of the first line that identify a file."""
 TAIL_BYTES: Final = 256
 
 _FORMAT: Final = 1
@@ -26,7 +26,7 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How much of one file was taken (bytes, as they are when not compressed), and a digest of the end of that."""
+    """The ingested part of one file: its size in bytes, uncompressed, and a digest of its end."""
 
     size: int
     tail: str
@@ -34,7 +34,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a file looked when all of it was taken: it need not be opened while it looks like that."""
+    """State of a file when all of it was ingested; the file is not opened again while the state is the same."""
 
     size: int
     changed_ns: int
@@ -42,18 +42,18 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Book:
-    """All that was taken.  `lineage` tells the batches of this book from those of another in the same lake."""
+class Manifest:
+    """Everything that was ingested.  `lineage` tells its batches from those of another manifest in the same lake."""
 
     lineage: str
     next_batch: int = 0
     taken: dict[str, Taken] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)
 
-    def place_of(self, first_line: bytes, tail_at: Callable[[int], str | None]) -> tuple[str, int]:
-        """A file's key in the book, and from which byte on it is new.
+    def locate(self, first_line: bytes, tail_at: Callable[[int], str | None]) -> tuple[str, int]:
+        """A file's key in the manifest, and the first byte that is not ingested yet.
 
-        `tail_at` gives the digest of what the file has before a byte, None where it is shorter than that.
+        `tail_at` returns the digest of the bytes before a position, None if the file is shorter.
         """
         head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
         number = 0
@@ -67,15 +67,15 @@ class Book:
             number += 1
 
     def take(self, key: str, size: int, tail: str) -> None:
-        """`size` bytes of the file are taken, all told."""
+        """Record that `size` bytes of the file are ingested in total."""
         self.taken[key] = Taken(size, tail)
 
-    def next(self) -> Book:
-        """The book for the batch after this one."""
+    def next(self) -> Manifest:
+        """The manifest for the batch after this one."""
         return replace(self, next_batch=self.next_batch + 1, taken=dict(self.taken), seen=dict(self.seen))
 
     def written(self) -> str:
-        """The book as text."""
+        """The manifest as JSON text."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -87,12 +87,12 @@ class Book:
         )
 
 
-def read_book(text: str) -> Book:
-    """The book that a text is; ValueError where it is none."""
+def read_manifest(text: str) -> Manifest:
+    """Parse a manifest.  Raises ValueError."""
     found: Any = json.loads(text)
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise ValueError("no book of taken files, or one of another release")
-    return Book(
+        raise ValueError("not an ingest manifest of this release")
+    return Manifest(
         lineage=str(found["lineage"]),
         next_batch=int(found["next_batch"]),
         taken={key: Taken(*value) for key, value in found["taken"].items()},
@@ -101,5 +101,5 @@ def read_book(text: str) -> Book:
 
 
 def digest(text: bytes) -> str:
-    """What tells one text from others."""
+    """24 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text).hexdigest()[:24]

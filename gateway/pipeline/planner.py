@@ -1,23 +1,22 @@
-"""The plan: what the traffic says that a gateway should do with its memory.
+"""Make the cache plan: the memory budget, and the streams that the cache alone would handle badly.
 
-The budget comes from the curve of the policy that the gateway runs: the least that reaches the target hit ratio, or,
-where none does, the least that comes within `_NEAR` of the best.  (What is read for the first time in the log counts
-as missing, so no memory reaches 1.)  What such a cache would do by itself is then left to it; the lists name what it
-would do badly:
+The budget comes from the curve of the gateway's policy: the least memory that reaches the target hit ratio, or, if none
+does, the least within `_NEAR` of the best.  (First reads in the log count as misses, so no memory reaches a ratio
+of 1.)  The lists name exceptions:
 
-- `pin`: streams that are asked for most of the time and were nevertheless fetched again, the most reads for a byte of
-  memory first, as far as `PIN_SHARE` of the budget goes.
-- `warm`: streams that are asked for in nearly every part of the log, so that a gateway which begins with an empty
-  memory is asked for them soon, by the same order, as far as `WARM_SHARE` goes.
-- `do_not_store`: large streams of which no byte is read again before a cache of that budget has forgotten it.  Live
-  readers, and readers together, share one fetch, so a stream that has any of them is stored.
-- `lifetimes`: streams that were read again and again, and then no more, for far longer than they ever were idle.
+- `pin`: streams that are requested most of the time and were nevertheless fetched again; the most reads per byte of
+  memory first, up to `PIN_SHARE` of the budget.
+- `warm`: streams that are requested in nearly every part of the log, so that a gateway with an empty memory needs them
+  soon; in the same order, up to `WARM_SHARE`.
+- `do_not_store`: large streams without a byte that is read again before a cache of this budget has evicted it.  Live
+  readers and concurrent readers share a fetch, so a stream with any of them is stored.
+- `lifetimes`: streams that were read again and again, and then not for far longer than they were ever idle.
 
-A plan knows no credentials, so what a gateway pins and warms is the tape of those who show none: streams that are
-mostly read by others are left out of these two.
+A plan contains no credentials, so a gateway pins and warms the tape of requests without credentials.  Streams that are
+mostly read with credentials are left out of these two lists.
 
-Whatever depends on what came after is said only of streams that the log goes on long enough after.  All is decided by
-plain functions of the figures in `curve.streams`, in an order that ends with the name: one lake, one plan.
+Statements about later traffic are made only for streams that the log continues long enough after.  Plain functions of
+the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives one plan.
 """
 
 from __future__ import annotations
@@ -49,37 +48,37 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 PIN_SHARE: Final = 0.25
-"""Of the budget, at most; the rest is for what nobody foresaw."""
+"""Largest share of the budget for pinned streams; the rest is for unforeseen traffic."""
 WARM_SHARE: Final = 0.5
 
 _MOST: Final = 1_000
-"""Streams in a list: beyond that, each is worth next to nothing."""
+"""Most streams in a list; each further one would gain almost nothing."""
 _NEAR: Final = 0.005
 _STEP: Final = MIB // 16
-"""Budgets are rounded up to it."""
+"""Budgets are rounded up to a multiple of this, in bytes."""
 _LARGE: Final = 64 * 1024
 _LARGE_SHARE: Final = 1 / 1_000
-"""Of the budget: a stream smaller than either is not worth a line in a plan."""
+"""Share of the budget; a stream smaller than either bound is not worth an entry."""
 _HOT_WINDOWS: Final = WINDOWS // 2
 _WARM_WINDOWS: Final = WINDOWS - 1
 _REFETCHED: Final = 0.5
-"""Of a stream's bytes: so much must have been fetched again for it to have been given up too soon."""
+"""Share of a stream's bytes; more than this fetched again means that it was evicted too early."""
 _SURELY: Final = 2.0
-"""How many times longer than what was seen a time must be to be relied on."""
+"""A time must be this many times longer than any observed one to be relied on."""
 _RETURNS: Final = 5
 _MOST_BYTES: Final = 1024 * GIB
-"""What an entry can say."""
+"""Largest size that an entry can hold."""
 _SHORTEST_S: Final = 60.0
 _MOST_S: Final = 31_536_000.0
 _LONGEST_STREAM: Final = 2_048
-"""Where a log cuts a stream's name."""
+"""Characters at which the log truncates a stream's name."""
 _NAME: Final[TypeAdapter[tuple[str, str]]] = TypeAdapter(tuple[RouteName, StreamName])
 _NODE: Final[TypeAdapter[str]] = TypeAdapter(NodeName)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place on the curve of one policy."""
+    """A point on the curve of one policy."""
 
     cache_bytes: int
     hit_ratio: float
@@ -98,8 +97,8 @@ def make_plan(
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`.
 
-    PipelineFailed for arguments that make no sense, NothingToPlan where there is nothing to make it of.  `clock` says
-    when it is made; all else comes from the lake.
+    Raises PipelineFailed for invalid arguments, NothingToPlan if there is no traffic.  `clock` gives the time of the
+    plan; everything else comes from the lake.
     """
     from pyspark.sql import functions as f
 
@@ -143,7 +142,7 @@ def make_plan(
 
 
 def write_plan(plan: CachePlan, path: Path) -> None:
-    """Put the plan in place in one step: a gateway that reloads sees the old one or the new.  PipelineFailed."""
+    """Write the plan atomically: a gateway that reloads sees the old one or the new one.  Raises PipelineFailed."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         made = Path(name)
@@ -152,7 +151,7 @@ def write_plan(plan: CachePlan, path: Path) -> None:
                 file.write(plan.text)
                 file.flush()
                 os.fsync(file.fileno())
-            # The gateway that reads it may run as somebody else.
+            # The gateway that reads the plan may run as another user.
             made.chmod(0o644)
             made.replace(path)
         except BaseException:
@@ -176,8 +175,10 @@ def _points(spark: SparkSession, lake: Lake, policy: str) -> list[Point]:
 
 
 def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
-    """The least memory that reaches the target by this curve (`points` by size, one at least), or comes near the best
-    where none does.  Between two points the curve is taken as straight over the logarithm of the size."""
+    """The least memory that reaches the target on this curve, or comes near the best if none does.
+
+    `points` are sorted by size and not empty.  Between two points the curve is linear in the logarithm of the size.
+    """
     best = max(point.hit_ratio for point in points)
     wanted = target if best >= target else best - _NEAR
     at = next(number for number, point in enumerate(points) if point.hit_ratio >= wanted)
@@ -210,7 +211,7 @@ def _ratio(value: float) -> float:
 
 
 def decide(traffic: Traffic, cache_bytes: int, nodes: int) -> dict[str, Any]:
-    """The four lists, for a budget of so many bytes on each of `nodes` gateways."""
+    """The four lists, for a budget of `cache_bytes` on each of `nodes` gateways."""
     kept_s = residence_s(traffic.gaps, traffic.span_s, cache_bytes * nodes)
     streams = [one for one in traffic.streams if _can_be_named(one)]
     shunned = not_worth_storing(streams, cache_bytes, kept_s)
@@ -223,12 +224,12 @@ def decide(traffic: Traffic, cache_bytes: int, nodes: int) -> dict[str, Any]:
 
 
 def _without(streams: Iterable[StreamFigures], entries: Iterable[Entry]) -> list[StreamFigures]:
-    places = {entry.place for entry in entries}
+    places = {entry.key for entry in entries}
     return [one for one in streams if (one.route, one.stream) not in places]
 
 
 def _can_be_named(one: StreamFigures) -> bool:
-    """Whether a plan can name it.  A log cuts names that are very long, and those then stand for many streams."""
+    """Whether a plan can name the stream.  A log truncates very long names, which then stand for many streams."""
     return len(one.stream) < _LONGEST_STREAM and _is(_NAME, (one.route, one.stream))
 
 
@@ -241,12 +242,12 @@ def _is(kind: TypeAdapter[Any], value: object) -> bool:
 
 
 def _by_worth(streams: Iterable[StreamFigures]) -> list[StreamFigures]:
-    """Those first that send readers the most for each byte of memory."""
+    """The streams by bytes sent to readers per byte of memory, the most first."""
     return sorted(streams, key=lambda one: (-one.asked_bytes / max(1, one.bytes), one.route, one.stream))
 
 
 def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigures]:
-    """As many as fit into so many bytes together, in this order; who is too large is left out, not those behind."""
+    """The streams that fit into `room` bytes, in this order; one that is too large is skipped."""
     out: list[StreamFigures] = []
     for one in streams:
         if one.bytes <= room and len(out) < _MOST:
@@ -256,7 +257,7 @@ def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigure
 
 
 def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Streams that are asked for most of the time and were fetched again.  None where there is room for everything."""
+    """Streams that are requested most of the time and were fetched again.  Empty if there is room for everything."""
     if kept_s is None:
         return []
     hot = [
@@ -275,7 +276,7 @@ def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: fl
 
 
 def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: float) -> list[Entry]:
-    """Streams that a gateway is asked for soon, whenever it starts."""
+    """Streams that are requested soon after a gateway's start, at any time."""
     steady = [one for one in streams if one.windows >= _WARM_WINDOWS]
     return [
         Entry(
@@ -290,7 +291,7 @@ def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: fl
 
 
 def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Large streams that nobody reads again before they are forgotten.  None where there is room for everything."""
+    """Large streams that are not read again before they are evicted.  Empty if there is room for everything."""
     if kept_s is None:
         return []
     least = max(_LARGE, _LARGE_SHARE * cache_bytes)
@@ -323,7 +324,7 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
 
 
 def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list[Lifetime]:
-    """Streams whose readers came back again and again, and then for long no more."""
+    """Streams whose readers returned again and again, and then not for a long time."""
     ended = []
     for one in streams:
         lifetime_s = max(_SHORTEST_S, _SURELY * one.idle_s)

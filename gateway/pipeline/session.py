@@ -1,11 +1,11 @@
-"""The Spark that the pipeline runs on: local by default, or whatever cluster `master` names.
+"""The Spark session of the pipeline: local by default, or on the cluster that `master` names.
 
-What is set here is what every job relies on: times are UTC, so that a minute is the same minute on any machine, and
-workers run the Python that runs the driver.  Whatever else is set is for one machine, where there is no need for a web
-page or for an address beyond loopback; `conf` overrides all of it but the zone, by which a lake's days are cut.
+Every job relies on two settings: times are UTC, so that a minute is the same on any machine, and workers run the
+driver's Python.  The other settings suit one machine, without a web page and without addresses beyond loopback.  `conf`
+overrides all of them except the time zone, which defines a lake's days.
 
-Spark's own log is off, but for errors where `spark-submit` is in charge: what goes wrong it raises as well, and says
-there once instead of six times with all traces.  `spark.log.level` turns it on.
+Spark's own log is off, except for errors under `spark-submit`: Spark raises its errors too, once instead of six times
+with all stack traces.  `spark.log.level` turns the log on.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _LOCAL: Final = {
 def open_session(
     master: str | None = DEFAULT_MASTER, conf: Mapping[str, str] | None = None, *, name: str = NAME
 ) -> SparkSession:
-    """The process's Spark, started where there is none.  NoJava where there is no Java to start it on.
+    """The process's Spark session, started if there is none.  Raises NoJava.
 
-    `master` None leaves it to whoever started this process, as `spark-submit` does; `conf` are Spark's own settings.
-    The first call decides: a later one gets the same Spark, with those settings that can still be changed.
+    With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  The first call decides: a
+    later one gets the same session, with the settings that can still be changed.
     """
     is_local = master is not None and master.startswith("local")
     settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {}), **_ZONE}
@@ -80,7 +80,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:
-    """Set what Spark reads from the environment before its Java starts; what is set already stays."""
+    """Set the variables that Spark reads before its Java starts; variables that are set stay as they are."""
     if not is_submitted(environ):
         environ["JAVA_HOME"] = str(find_java(environ, cache_folder(environ)))
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -90,6 +90,6 @@ def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> No
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where this user's programs keep what they can make again (XDG Base Directory Specification)."""
+    """The user's cache folder (XDG Base Directory Specification)."""
     base = environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "durable-gateway"

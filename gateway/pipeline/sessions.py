@@ -1,18 +1,18 @@
-"""Sessions: what one reader did on one stream, its reads joined over reconnects.
+"""Sessions: the reads of one reader on one stream, joined over reconnects.
 
-The log knows a reader as a client and a user agent, on one stream of one route and partition.  Its reads, in the order
-in which they ended, are one session as long as each goes on where the one before came to: it asks for the offset that
-the one before was answered with, or for one between that and where the one before had begun (what was sent need not
-have arrived, and readers behind one address take turns), not much later than that one ended.  Who begins at the start
-again, or skips to the tail, begins a session.
+The log identifies a reader by client and user agent, on one stream of one route and partition.  Its reads, in the order
+of their ends, form one session as long as each continues the one before.  A read continues the one before if it starts
+within `GAP_S` of its end, at the offset that the earlier read was answered with, or between that offset and the earlier
+read's start (sent bytes need not have arrived, and readers behind one address take turns).  A read that begins at the
+stream's start again, or skips to the tail, begins a new session.
 
-A session is cut at midnight (UTC), so that a day is computed from the requests of that day alone: `day` is the day on
-which its reads ended.  A live read that goes on has lines before its last; they are of its session, and count as no
-read.  What is no request at all is in no session.
+Sessions are cut at midnight (UTC), so that a day is computed from its own requests only: `day` is the day on which the
+reads ended.  A live read in progress has lines before its last one; they belong to its session and do not count as
+reads.  Lines that are not requests belong to no session.
 
-A reader's reads are sorted and then seen once, a batch at a time, with the read before and the session that is open
-kept from batch to batch: however many reads a reader has, no more of them is ever in memory.  (Spark's own window
-functions hold all of a reader's reads at once, and readers behind one address may be one reader to the log.)
+Reads are sorted by reader and processed once, a batch at a time.  Only the previous read and the open session are kept
+between batches, so memory does not grow with the reads of a reader.  (Spark's window functions hold all reads of a
+reader at once, and many readers behind one address may be one reader in the log.)
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 Truths = npt.NDArray[np.bool_]
 
 GAP_S: Final = 300
-"""So long after a read has ended may the next begin.  A page in the background comes back within a minute or so; who
-comes back after five has been away."""
+"""Longest time between the end of a read and the start of the next one in a session, in seconds.  A page in the
+background returns within about a minute; a reader that returns after five has been away."""
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 
@@ -55,13 +55,13 @@ _FOLDS: Final = (
     ("last_offset", "max"),
     ("close_reason", "last"),
 )
-"""What becomes of each column where sessions, in order, become one; NULLs are left out."""
+"""How each column is aggregated when consecutive sessions are joined; NULLs are ignored."""
 _TYPES: Final = {column.name: column.type for column in SESSIONS.columns} | {"connections": "bigint"}
 _JOINED: Final = ", ".join(f"`{name}` {_TYPES[name]}" for name, _ in _FOLDS)
 
 
 def write_sessions(spark: SparkSession, lake: Lake, days: Collection[date]) -> None:
-    """Compute the sessions of these days anew."""
+    """Compute the sessions of these days and replace the stored ones."""
     lake.write_days(sessions(lake.read(spark, REQUESTS, days)), SESSIONS, days)
 
 
@@ -126,7 +126,7 @@ def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _goes_on(reads: pa.Table, before: pa.Table) -> Truths:
-    """Whether a read goes on from where the one before it came to, or had begun."""
+    """Whether a read continues the one before it."""
     import pyarrow.compute as pc
 
     start, start_before, reached = reads["start"], before["start"], before["reached"]
@@ -139,7 +139,7 @@ def _goes_on(reads: pa.Table, before: pa.Table) -> Truths:
 
 
 def _is_one_connection(reads: pa.Table, before: pa.Table) -> Truths:
-    """Whether a line goes on telling of the read that the line before it told of."""
+    """Whether a line describes the same live read as the line before it."""
     return _is_unfinished(before) & _is(reads["mode"], before["mode"])
 
 
@@ -150,14 +150,14 @@ def _alone(reads: pa.Table, is_begun: Truths, is_connected: Truths) -> pa.Table:
 
     alone = {
         "connections": is_connected.astype(np.int64),
-        # What a later read names is not where its session began.
+        # The start offset of a later read is not the start of its session.
         "first_offset": pc.if_else(is_begun, reads["first_offset"], None),
     }
     return pa.table({name: alone[name] if name in alone else reads[name] for name, _ in _FOLDS})
 
 
 def _folded(sessions: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:
-    """Sessions that have the same number, and follow each other, as one."""
+    """Join consecutive sessions with the same number."""
     import pyarrow as pa
 
     numbered = sessions.append_column("number", pa.array(numbers))

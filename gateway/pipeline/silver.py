@@ -1,12 +1,12 @@
 """Silver: the events of bronze with their types, each line once.
 
 The schema is that of the access log (`gateway.ops.access_log.FIELDS`), read by name, and that of `tables.REQUESTS`.  A
-line that comes twice has the same id and the same day, so it is looked for among the ids of its batch and of its days
-in silver, as far as other batches wrote them.  There is no window beyond which a line is counted again.  Lines without
-an id cannot be told apart, and all of them count.
+duplicate of a line has the same id and the same day, so ids are compared within the batch and with those of the same
+days in silver from other batches.  There is no window after which a duplicate counts again.  Lines without an id cannot
+be compared, and all of them count.
 
-Few lines come twice.  So first it is found out by a number made of each id which ids may be doubled, from one column
-and with no line in hand; only those lines are compared in earnest, and all others go straight to their place.
+Few lines are duplicates.  So hashes of the ids, which need one column only, first find the ids that may occur twice.
+Only lines with those ids are compared in full; all others are written at once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from gateway.pipeline.lake import Lake
 
-# What a field that is left out means, where that is not "unknown".
+# The meaning of a missing field, where that is not "unknown".
 _LEFT_OUT: Final[dict[str, Any]] = {"route": "-", "partition": "", "status": 0, "saved_bytes": 0, "origin_requests": 0}
 _MARK: Final = "mark"
 
 
 def write_silver(spark: SparkSession, lake: Lake, batch: str) -> None:
-    """Write what a batch of bronze adds to silver."""
+    """Write the lines that a batch of bronze adds to silver."""
     days = lake.days(spark, LINES, batch=batch)
     if not days:
         return
@@ -48,7 +48,7 @@ def write_silver(spark: SparkSession, lake: Lake, batch: str) -> None:
 
 
 def typed(lines: DataFrame) -> DataFrame:
-    """The rows that lines are, each of which is an event (`line`)."""
+    """Typed rows from lines, each of which is an event (column `line`)."""
     from pyspark.sql import functions as f
 
     read = lines.select(parsed(f.col("line")).alias("event"))
@@ -61,7 +61,7 @@ def typed(lines: DataFrame) -> DataFrame:
             case "time":
                 value = time_of(event["time"])
             case name if name in event:
-                # Never an error: a number that is too large is not known.
+                # Never an error: a number that is too large becomes NULL.
                 value = event[name].try_cast(column.type)
             case _:
                 value = f.lit(None).cast(column.type)
@@ -72,14 +72,14 @@ def typed(lines: DataFrame) -> DataFrame:
 
 
 def _mark(id_: Column) -> Column:
-    """A number for an id; NULL for none.  Two ids seldom have the same."""
+    """A hash of an id; NULL for NULL.  Two ids seldom have the same one."""
     from pyspark.sql import functions as f
 
     return f.when(id_.isNotNull(), f.xxhash64(id_))
 
 
 def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
-    """The marks that came more than once, or that are stored already."""
+    """Hashes that occur more than once in the batch, or are stored already."""
     from pyspark.sql import functions as f
 
     counted = came.where(f.col(_MARK).isNotNull()).groupBy(_MARK).agg(f.count("*").alias("times"))
@@ -88,7 +88,7 @@ def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
 
 
 def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
-    """Of lines that may have come before, each that has not, once; the same one whenever it is done again."""
+    """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

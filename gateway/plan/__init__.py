@@ -1,1 +1,1 @@
-"""The cache plan in effect: its entries as tape keys, how a running gateway applies them, and warming."""
+"""The cache plan in effect: resolving its entries to tape keys, applying them to a running engine, and warming."""

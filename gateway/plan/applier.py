@@ -1,11 +1,11 @@
-"""The plan in effect: what a running gateway makes of it, and undoes when another takes its place.
+"""Applies a cache plan to a running engine and undoes it when another plan replaces it.
 
-Taking a plan is one step between two requests: the tape store is told whom to keep and who is to hold no bytes, a round
-of warming begins where the plan names other streams for it than the last one did, and those with a lifetime are looked
-at from time to time.  A plan changes what is kept and never what is answered: everything that it does is what an
-eviction, or a reader who came a little earlier, might have done.
+Applying a plan is one synchronous step between two requests.  The tape store learns which streams are pinned and which
+are not to be stored.  A warming round starts if the plan names other streams to warm than the plan before.  Streams
+with an idle lifetime are swept periodically.  A plan changes what is kept and never what is answered: each of its
+effects could also come from an eviction or from an earlier reader.
 
-Nothing of it is on the path of a request.  That a stream was idle is seen by its counters standing still.
+The plan does no work on the request path.  A stream counts as idle while its counters do not change.
 """
 
 from __future__ import annotations
@@ -20,71 +20,82 @@ from gateway.config.cache import CachePlanConfig
 from gateway.config.cache_plan import CachePlan
 from gateway.engine.core import Engine
 from gateway.engine.route import Route
-from gateway.plan.entries import PlanEntries, granted
+from gateway.plan.entries import PlanEntries, resolve_entries
 from gateway.plan.warming import Warming
 from gateway.tape.stream import End, Stream
 
-_LOOKS: Final = 4
-"""Looks at idle streams in the shortest of their lifetimes."""
-_MOST_OFTEN_S: Final = 1.0
-_LEAST_OFTEN_S: Final = 30.0
-_AT_ONCE: Final = 256
-"""Lifetimes looked at in one turn of the loop: about a millisecond."""
+_SWEEPS_PER_LIFETIME: Final = 4
+"""Sweeps of idle streams within the shortest lifetime."""
+_SHORTEST_INTERVAL_S: Final = 1.0
+_LONGEST_INTERVAL_S: Final = 30.0
+_SWEEP_BATCH: Final = 256
+"""Lifetimes examined in one turn of the loop: about a millisecond."""
 
 
-class _Seen(NamedTuple):
-    """A stream's counters, and since when they have stood like that (monotonic seconds)."""
+class _Idle(NamedTuple):
+    """A stream's counters, and since when they have had these values (monotonic seconds)."""
 
     counters: tuple[int, int, float]
     since: float
 
 
 class PlanApplier:
-    """Owner of the plan in effect and of what goes on because of it; `leave` ends that."""
+    """Owner of the plan in effect and of its warming round and sweeps; `stop` stops both."""
 
     def __init__(self, engine: Engine, rng: random.Random) -> None:
         self._engine = engine
         self._rng = rng
         self.plan: CachePlan | None = None
         self.taken_at = 0.0
-        """When it was taken (Unix seconds)."""
+        """When the plan was applied (Unix seconds)."""
         self.entries = PlanEntries()
-        self._granted_by: tuple[CachePlanConfig, Sequence[Route]] | None = None
+        self._resolved_for: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
-        """The latest round."""
-        self._unlaid_before = 0
+        """The latest warming round."""
+        self._unstored_before = 0
         self.given_up = 0
-        """Tapes given up because their time without a reader was over, since the plan was taken."""
-        self._idle: dict[Stream, _Seen] = {}
+        """Tapes dropped since the plan was applied because they were idle for their lifetime."""
+        self._idle: dict[Stream, _Idle] = {}
         self._timer: Timer | None = None
 
-    @property
-    def unlaid_bytes(self) -> int:
-        """Bytes fetched and not kept, since the plan was taken."""
-        return self._engine.store.unlaid_bytes - self._unlaid_before
+    def __repr__(self) -> str:
+        return (
+            f"<PlanApplier {len(self.entries.pinned)} pinned, {len(self.entries.warm)} warm, "
+            f"{len(self.entries.not_stored)} not stored, {len(self.entries.lifetimes)} lifetimes>"
+        )
 
-    def take(
+    @property
+    def unstored_bytes(self) -> int:
+        """Bytes fetched and not stored since the plan was applied."""
+        return self._engine.store.unstored_bytes - self._unstored_before
+
+    def apply(
         self,
         plan: CachePlan | None,
         grants: CachePlanConfig,
         routes: Sequence[Route],
         budget_bytes: int | None = None,
     ) -> bool:
-        """Have this plan in effect from here on, or none, and keep to this budget where one is named; whether it is
-        another plan than before.
+        """Apply `plan`, or no plan, and resize the budget if one is given; return whether the plan differs from the
+        one before.
 
-        To be called again with the same plan when the configuration or the routes have changed.
+        Call it again with the same plan when the configuration or the routes have changed.
         """
         engine, is_new = self._engine, plan != self.plan
         before = self.entries.warm
-        if is_new or self._granted_by is None or self._granted_by[0] != grants or self._granted_by[1] is not routes:
-            # Tens of thousands of names to understand: not at each reload that has another reason.
-            self.entries = granted(plan, grants, routes)
-            self._granted_by = grants, routes
+        if (
+            is_new
+            or self._resolved_for is None
+            or self._resolved_for[0] != grants
+            or self._resolved_for[1] is not routes
+        ):
+            # Resolving tens of thousands of names is too costly for reloads that change neither plan nor routes.
+            self.entries = resolve_entries(plan, grants, routes)
+            self._resolved_for = grants, routes
         if is_new:
             self.plan = plan
             self.taken_at = engine.clock.wall()
-            self._unlaid_before = engine.store.unlaid_bytes
+            self._unstored_before = engine.store.unstored_bytes
             self.given_up = 0
         budget_bytes = engine.store.budget_bytes if budget_bytes is None else budget_bytes
         if budget_bytes > engine.store.budget_bytes:
@@ -94,15 +105,15 @@ class PlanApplier:
             grants.pin_share if plan is not None else 0.0,
             [keyed.key for keyed in self.entries.not_stored],
         )
-        # Less room only now: those that are pinned from here on are not to be given up for it.
+        # Shrink the budget only now, so that the streams the new plan pins are not evicted for it.
         engine.store.resize(budget_bytes)
         if [keyed.key for keyed in self.entries.warm] != [keyed.key for keyed in before]:
             self._warm(grants)
-        self._watch_idle()
+        self._schedule_sweep()
         return is_new
 
-    def leave(self) -> None:
-        """The gateway is leaving: nothing is fetched for nobody any more."""
+    def stop(self) -> None:
+        """Stop warming and sweeping: the gateway is shutting down."""
         if self.warming is not None:
             self.warming.stop()
         if self._timer is not None:
@@ -129,43 +140,43 @@ class PlanApplier:
 
     # -- lifetimes
 
-    def _watch_idle(self) -> None:
+    def _schedule_sweep(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self.entries.lifetimes and not self._engine.drain.is_set:
             shortest = min(keyed.entry.idle_s for keyed in self.entries.lifetimes)
-            every_s = min(_LEAST_OFTEN_S, max(_MOST_OFTEN_S, shortest / _LOOKS))
-            self._timer = self._engine.clock.call_later(every_s, self._look)
+            every_s = min(_LONGEST_INTERVAL_S, max(_SHORTEST_INTERVAL_S, shortest / _SWEEPS_PER_LIFETIME))
+            self._timer = self._engine.clock.call_later(every_s, self._sweep)
         else:
             self._idle.clear()
 
-    def _look(self) -> None:
-        self._look_on({}, 0)
+    def _sweep(self) -> None:
+        self._sweep_from({}, 0)
 
-    def _look_on(self, idle: dict[Stream, _Seen], begin: int) -> None:
-        """Look at some of them, and have the others looked at in turns to come."""
+    def _sweep_from(self, idle: dict[Stream, _Idle], begin: int) -> None:
+        """Examine one batch of lifetimes and schedule the next batch."""
         self._timer = None
         store, now = self._engine.store, self._engine.clock.now()
-        end = begin + _AT_ONCE
+        end = begin + _SWEEP_BATCH
         for keyed in self.entries.lifetimes[begin:end]:
             for stream in store.group(keyed.key.group):
                 if (stream.key.query, stream.key.partition.public) != (keyed.key.query, keyed.key.partition):
                     continue
-                seen = self._seen(stream, now)
+                seen = self._idle_since(stream, now)
                 if not stream.pins and now - seen.since >= keyed.entry.idle_s:
                     self.given_up += store.drop(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
         if end < len(self.entries.lifetimes):
-            self._timer = self._engine.clock.call_later(0, partial(self._look_on, idle, end))
+            self._timer = self._engine.clock.call_later(0, partial(self._sweep_from, idle, end))
             return
         self._idle = idle
-        self._watch_idle()
+        self._schedule_sweep()
 
-    def _seen(self, stream: Stream, now: float) -> _Seen:
+    def _idle_since(self, stream: Stream, now: float) -> _Idle:
         counters = (stream.reads, stream.sent_bytes, stream.used_at)
         seen = self._idle.get(stream)
         if seen is None:
-            return _Seen(counters, stream.used_at)
-        return _Seen(counters, now) if stream.pins or seen.counters != counters else seen
+            return _Idle(counters, stream.used_at)
+        return _Idle(counters, now) if stream.pins or seen.counters != counters else seen

@@ -1,8 +1,8 @@
-"""A plan's wishes as the engine understands them: streams named by route and target become keys of tapes.
+"""Resolves a plan's entries: streams named by route and target become tape keys.
 
-A plan knows nothing of credentials: what it pins and has fetched is the tape of those who show none.  What it holds to
-be not worth keeping, or not for long, is so for everybody's tape of the stream.  A wish for a stream that no route
-leads to, or whose route keeps nothing, is left out and counted.
+A plan holds no credentials.  Pinning and warming therefore apply to the tape of readers without credentials.  Entries
+that limit storing or lifetime apply to every partition's tape of the stream.  An entry is left out and counted if no
+route covers it or its route does not cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class KeyedEntry(Generic[E]):
-    """One entry of a plan, and the tape that it is about."""
+    """One entry of a plan with its route, target and tape key."""
 
     entry: E
     route: Route
@@ -34,38 +34,38 @@ class KeyedEntry(Generic[E]):
 
 @dataclass(frozen=True, slots=True)
 class PlanEntries:
-    """Those that are granted, in the plan's order."""
+    """The entries in effect, in the plan's order."""
 
     pinned: tuple[KeyedEntry[Entry], ...] = ()
     warm: tuple[KeyedEntry[Entry], ...] = ()
     not_stored: tuple[KeyedEntry[Entry], ...] = ()
     lifetimes: tuple[KeyedEntry[Lifetime], ...] = ()
     unmatched: int = 0
-    """Entries that no route leads to."""
+    """Entries that no caching route covers."""
 
 
-def granted(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
-    """What of the plan is granted."""
+def resolve_entries(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
+    """The entries of `plan` that the configuration permits, resolved against `routes`."""
     if plan is None:
         return PlanEntries()
-    known = {route.config.name: route for route in routes}
+    by_name = {route.config.name: route for route in routes}
     unmatched = 0
 
-    def found(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
+    def resolve(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
         nonlocal unmatched
         keyed_entries: list[KeyedEntry[E]] = []
         for entry in entries if is_granted else ():
-            keyed = _keyed(entry, known)
+            keyed = _keyed(entry, by_name)
             if keyed is None:
                 unmatched += 1
             else:
                 keyed_entries.append(keyed)
         return tuple(keyed_entries)
 
-    pinned = found(plan.pin, grants.take_pins)
-    warm = found(plan.warm, grants.take_warm)
-    not_stored = found(plan.do_not_store, grants.take_do_not_store)
-    lifetimes = found(plan.lifetimes, grants.take_lifetimes)
+    pinned = resolve(plan.pin, grants.take_pins)
+    warm = resolve(plan.warm, grants.take_warm)
+    not_stored = resolve(plan.do_not_store, grants.take_do_not_store)
+    lifetimes = resolve(plan.lifetimes, grants.take_lifetimes)
     return PlanEntries(pinned, warm, not_stored, lifetimes, unmatched)
 
 
@@ -83,8 +83,8 @@ def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:
-    """The budget for tapes: the configured `limit` where an operator has set one (`is_set`) or nothing else is granted,
-    else the plan's."""
+    """The byte budget for tapes: the plan's if the configuration permits it and the operator has not set `limit`
+    (`is_set`), else `limit`."""
     if plan is None or is_set or not grants.take_memory:
         return limit
     return plan.memory.cache_bytes

@@ -1,11 +1,10 @@
-"""Warming: streams that a plan names are fetched before anybody asks, so that a restart is not paid for by the first
-readers.
+"""Warming: fetch the streams that a plan names before clients ask, so that the first readers after a restart hit.
 
-Fetches go the way of every other: each is a flight of the fetches, which a reader who comes meanwhile shares, and its
-bytes are laid by the same rules.  They are few at once, begin spread in time (gateways are restarted together), stop at
-a bound of bytes, and end as a whole when their time is over or the gateway leaves, whatever the origin does.  An origin
-that fails is given time, longer with each failure in a row, and is asked for the same stream again when the others have
-had their turn.  Nobody's credentials are shown.
+Each fetch goes through the fetch table, so a reader that arrives meanwhile shares it, and its bytes are stored by the
+usual rules.  A round runs a few fetches at a time, spreads their starts (gateways are restarted together), stops at a
+byte bound, and ends when its time is over or the gateway shuts down, whatever the origin does.  After a failure the
+round pauses, longer with each failure in a row, and retries the stream after the others.  Requests carry no
+credentials.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gateway.tape.tape import Tape
 from gateway.upstream.flight import METADATA, Head, NotShareable, OriginError, StreamHead
 
 _SPREAD: Final = 0.1
-"""The part of its time over which a round of fetches begins."""
+"""The fraction of a round's time over which its fetches start."""
 _STEP_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 8.0
@@ -40,7 +39,7 @@ _JITTER: Final = (0.5, 1.5)
 
 
 class Warming:
-    """One round, begun with `start`.  Owner of its tasks."""
+    """One warming round, started by `start`.  Owner of its tasks."""
 
     def __init__(
         self,
@@ -61,23 +60,26 @@ class Warming:
         self._tasks = tasks
         self._rng = rng
         self._waiting = deque(entries)
-        self._left = most_bytes
-        """Bytes that may still be fetched; those that are under way are taken out as the plan estimates them."""
+        self._remaining_bytes = most_bytes
+        """Bytes that may still be fetched; fetches under way have reserved the sizes that the plan estimates."""
         self._within_s = within_s
         self._concurrent = concurrent
         self.streams = 0
-        """Streams that have been fetched, to the tail or as far as there was room."""
+        """Streams fetched, to the tail or as far as the byte bound allowed."""
         self.bytes = 0
-        """Stream bytes laid for them."""
+        """Stream bytes stored by this round."""
         self._running: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"<Warming {len(self._waiting)} waiting, {len(self._running)} running, {self.streams} fetched>"
 
     @property
     def is_over(self) -> bool:
         return not self._running
 
     def start(self) -> None:
-        """Begin."""
+        """Start the round."""
         if not self._waiting:
             return
         self._timer = self._clock.call_later(self._within_s, self.stop)
@@ -88,7 +90,7 @@ class Warming:
             worker.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """End it now; what it has laid stays."""
+        """Stop the round; stored bytes stay."""
         self._waiting.clear()
         for worker in tuple(self._running):
             worker.cancel()
@@ -103,72 +105,72 @@ class Warming:
         pause_s = _PAUSE_S
         while self._waiting:
             keyed = self._waiting.popleft()
-            if await self._is_done_with(keyed):
+            if await self._try_fetch(keyed):
                 pause_s = _PAUSE_S
                 continue
-            # Behind the others: it may be this one alone that fails.
+            # Retry it after the others: perhaps only this stream fails.
             self._waiting.append(keyed)
             await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _is_done_with(self, keyed: KeyedEntry[Entry]) -> bool:
-        """Fetch one stream, where there is room for what it is expected to be; False where the origin failed."""
+    async def _try_fetch(self, keyed: KeyedEntry[Entry]) -> bool:
+        """Fetch one stream if its estimated size fits; return False if the origin failed."""
         expected = max(1, keyed.entry.bytes)
-        if expected > self._left:
+        if expected > self._remaining_bytes:
             return True
-        self._left -= expected
-        trip = _Trip(expected)
+        self._remaining_bytes -= expected
+        attempt = _Attempt(expected)
         try:
-            await self._fetch(keyed, trip)
+            await self._fetch(keyed, attempt)
         finally:
-            self._left += expected - trip.fetched
-        return not trip.has_failed
+            self._remaining_bytes += expected - attempt.fetched
+        return not attempt.has_failed
 
-    async def _fetch(self, keyed: KeyedEntry[Entry], trip: _Trip) -> None:
-        """Fetch one stream from its beginning to its tail."""
+    async def _fetch(self, keyed: KeyedEntry[Entry], attempt: _Attempt) -> None:
+        """Fetch one stream from its start to its tail."""
         stream = self._store.open(keyed.key, self._clock.now())
         if stream.has_expired(self._clock.now(), self._clock.wall()):
-            # A reader finds that out, and knows what to do.
+            # Leave it to a reader's request, which handles expiry.
             return
         held = stream.tape.size
         stream.pin()
         try:
-            await self._walk(keyed, stream, trip)
+            await self._fetch_to_tail(keyed, stream, attempt)
         finally:
             gained = max(0, stream.tape.size - held)
             self.streams += gained > 0
             self.bytes += gained
             self._store.release(stream)
 
-    async def _walk(self, keyed: KeyedEntry[Entry], stream: Stream, trip: _Trip) -> None:
-        # By this a reader's hit needs no look at the origin of its own.
-        head = await self._ask(keyed, stream, METADATA, trip)
+    async def _fetch_to_tail(self, keyed: KeyedEntry[Entry], stream: Stream, attempt: _Attempt) -> None:
+        # The HEAD gives the stream its lifetime, so a reader's hit needs no HEAD of its own.
+        head = await self._fetch_at(keyed, stream, METADATA, attempt)
         if not isinstance(head, NotShareable | StreamHead):
             return
-        # An origin without HEAD is no reason to fetch nothing: its reads tell what there is to know.
+        # An origin without HEAD can still be read: its answers to GET carry the same facts.
         tail, at = head.next_offset if isinstance(head, StreamHead) else None, START
-        while stream.ended is None and trip.fetched < trip.expected + self._left:
-            at = _furthest(stream.tape, at)
+        while stream.ended is None and attempt.fetched < attempt.expected + self._remaining_bytes:
+            at = _end_of_held(stream.tape, at)
             if (tail is not None and at == stream.tape.resolve(tail)) or stream.tape.is_closed_at(at):
                 return
-            head = await self._ask(keyed, stream, at, trip)
+            head = await self._fetch_at(keyed, stream, at, attempt)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
-                # Refused, or not to be kept, or nothing there.
+                # Refused, not storable, or empty.
                 return
             if head.up_to_date:
                 return
 
-    async def _ask(self, keyed: KeyedEntry[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
+    async def _fetch_at(self, keyed: KeyedEntry[Entry], stream: Stream, at: str, attempt: _Attempt) -> Head:
         source = keyed.route.source(keyed.target, keyed.route.source_headers(CIMultiDict()))
         head, fetched = await self._fetches.fetched(stream, at, keyed.route, source)
-        trip.fetched += fetched
-        trip.has_failed = _is_failure(head)
+        attempt.fetched += fetched
+        attempt.has_failed = _is_failure(head)
         return head
 
 
 @dataclass(slots=True)
-class _Trip:
-    """One stream's fetching: the bytes that were put aside for it, those that came, and whether the origin failed."""
+class _Attempt:
+    """One stream's fetch: bytes reserved for it, bytes received, and whether the origin failed."""
 
     expected: int
     fetched: int = 0
@@ -176,14 +178,14 @@ class _Trip:
 
 
 def _is_failure(head: Head) -> bool:
-    """Whether the origin failed, or is asked too much, so that the next request may do no better."""
+    """Whether the origin failed or is overloaded, so that another request now may fail as well."""
     if isinstance(head, OriginError):
         return head.status >= 500 or head.status == 429
     return isinstance(head, GatewayError) and not isinstance(head, TailMovedBack)
 
 
-def _furthest(tape: Tape, at: str) -> str:
-    """Where what is held after `at` ends."""
+def _end_of_held(tape: Tape, at: str) -> str:
+    """The end of the contiguous bytes held after `at`."""
     at = tape.resolve(at)
     while tape.knows_after(at):
         at = tape.read(at, _STEP_BYTES).end

@@ -1,1 +1,1 @@
-"""Durable Streams on the wire, pure: no sockets, no clocks, no randomness of its own."""
+"""The Durable Streams wire format as pure functions: no sockets, no clocks, no randomness of their own."""

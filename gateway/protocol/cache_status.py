@@ -1,8 +1,8 @@
-"""How a request ended, in one word, and that word as a Cache-Status value (RFC 9211).
+"""The outcome of a request, and its Cache-Status value (RFC 9211).
 
-`Outcome` is the only vocabulary: Cache-Status, the metric label, the access log, dashboards and whatever reads them say
-the same.  A closed stream answered at its tail is a HIT.  RFC 9211 section 2 asks caches not to add Cache-Status to
-answers they generate themselves, so REFUSED has a value (for whoever wants it in a log) but need not be sent.
+`Outcome` is the only vocabulary: Cache-Status, the metric label, the access log and dashboards use the same words.  A
+closed stream answered at its tail is a HIT.  RFC 9211 section 2 asks caches not to add Cache-Status to answers that
+they generate themselves.  REFUSED therefore has a value for logs, but need not be sent.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 
 class Outcome(StrEnum):
-    """How one request was answered."""
+    """How a request was answered."""
 
     HIT = auto()
-    """From the tape alone, without the origin; also a closed stream at its tail."""
+    """From the tape alone, without the origin.  Includes a closed stream read at its tail."""
     REVALIDATED = auto()
-    """From the tape, after a tail probe that brought nothing new."""
+    """From the tape, after a tail probe that found nothing new."""
     JOINED = auto()
-    """From the tape, and behind it the bytes a tail probe brought."""
+    """From the tape, followed by the bytes that a tail probe returned."""
     MISS = auto()
     """Fetched from the origin for this request."""
     COLLAPSED = auto()
-    """From a fetch that another request had started."""
+    """From a fetch that another request started."""
     FOLLOWED = auto()
     """From the stream's one live upstream request."""
     STALE_IF_ERROR = auto()
-    """Immutable bytes from the tape while the origin fails."""
+    """Immutable bytes from the tape while the origin is failing."""
     PASS = auto()
     """Relayed, with no attempt to store."""
     REFUSED = auto()
@@ -54,8 +54,8 @@ _PARAMETERS: Final = {
     Outcome.ABORTED: "; fwd=miss",
 }
 _IS_COLLAPSED: Final = frozenset({Outcome.COLLAPSED, Outcome.FOLLOWED})
-# Outcomes that RFC 9211 has no parameter for say their own word, unless the caller knows a better one.
-_OWN_DETAIL: Final = frozenset(
+# RFC 9211 has no parameter for these outcomes, so their name becomes the detail unless the caller gives a better one.
+_DEFAULT_DETAIL: Final = frozenset(
     {Outcome.FOLLOWED, Outcome.STALE_IF_ERROR, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED}
 )
 _TOKEN: Final = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*")
@@ -73,13 +73,14 @@ def cache_status(
 ) -> str:
     """One member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
-    `node` names this gateway; `fwd_status` is the origin's status, when it gave one; `stored` says that the answer
-    was laid on the tape; `detail` is free text; `by_method` makes a PASS say `fwd=method`, for what is not a GET;
-    `ttl_s` is how long a hit is fresh, in seconds, negative where it is stale.  Values that recur are rendered once.
+    `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` marks an answer that was
+    stored on the tape.  `detail` is free text.  `by_method` makes a PASS say `fwd=method`, for methods other than GET.
+    `ttl_s` is the remaining freshness of a hit in seconds, negative if it is stale.  Values without detail or TTL are
+    cached.
     """
     if detail is not None or ttl_s is not None:
         return _render(node, outcome, fwd_status, stored, by_method, detail, ttl_s)
-    return _remembered(node, outcome, fwd_status, stored, by_method)
+    return _cached(node, outcome, fwd_status, stored, by_method)
 
 
 def _render(
@@ -103,7 +104,7 @@ def _render(
             parts.append("; collapsed")
     if ttl_s is not None:
         parts.append(f"; ttl={ttl_s}")
-    if detail is None and outcome in _OWN_DETAIL:
+    if detail is None and outcome in _DEFAULT_DETAIL:
         detail = outcome.value
     if detail is not None:
         parts.append(f"; detail={_item(detail)}")
@@ -111,13 +112,13 @@ def _render(
 
 
 @lru_cache(maxsize=1024)
-def _remembered(node: str, outcome: Outcome, fwd_status: int | None, stored: bool, by_method: bool) -> str:
-    # Free text stays out of this table: it could be different every time and would push the common values out.
+def _cached(node: str, outcome: Outcome, fwd_status: int | None, stored: bool, by_method: bool) -> str:
+    # `detail` is not part of the key: free text can differ every time and would evict the common values.
     return _render(node, outcome, fwd_status, stored, by_method, None)
 
 
 def _item(text: str) -> str:
-    """A structured-field token where the text is one, else a quoted string (RFC 8941 sections 3.3.3 and 3.3.4)."""
+    """A structured-field token if the text is a valid one, else a quoted string (RFC 8941 sections 3.3.3 and 3.3.4)."""
     if _TOKEN.fullmatch(text):
         return text
     visible = "".join(c if " " <= c <= "~" else "?" for c in text)

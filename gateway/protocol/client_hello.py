@@ -1,8 +1,8 @@
-"""The name that a TLS client asks for (SNI, RFC 6066 section 3), read from its first message before OpenSSL sees it.
+"""The server name in a TLS ClientHello (SNI, RFC 6066 section 3), parsed before OpenSSL sees the message.
 
-Only the name is read, and only of a ClientHello that is laid out as RFC 8446 section 4.1.2 has it.  Whether the rest is
-good is OpenSSL's to judge: a message that is anything else names nothing here.  A name that is not ASCII is refused,
-because Python's `sni_callback` is not called for it and writes a traceback to stderr instead.
+Only the name is parsed, and only from a ClientHello laid out as in RFC 8446 section 4.1.2.  Any other message yields no
+name; OpenSSL decides whether it is valid.  A name that is not ASCII is refused, because Python does not call its
+`sni_callback` for such a name and writes a traceback to stderr instead.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 LONGEST_BYTES: Final = 1 << 14
-"""Of a message whose name is looked for; post-quantum key shares take some two kilobytes."""
+"""The longest ClientHello to parse; post-quantum key shares take some two kilobytes."""
 _MOST_BYTES: Final = 2 * LONGEST_BYTES
-"""In which it is looked for, heads of records included."""
+"""The most bytes to examine, including record headers."""
 _RECORD_HEAD: Final = 5
 _MESSAGE_HEAD: Final = 4
 _HANDSHAKE: Final = 22
@@ -28,19 +28,22 @@ class BadServerName(ValueError):
 
 
 class ClientHello(NamedTuple):
-    """What has been read of the message."""
+    """A parsed message."""
 
     server_name: str | None
-    """In lower case, without a dot at its end; None where the client names no host."""
+    """In lower case, without a trailing dot; None if the client names no host."""
 
 
 class _Unreadable(Exception):
-    """The bytes are no ClientHello, or a longer one than is looked at."""
+    """The bytes are not a ClientHello, or it is too long to parse."""
 
 
 def read_client_hello(data: bytes) -> ClientHello | int:
-    """The message at the beginning of `data`; while it is not whole, the least number of bytes that it takes, so that
-    a client that sends one byte at a time has it read a few times only.  BadServerName."""
+    """Parse the message at the start of `data`.  Raises BadServerName.
+
+    While it is incomplete, returns the least number of bytes that it needs, so that a client that sends one byte at a
+    time causes only a few attempts.
+    """
     try:
         message = _message(data)
         if isinstance(message, int):
@@ -56,7 +59,7 @@ def read_client_hello(data: bytes) -> ClientHello | int:
 
 
 def _message(data: bytes) -> bytes | int:
-    """The body of the ClientHello, which may lie in several records; while it is not whole, the bytes that it takes."""
+    """The body of the ClientHello, joined from its records; while it is incomplete, the number of bytes needed."""
     found = bytearray()
     size = _MESSAGE_HEAD
     at = 0
@@ -73,13 +76,13 @@ def _message(data: bytes) -> bytes | int:
                 raise _Unreadable
             if len(found) >= size:
                 return bytes(found[_MESSAGE_HEAD:size])
-    # The rest of the message, behind the head of a record where the last one is whole.
+    # The rest of the message, plus a record header if the last record is complete.
     return (len(data) if at > len(data) else at + _RECORD_HEAD) + size - len(found)
 
 
 def _server_name(message: bytes) -> bytes | None:
     at = _FIXED_BYTES
-    # The session, then the compression methods, have a length of one byte; between them the ciphers have two.
+    # Session id and compression methods have one-byte lengths; the cipher suites between them have a two-byte length.
     at += 1 + message[at]
     at += 2 + int.from_bytes(message[at : at + 2], "big")
     at += 1 + message[at]
@@ -89,7 +92,7 @@ def _server_name(message: bytes) -> bytes | None:
         kind, size = int.from_bytes(message[at : at + 2], "big"), int.from_bytes(message[at + 2 : at + 4], "big")
         at += 4
         if kind == _SERVER_NAME:
-            # A list, of which RFC 6066 allows one member of each type: two bytes, then type, length, name.
+            # A list with at most one member of each type (RFC 6066): two bytes of length, then type, length, name.
             if message[at + 2] != _HOST_NAME:
                 return None
             length = int.from_bytes(message[at + 3 : at + 5], "big")

@@ -1,11 +1,11 @@
-"""Content codings: what a client takes, and what is worth coding (RFC 9110 sections 8.4 and 12.5.3).
+"""Content codings: which ones a client accepts, and which types are worth coding (RFC 9110 sections 8.4 and 12.5.3).
 
-`negotiate` turns Accept-Encoding into a `AcceptedCodings`: the one coding to give, all that may be given, and whether
-the bytes may go out as they are.  A client that says nothing gets plain bytes: the RFC would allow any coding, and
-those who do not ask are those who cannot undo one.  What cannot be read counts as refused, so that no coding is ever
-given to a client that did not ask for it; a coding named twice counts as it is liked least.
+`negotiate` turns Accept-Encoding into an `AcceptedCodings`: the preferred coding, all acceptable codings, and whether
+identity is acceptable.  A client without Accept-Encoding gets identity: the RFC would allow any coding, but clients
+that send no Accept-Encoding usually cannot decode one.  A member that does not parse counts as refused, so a client
+never receives a coding it did not ask for.  If a coding is named twice, its lower weight counts.
 
-It codes nothing and knows no bytes.
+This module negotiates only.  It neither encodes nor sees any body.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.protocol.names import media_type
 
 
 class Coding(StrEnum):
-    """A content coding by its registered name; zstd's window stays below the 8 MB of RFC 9659."""
+    """A content coding by its registered name.  The zstd window stays below the 8 MB of RFC 9659."""
 
     ZSTD = "zstd"
     BR = "br"
@@ -29,7 +29,7 @@ class Coding(StrEnum):
 
 
 def applied(content_encoding: str | None) -> Coding | None:
-    """The coding that a Content-Encoding names; None for none, and for what is none of these."""
+    """The coding that a Content-Encoding names; None if it is absent or names another coding."""
     return _BY_NAME.get(content_encoding or "")
 
 
@@ -38,25 +38,25 @@ _BY_NAME: Final = {coding.value: coding for coding in Coding}
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCodings:
-    """What one client takes of the codings that are offered to it."""
+    """What one client accepts of the codings offered to it."""
 
     best: Coding | None = None
-    """The one to give; None where the client takes none or likes plain bytes better."""
-    taken: frozenset[Coding] = frozenset()
-    takes_identity: bool = True
+    """The coding to use; None if the client accepts none or prefers identity."""
+    codings: frozenset[Coding] = frozenset()
+    accepts_identity: bool = True
 
 
 PLAIN: Final = AcceptedCodings()
-"""The wish of a client that takes bytes as they are and nothing else."""
+"""For a client that accepts identity only."""
 
-_MEMBER: Final = re.compile(
+_WEIGHTED_MEMBER: Final = re.compile(
     r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
     r"(?:[ \t]*;[ \t]*[qQ]=(?P<q>0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?))?[ \t]*"
 )
 _NAME: Final = re.compile(r"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)")
 
-_TEXTUAL_SUFFIXES: Final = ("+json", "+xml", "+yaml", "+text", "+json-seq", "+cbor")
-_TEXTUAL: Final = frozenset(
+_COMPRESSIBLE_SUFFIXES: Final = ("+json", "+xml", "+yaml", "+text", "+json-seq", "+cbor")
+_COMPRESSIBLE: Final = frozenset(
     {
         "application/cbor",
         "application/cloudevents",
@@ -85,52 +85,52 @@ _TEXTUAL: Final = frozenset(
         "image/svg+xml",
     }
 )
-"""Types beyond text/* that shrink.  A type that says nothing of its bytes (application/octet-stream) is left alone, as
-are images, sound, video and archives."""
+"""Types beside text/* that usually shrink.  Types that say nothing about their bytes (application/octet-stream),
+images, audio, video and archives are not coded."""
 
 
 @lru_cache(maxsize=1024)
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
-    """The wish in a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
+    """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
 
-    What the client likes best wins, the order of `offered` among equals, and plain bytes only where they are named as
-    liked better.  A request with `Cache-Control: no-transform` wants the bytes as they are (RFC 9111 section 5.2.1.6).
+    The highest weight wins; the order of `offered` breaks ties.  Identity wins only if it is named with a higher
+    weight.  `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).
     """
     if accept_encoding is None or not offered or "no-transform" in parse_cache_control(cache_control):
         return PLAIN
-    liking = _liking(accept_encoding)
-    others = liking.get("*")
-    identity = liking.get("identity", others)
-    takes_identity = identity is None or identity > 0
-    likes = {coding: liking.get(coding.value, others or 0) for coding in offered}
-    taken = frozenset(coding for coding in offered if likes[coding] > 0)
-    best = max(taken, key=lambda coding: (likes[coding], -offered.index(coding)), default=None)
-    if best is not None and identity is not None and identity > likes[best]:
+    weights = _weights(accept_encoding)
+    others = weights.get("*")
+    identity = weights.get("identity", others)
+    accepts_identity = identity is None or identity > 0
+    weight_of = {coding: weights.get(coding.value, others or 0) for coding in offered}
+    accepted = frozenset(coding for coding in offered if weight_of[coding] > 0)
+    best = max(accepted, key=lambda coding: (weight_of[coding], -offered.index(coding)), default=None)
+    if best is not None and identity is not None and identity > weight_of[best]:
         best = None
-    return AcceptedCodings(best, taken, takes_identity)
+    return AcceptedCodings(best, accepted, accepts_identity)
 
 
-def _liking(accept_encoding: str) -> dict[str, int]:
-    """Codings named in the field, lower case, with their weights in thousandths; 0 is a refusal."""
-    liking: dict[str, int] = {}
+def _weights(accept_encoding: str) -> dict[str, int]:
+    """The codings named in the field, in lower case, with their weights in thousandths; 0 is a refusal."""
+    weights: dict[str, int] = {}
     for member in accept_encoding.split(","):
-        if (found := _MEMBER.fullmatch(member)) is not None:
+        if (found := _WEIGHTED_MEMBER.fullmatch(member)) is not None:
             weight = round(float(found["q"] or "1") * 1000)
         elif (found := _NAME.match(member)) is not None:
             weight = 0
         else:
             continue
         name = found[1].lower()
-        # RFC 9110 section 8.4.1.3: x-gzip is to be taken for gzip.
+        # RFC 9110 section 8.4.1.3: a recipient treats x-gzip as gzip.
         name = "gzip" if name == "x-gzip" else name
-        liking[name] = min(weight, liking.get(name, weight))
-    return liking
+        weights[name] = min(weight, weights.get(name, weight))
+    return weights
 
 
 @lru_cache(maxsize=1024)
 def is_compressible(content_type: str | None) -> bool:
-    """Whether bytes of this type usually shrink; SSE is no stored type and never among them."""
+    """Whether bytes of this type usually shrink.  False for SSE, which is never a stored type."""
     media = media_type(content_type)
     if media == "text/event-stream":
         return False
-    return media.startswith("text/") or media in _TEXTUAL or media.endswith(_TEXTUAL_SUFFIXES)
+    return media.startswith("text/") or media in _COMPRESSIBLE or media.endswith(_COMPRESSIBLE_SUFFIXES)

@@ -1,12 +1,12 @@
-"""Entity tags: the gateway's own, and what an origin's can tell (sections 5.6, 8.1; RFC 9110 section 8.8.3).
+"""Entity tags: the gateway's own, and what an origin's tag reveals (sections 5.6, 8.1; RFC 9110 section 8.8.3).
 
-Origins differ: one leaves the stream's identity out of its ETag, another the closure mark.  So the gateway mints
-`"<incarnation>:<start>:<end>[:c]"` itself, where the incarnation names one life of one stream: the same URL, offsets
-and length after delete and re-create give another tag, and closing changes the tag although it adds no bytes.
+Origins differ: some leave the stream's identity out of the ETag, others the closure mark.  The gateway therefore mints
+its own tag, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation names one life of one stream: after delete and
+re-create, the same URL, offsets and length give another tag.  Closing changes the tag although it adds no bytes.
 
-The bytes in a content coding are another representation and have a tag of their own: the coding is one more part at
-the end, `"<incarnation>:<start>:<end>[:c]:gzip"`.  Who compares tags need not know: `without_codings` takes the codings
-off a client's If-None-Match before it is looked at.
+A content-coded body is another representation and has its own tag with the coding at the end:
+`"<incarnation>:<start>:<end>[:c]:gzip"`.  `without_codings` strips the codings from a client's If-None-Match, so the
+code that compares tags does not deal with codings.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ _UNSAFE: Final = str.maketrans({"%": "%25", '"': "%22", ":": "%3A"})
 def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
     """The quoted strong tag for the bytes from `start` to `end`.
 
-    `is_closed` says that the stream is closed and ends at `end`.  A quote in an offset would end the tag and a colon
-    would make two positions look like one, so both are percent-encoded; clients compare tags and never read them.
+    `is_closed` means that the stream is closed and ends at `end`.  A quote in an offset would end the tag, and a colon
+    would make two positions look like one, so both are percent-encoded.  Clients compare tags and never parse them.
     """
     mark = ":c" if is_closed else ""
     return f'"{incarnation.translate(_UNSAFE)}:{start.translate(_UNSAFE)}:{end.translate(_UNSAFE)}{mark}"'
 
 
 def names(etag: str, incarnation: str) -> bool:
-    """Whether a tag is one that was minted for this incarnation."""
+    """Whether this tag was minted for this incarnation."""
     return etag.removeprefix("W/").startswith(f'"{incarnation.translate(_UNSAFE)}:')
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
     """Whether an If-None-Match names `etag`: a list compared weakly, or `*` (RFC 9110 section 13.1.2).
 
-    A malformed field matches nothing, so that the client gets the bytes.  For several field lines, pass them joined by
-    commas.
+    A malformed field matches nothing, so the client gets the bytes.  Pass several field lines joined by commas.
     """
     if if_none_match is None:
         return False
@@ -65,17 +64,19 @@ def matches(if_none_match: str | None, etag: str) -> bool:
 
 
 def of_coding(etag: str, coding: Coding) -> str:
-    """The tag of the same bytes in a content coding."""
+    """The tag of the same bytes in this content coding."""
     return f'{etag[:-1]}:{coding.value}"'
 
 
 def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str | None:
-    """The field with the tags of codings as tags of the bytes they stand for.
+    """The field with each coding's tag replaced by the tag of the uncoded bytes.
 
-    Only what the client takes counts: a cache that asks with the tags of all it has, for a client that takes no gzip,
-    must not be told to give it its gzip.
+    Tags of codings that the client does not accept are dropped.  A cache may list the tags of all its variants in a
+    request for a client without gzip; a 304 for the gzip tag would make it serve gzip to that client.
     """
-    if if_none_match is None or not accepted.taken:
+    """
+    """
+    if if_none_match is None or not accepted.codings:
         return if_none_match
     kept: list[str] = []
     text = if_none_match.strip(" \t,")
@@ -90,9 +91,9 @@ def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str
         elif position < len(text):
             return if_none_match
         coding = _coding_of(tag[1])
-        if coding is not None and coding in accepted.taken:
+        if coding is not None and coding in accepted.codings:
             kept.append(f'{tag[1][: -len(coding.value) - 2]}"')
-        elif coding is None and accepted.takes_identity:
+        elif coding is None and accepted.accepts_identity:
             kept.append(tag[1])
     return ", ".join(kept) or None
 
@@ -102,20 +103,20 @@ def _coding_of(tag: str) -> Coding | None:
     return next((coding for coding in Coding if mark == coding.value), None)
 
 
-def coding_named(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
-    """The coding whose tag made `etag` match, the best of several; None where it was the plain tag, or `*`."""
+def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
+    """The coding whose tag made `etag` match, the preferred one of several; None if the plain tag or `*` matched."""
     if if_none_match is None or if_none_match.strip(" \t,") == "*":
         return None
-    ranked = sorted(accepted.taken, key=lambda coding: (coding is not accepted.best, coding.value))
+    ranked = sorted(accepted.codings, key=lambda coding: (coding is not accepted.best, coding.value))
     return next((coding for coding in ranked if matches(if_none_match, of_coding(etag, coding))), None)
 
 
 def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | None:
-    """The `<id>` of a reply's tag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
+    """The `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
-    Two ids that differ prove two streams; equal ids prove nothing, because some origins use the path.  A reply with
-    Cache-Status (RFC 9211) comes from a cache: the id may be the cache's own, as it is here, and change with what it
-    remembers.
+    Two different ids prove two streams; equal ids prove nothing, because some origins use the path.  A reply with
+    Cache-Status (RFC 9211) comes from a cache: its id may be the cache's own, as in this gateway, and change when the
+    cache forgets the stream.
     """
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:

@@ -1,11 +1,11 @@
-"""Which headers pass through a gateway, in which direction, and what it adds (RFC 9110 section 7.6).
+"""Header forwarding: which headers pass in each direction, and which the gateway adds (RFC 9110 section 7.6).
 
-Four questions are answered here: what of a request goes to the origin, what of a leader's request may shape a fetch
-that others share, what of a reply goes to the client, and what of a reply may be replayed later from a tape.
+The functions select the request headers for the origin, the reply headers for the client, and the reply headers that a
+tape may replay.  They also detect loops.
 
-A Connection header may name further headers to be dropped; it may not name those that the gateway keys, routes,
-frames or stops loops by, nor the protocol's own, so that nobody can use it to make two parties see two
-different requests.
+A Connection header may name further headers to drop.  It may not name the headers that the gateway uses for keys,
+routes, framing or loop detection, nor the protocol's own.  Otherwise a client could make two parties see two different
+requests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-"""Fields that speak about one connection, in lower case."""
+"""Fields that apply to a single connection, in lower case."""
 
-_ANSWERED_HERE: Final = HOP_BY_HOP | {"host", "expect"}
+_NOT_FORWARDED: Final = HOP_BY_HOP | {"host", "expect"}
 
-_UNPROVEN: Final = _ANSWERED_HERE | {
+_UNTRUSTED: Final = _NOT_FORWARDED | {
     "x-forwarded-for",
     "x-forwarded-host",
     "x-forwarded-port",
@@ -48,7 +48,7 @@ _UNPROVEN: Final = _ANSWERED_HERE | {
     "x-forwarded-server",
     "x-real-ip",
 }
-"""Beside those, what a client may only have made up."""
+"""Also drop the forwarding headers that an untrusted client may have invented."""
 
 _NEVER_NOMINATED: Final = frozenset(
     {
@@ -119,7 +119,7 @@ _UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
-"""A host with or without a port, or a pseudonym."""
+"""A host, with or without a port, or a pseudonym."""
 _MOST_NODES: Final = 8
 _LONGEST_CHAIN: Final = 256
 
@@ -146,21 +146,21 @@ def request_headers_for_origin(
     http_version: str,
     is_from_proxy: bool = False,
 ) -> CIMultiDict[str]:
-    """A client's request headers as they go on to the origin.
+    """The client's request headers as the origin receives them.
 
-    Hop-by-hop fields, Host (the origin has its own) and Expect (this server has answered it) are gone; Via (RFC 9110
-    section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586) have one more member.  `client` is the peer's address
-    without a port, None when unknown; `host` is what the client asked for; `http_version` is the client's, as in `1.1`.
+    Drops hop-by-hop fields, Host (the origin has its own) and Expect (this server has answered it).  Adds one member to
+    Via (RFC 9110 section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586).  `client` is the peer's address without
+    a port, None if unknown; `host` is the host that the client asked for; `http_version` is the client's, as in `1.1`.
 
-    Forwarded is a list to which everybody adds, so that who reads it from its end knows whose word is whose.  Of the
-    customary X-Forwarded-* only the first is such a list: the others are one party's word.  So they pass where a
-    trusted proxy writes them (`is_from_proxy`), with that proxy in X-Forwarded-For, and are dropped where a client
-    has: the origin would take them for the gateway's word.
+    Every hop appends to Forwarded, so a reader who starts at its end knows which hop wrote each member.  Among the
+    X-Forwarded-* headers only X-Forwarded-For is such a list; the others hold one party's claim.  They pass if a
+    trusted proxy wrote them (`is_from_proxy`), with that proxy appended to X-Forwarded-For.  From a client they are
+    dropped, because the origin would take them for the gateway's claim.
     """
-    passed = _end_to_end(headers, _ANSWERED_HERE if is_from_proxy else _UNPROVEN)
+    passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
-        # The proxy has written the other list, and passed this one on as its client has made it up.
+        # The proxy wrote X-Forwarded-For and passed Forwarded on as its client sent it, so Forwarded is not trusted.
         passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
     _append(passed, "Forwarded", _forwarded(client, host, scheme))
@@ -169,10 +169,10 @@ def request_headers_for_origin(
 
 
 def passed_nodes(headers: Headers) -> tuple[str, ...]:
-    """The gateways that a request says it has come by (RFC 8586): lower case, each once; what is no name is left out.
+    """The gateways that a request has passed by its own account (RFC 8586), in lower case, each once.
 
-    Sorted, because a loop is found by the names and not by their order.  Raises LoopDetected where there are more of
-    them than a sensible chain has.
+    Members that are not valid names are skipped.  The result is sorted, because the order does not matter for a loop.
+    Raises LoopDetected if the list is longer than any sensible chain.
     """
     lines = headers.getall("CDN-Loop", ())
     if not lines:
@@ -187,7 +187,7 @@ def passed_nodes(headers: Headers) -> tuple[str, ...]:
 
 
 def is_looping(headers: Headers, node: str) -> bool:
-    """Whether this request has already been through `node` (RFC 8586).
+    """Whether this request has already passed through `node` (RFC 8586).
 
     A shield in front of the origin therefore needs a node name of its own.
     """
@@ -200,9 +200,9 @@ def is_looping(headers: Headers, node: str) -> bool:
 
 
 def response_headers_for_client(headers: Headers, *, node: str, http_version: str) -> CIMultiDict[str]:
-    """An origin's reply headers as they go on to the client: end-to-end ones, with one more Via member.
+    """The origin's reply headers as the client receives them: the end-to-end ones, with one more Via member.
 
-    Of an event stream a proxy in front is told not to collect it, unless the origin has said something of that.
+    An event stream gets `X-Accel-Buffering: no`, unless the origin set that header, so that nginx does not buffer it.
     """
     passed = _end_to_end(headers)
     if "Content-Type" in passed and media_type(passed["Content-Type"]) == SSE_TYPE:
@@ -212,11 +212,11 @@ def response_headers_for_client(headers: Headers, *, node: str, http_version: st
 
 
 def storable_headers(headers: Headers) -> CIMultiDict[str]:
-    """The reply headers that a tape may replay: what is true of the stream, such as CORS, nosniff or
+    """The reply headers that a tape may replay: those that hold for the stream, such as CORS, nosniff or
     Content-Disposition.
 
-    Gone is what is true of one reply only (dates, validators, lengths, codings, cookies, positions, traces) and what
-    the gateway says itself.
+    Drops headers that hold for one reply only (dates, validators, lengths, codings, cookies, positions, traces) and
+    headers that the gateway sets itself.
     """
     kept = _end_to_end(headers, HOP_BY_HOP | _UNSTORABLE)
     for name in {name for name in kept if name.lower().startswith(_UNSTORABLE_PREFIXES)}:
@@ -225,7 +225,7 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
 
 
 def _append(headers: CIMultiDict[str], name: str, member: str) -> None:
-    """Add a member to a list field, on one line with those that are there."""
+    """Append a member to a list field and join all its lines into one."""
     if name in headers:
         member = ", ".join([*(value for value in headers.getall(name) if value.strip()), member])
     headers[name] = member
@@ -237,7 +237,7 @@ def _forwarded(client: str | None, host: str, scheme: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A token as it is, anything else as a quoted string (RFC 9110 section 5.6.4)."""
+    """A token unchanged, anything else as a quoted string (RFC 9110 section 5.6.4)."""
     if _TOKEN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -246,7 +246,7 @@ def _quoted(text: str) -> str:
 def _node_identifier(client: str | None) -> str:
     """RFC 7239 section 6: an address, an IPv6 one in brackets and quotes, or `unknown`."""
     try:
-        # A link-local address carries its interface (`fe80::1%eth0`), which means nothing to anyone else.
+        # A link-local address carries its interface (`fe80::1%eth0`), which has no meaning on another machine.
         address = ipaddress.ip_address((client or "").partition("%")[0])
     except ValueError:
         return "unknown"

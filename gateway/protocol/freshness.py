@@ -1,8 +1,8 @@
-"""How long, and for whom, an origin's reply may be kept: Cache-Control, Vary, and a stream's own end of life.
+"""Whether and how long an origin's reply may be kept: Cache-Control, Vary, and the stream's own lifetime.
 
-Reads headers and answers questions; it decides nothing about a tape.  Where a header is unclear it takes the cautious
-reading: a directive that is there in any form forbids, a Vary on anything unknown is not shared.  No header,
-however malformed, raises.
+Pure header parsing; the module makes no decision about a tape.  Ambiguous headers get the cautious reading: a
+directive that is present in any form forbids, and a Vary on an unknown header prevents sharing.  No header, however
+malformed, raises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
 _MAX_DELTA_S: Final = 31_536_000
 
 MAX_TTL_S: Final = 2**53 - 1
-"""A longer TTL is taken as this one: 285 million years."""
+"""The largest TTL, 285 million years; longer ones are clamped to it."""
 
 _DIRECTIVE: Final = re.compile(
     r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
@@ -35,15 +35,15 @@ _RFC3339: Final = re.compile(
 )
 
 CacheControl = Mapping[str, str | None]
-"""Directive names in lower case with their values, None where there is none."""
+"""Directive names in lower case with their values; None for a directive without a value."""
 
 
 @lru_cache(maxsize=256)
 def parse_cache_control(values: str | None) -> CacheControl:
     """The directives of a Cache-Control field (several lines joined by commas), read-only.
 
-    The first of two equal directives counts (RFC 9111 section 4.2.1).  What cannot be read is skipped to the next
-    comma.
+    The first of two equal directives counts (RFC 9111 section 4.2.1).  Text that does not parse is skipped up to the
+    next comma.
     """
     directives: dict[str, str | None] = {}
     text = values or ""
@@ -62,7 +62,7 @@ def parse_cache_control(values: str | None) -> CacheControl:
 
 
 def forbids_storing(cache_control: CacheControl | str | None) -> bool:
-    """Whether a shared cache must not keep the reply: `no-store` or `private`, also where it names fields."""
+    """Whether a shared cache must not store the reply: `no-store` or `private`, even if it names fields."""
     directives = (
         parse_cache_control(cache_control) if cache_control is None or isinstance(cache_control, str) else cache_control
     )
@@ -70,7 +70,7 @@ def forbids_storing(cache_control: CacheControl | str | None) -> bool:
 
 
 class Freshness(NamedTuple):
-    """For how long a reply may be given again, in seconds: without a word to the origin, and then while it is asked."""
+    """How long a reply may be reused, in seconds: first without asking the origin, then stale while it revalidates."""
 
     fresh_s: float = 0.0
     stale_s: float = 0.0
@@ -79,8 +79,8 @@ class Freshness(NamedTuple):
 def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
     """What a reply's Cache-Control and Age allow a shared cache (RFC 9111 section 4.2, RFC 5861 section 3).
 
-    Nothing where the reply says nothing of it: heuristics (RFC 9111 section 4.2.2) are not for what changes at any
-    time.  `headers` is case-insensitive.
+    Zero if the reply states no freshness: heuristics (RFC 9111 section 4.2.2) do not suit content that may change at
+    any time.  `headers` is case-insensitive.
     """
     text = (
         ", ".join(headers.getall("Cache-Control", ()))
@@ -100,14 +100,14 @@ def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
 
 
 def _seconds(text: str | None) -> float:
-    """Delta-seconds (RFC 9111 section 1.2.2), at most a year; 0 where there is none."""
+    """Delta-seconds (RFC 9111 section 1.2.2), at most a year; 0 if absent or malformed."""
     if text is None or not text.isascii() or not text.isdigit():
         return 0.0
     return float(min(int(text[:9]), _MAX_DELTA_S))
 
 
 def parse_ttl(header: str | None) -> int | None:
-    """Seconds from Stream-TTL by the grammar of section 5.1: decimal, no sign, no leading zero; else None."""
+    """Seconds from Stream-TTL by the grammar of section 5.1 (decimal, no sign, no leading zero); else None."""
     if header is None:
         return None
     text = header.strip(" \t")
@@ -131,7 +131,7 @@ def parse_expires_at(header: str | None) -> float | None:
             return None
         offset = timedelta(hours=int(offset_hours), minutes=int(offset_minutes))
         zone = timezone(-offset if sign == "-" else offset)
-    # A leap second is valid in RFC 3339 and unknown to Unix time, where it is the second after :59.
+    # RFC 3339 allows a leap second.  Unix time has none: it counts as the second after :59.
     is_leap = second == 60
     try:
         moment = datetime(year, month, day, hour, minute, 59 if is_leap else second, tzinfo=zone).timestamp()
@@ -142,23 +142,23 @@ def parse_expires_at(header: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A stream's end of life as its headers tell it: a window in seconds, an absolute Unix time, both or neither."""
+    """A stream's lifetime by its headers: a window in seconds, an absolute Unix time, both or neither."""
 
     ttl_s: int | None
     expires_at: float | None
 
 
 def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
-    """What a PUT's or HEAD's headers say; `headers` is case-insensitive or spelled as the protocol does."""
+    """The lifetime in the headers of a PUT or HEAD; `headers` is case-insensitive or spelled as in the protocol."""
     return Lifetime(parse_ttl(headers.get(STREAM_TTL)), parse_expires_at(headers.get(STREAM_EXPIRES_AT)))
 
 
 def vary_allows_sharing(vary: str | None, credential_headers: Collection[str], allow_origin: str | None) -> bool:
     """Whether one reply may answer requests whose other headers differ.
 
-    Fine are Accept-Encoding (the gateway asks for identity), the credential headers (they are in the tape's key), and
-    Origin where Access-Control-Allow-Origin is `*` or absent, because then the reply does not echo it.  Anything
-    else, and `*`, is not.  `credential_headers` in any case.
+    Allowed are Accept-Encoding (the gateway asks for identity), the credential headers (they are part of the tape's
+    key), and Origin if Access-Control-Allow-Origin is `*` or absent, because then the reply does not echo it.  Any
+    other name, and `*`, prevents sharing.  `credential_headers` are in any case.
     """
     if not vary:
         return True

@@ -1,12 +1,12 @@
-"""Taking the outer brackets off a JSON array while it streams by, so that arrays can be joined (section 7.1).
+"""Streaming removal of a JSON array's outer brackets, so that arrays can be joined (section 7.1).
 
 A JSON stream's tape holds the elements' text without brackets; a reply is `[` + text + `]`.  `ArrayUnwrapper` takes an
-origin's array in pieces and gives the elements' text in pieces: never parsed, never re-serialised, because numbers and
-spacing are the writer's.  It holds back the run of whitespace, commas and `]` at the end of what it has seen, since
-only the end of the body tells whether the last `]` was the outer one.
+origin's array in pieces and returns the elements' text in pieces.  It never parses or re-serialises: number formats and
+spacing belong to the writer.  It holds back the trailing run of whitespace, commas and `]`, because only the end of the
+body tells whether the last `]` is the outer one.
 
-It checks the two ends and not what lies between: a body with a broken middle comes out as broken as it went in.
-A comma before the last bracket is dropped (the spec's own SSE example has one).
+It checks both ends and not the middle: a body with a broken middle passes through unchanged.  A comma before the last
+bracket is dropped (the spec's own SSE example has one).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NotAnArray(ValueError):
 
 
 class ArrayUnwrapper:
-    """One array's elements, as text, while the array arrives.  The state is one body's; use a new one for each."""
+    """Yields one array's elements as text while the array arrives.  Use a new instance for each body."""
 
     __slots__ = ("_bracket_seen", "_element_seen", "_held")
 
@@ -37,9 +37,9 @@ class ArrayUnwrapper:
         return not self._element_seen
 
     def feed(self, chunk: bytes) -> bytes:
-        """The element text that is certain after this piece; may be empty.
+        """The element text that is final after this piece; may be empty.
 
-        Raises `NotAnArray` as soon as the beginning shows that the body is none.
+        Raises `NotAnArray` as soon as the beginning shows that the body is not an array.
         """
         if not self._bracket_seen:
             chunk = chunk.lstrip(_SPACE)
@@ -66,10 +66,10 @@ class ArrayUnwrapper:
         return text
 
     def _before_first(self, chunk: bytes) -> bytes:
-        """Skip space before the first element; see that what follows `[` can follow it."""
+        """Skip whitespace before the first element and check that the next byte may follow `[`."""
         chunk = chunk.lstrip(_SPACE)
         if chunk and (self._held or chunk[0] == 0x2C):
-            # Something after `[]`, or `[,`.
+            # Text after `[]`, or `[,`.
             raise NotAnArray("a JSON reply is not one array")
         if chunk and chunk[0] == 0x5D:
             self._held += b"]"
@@ -79,7 +79,7 @@ class ArrayUnwrapper:
         return chunk
 
     def finish(self) -> bytes:
-        """The rest of the element text, after the last piece.  Raises `NotAnArray` when the array did not end."""
+        """The rest of the element text after the last piece.  Raises `NotAnArray` if the array did not end."""
         held = bytes(self._held).rstrip(_SPACE)
         if not held.endswith(b"]"):
             raise NotAnArray("a JSON reply does not end with ]")
@@ -92,7 +92,7 @@ class ArrayUnwrapper:
 
 
 def unwrap(body: bytes) -> bytes:
-    """The element text of one whole array.  Raises `NotAnArray`."""
+    """The element text of one complete array.  Raises `NotAnArray`."""
     unwrapper = ArrayUnwrapper()
     text = unwrapper.feed(body)
     rest = unwrapper.finish()

@@ -1,4 +1,4 @@
-"""What a request asks for, in the words of metrics, logs and dashboards."""
+"""The kinds of request, as metrics, logs and dashboards name them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The kind of a request, by its method and its `live` parameter."""
+    """The kind of a request, by its method and `live` parameter."""
 
     CATCHUP = "catchup"
     """GET without `live`: bytes from an offset (section 5.6)."""
@@ -23,4 +23,4 @@ class Mode(StrEnum):
     DELETE = "delete"
     """DELETE (section 5.4)."""
     OTHER = "other"
-    """Everything else: OPTIONS, unknown methods, reserved paths."""
+    """Anything else: OPTIONS, unknown methods, reserved paths."""

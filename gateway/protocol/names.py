@@ -1,7 +1,7 @@
 """Header, query and event names of the Durable Streams protocol, spelled once.
 
-Names only: what they mean is decided where they are read.  Source: Durable Streams Protocol, sections 5 and 11.2;
-fork headers and the SSE encoding header are from the current protocol text.
+The modules that read the values define their meaning.  Source: Durable Streams Protocol, sections 5 and 11.2; the fork
+headers and the SSE encoding header are from the current protocol text.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
 PRODUCER_RECEIVED_SEQ: Final = "Producer-Received-Seq"
 
 ACCEL_BUFFERING: Final = "X-Accel-Buffering"
-"""nginx's: `no` on an answer has it pass on what has come.  By default it holds back events until a buffer is full."""
+"""An nginx header: `no` on an answer disables its buffering, which by default holds events until a buffer is full."""
 
 QUERY_OFFSET: Final = "offset"
 QUERY_LIVE: Final = "live"
@@ -50,7 +50,7 @@ def is_true(value: str | None) -> bool:
 
 
 def media_type(content_type: str | None) -> str:
-    """The content type without parameters, lower case; the protocol's default when absent."""
+    """The content type without parameters, in lower case; the protocol's default if absent."""
     if not content_type:
         return DEFAULT_TYPE
     return content_type.partition(";")[0].strip().lower() or DEFAULT_TYPE
@@ -62,6 +62,6 @@ def is_json(content_type: str | None) -> bool:
 
 
 def is_sse_text(content_type: str | None) -> bool:
-    """Whether SSE carries this type as text; every other type travels as base64 (section 5.8)."""
+    """Whether SSE carries this type as text; every other type is base64 (section 5.8)."""
     media = media_type(content_type)
     return media.startswith("text/") or media == JSON_TYPE

@@ -1,12 +1,12 @@
-"""Who the client is behind proxies that are trusted: `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded`
+"""The client's address and scheme behind trusted proxies: `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded`
 (RFC 7239).
 
-Each proxy adds the address it was reached from at the end of a list.  So the list is read from its end, and only as
-far as trusted proxies have written it: the first address that is no trusted proxy is the client, and what stands before
-it is that client's own word.  Where all of them are trusted, the first is the client.  What is no address (`unknown`, a
-pseudonym) ends the reading at the proxy that wrote it.
+Each proxy appends the address it was reached from to a list.  The list is therefore read from its end, for as long as
+trusted proxies wrote it: the first address that is not a trusted proxy is the client, and everything before it is that
+client's own claim.  If all addresses are trusted, the first one is the client.  A member that is not an address
+(`unknown`, a pseudonym) ends the search; the proxy that wrote it then counts as the client.
 
-Only one of the two is looked at: a proxy that writes the one passes the other on as a client has made it up.
+Only one of the two headers is read: a proxy that writes one passes the other on as a client invented it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from gateway.protocol.proxy_header import plain_address
 
 UNIX: Final = "unix"
-"""In place of a network: whoever comes by a Unix socket."""
+"""Listed in place of a network: trusts peers on a Unix socket."""
 _MOST_HOPS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
@@ -30,14 +30,14 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 class HeaderLines(Protocol):
-    """The header of a request."""
+    """The header lines of a request."""
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
-        """Every line of a name."""
+        """All lines of this name, or `default`."""
 
 
-class _Spelled:
-    """The lines of one name in a request in bytes."""
+class _RawLines:
+    """The lines of one name in a raw request."""
 
     def __init__(self, request: bytes, name: str) -> None:
         self._name = name
@@ -54,27 +54,27 @@ class _Spelled:
 
 
 class Hop(NamedTuple):
-    """What one proxy says of whom it was reached by."""
+    """One proxy's statement about the peer that reached it."""
 
     client: str
     scheme: str
-    """Empty where it does not say."""
+    """Empty if the proxy does not state it."""
 
 
 class Proxies:
-    """The proxies that are trusted.  `networks` are as in the configuration; `header` is the one that they write."""
+    """The trusted proxies.  `networks` are as in the configuration; `header` is the header that the proxies write."""
 
     def __init__(self, networks: Iterable[str], header: str) -> None:
         texts = tuple(networks)
         self._trusts_unix = UNIX in texts
         self._networks = tuple(ipaddress.ip_network(text) for text in texts if text != UNIX)
-        self._is_standard = header == "forwarded"
+        self._reads_forwarded = header == "forwarded"
         self.trusts = lru_cache(4_096)(self._trusts)
-        """Whether the peer at an address (None: by a Unix socket) is one of them."""
+        """Whether the peer at this address (None: on a Unix socket) is a trusted proxy."""
 
-    def writes_customary(self, peer: str | None) -> bool:
-        """Whether what the peer at an address says in `X-Forwarded-*` is its own word."""
-        return not self._is_standard and self.trusts(peer)
+    def writes_x_forwarded(self, peer: str | None) -> bool:
+        """Whether the peer at this address is a trusted proxy that writes `X-Forwarded-*` itself."""
+        return not self._reads_forwarded and self.trusts(peer)
 
     def _trusts(self, address: str | None) -> bool:
         if address is None:
@@ -86,27 +86,26 @@ class Proxies:
         return any(plain in network for network in self._networks)
 
     def client(self, peer: str | None, headers: HeaderLines) -> str | None:
-        """The address of the client whose request with this header has come from `peer`, without a port; None where
-        nobody knows it."""
-        return self._origin(peer, headers)[0] if self.trusts(peer) else peer
+        """The client's address, without a port, for a request with these headers from `peer`; None if unknown."""
+        return self._client_and_scheme(peer, headers)[0] if self.trusts(peer) else peer
 
     def client_of(self, peer: str | None, request: bytes) -> str | None:
-        """The same of a request in bytes, that has been parsed before."""
+        """The same for a raw request that has been parsed before."""
         if not self.trusts(peer):
             return peer
-        wanted = "Forwarded" if self._is_standard else "X-Forwarded-For"
-        return self._origin(peer, _Spelled(request, wanted))[0]
+        wanted = "Forwarded" if self._reads_forwarded else "X-Forwarded-For"
+        return self._client_and_scheme(peer, _RawLines(request, wanted))[0]
 
     def scheme(self, peer: str | None, headers: HeaderLines, own: str) -> str:
-        """The scheme by which the client has asked, where `own` is the connection's."""
-        return (self._origin(peer, headers)[1] or own) if self.trusts(peer) else own
+        """The scheme that the client used; `own` is the scheme of this connection."""
+        return (self._client_and_scheme(peer, headers)[1] or own) if self.trusts(peer) else own
 
-    def _origin(self, peer: str | None, headers: HeaderLines) -> tuple[str | None, str]:
-        """The client's address, and the scheme as the nearest proxy has it that says one."""
+    def _client_and_scheme(self, peer: str | None, headers: HeaderLines) -> tuple[str | None, str]:
+        """The client's address, and the scheme as the trusted proxy closest to the client states it."""
         client, scheme = peer, ""
-        hops = _standard_hops(headers) if self._is_standard else _customary_hops(headers)
+        hops = _forwarded_hops(headers) if self._reads_forwarded else _x_forwarded_hops(headers)
         for hop in hops:
-            # Those nearer to the client know better, as long as they are trusted.
+            # A trusted proxy closer to the client knows the scheme better.
             scheme = hop.scheme or scheme
             address = _host(hop.client)
             if address is None:
@@ -117,8 +116,8 @@ class Proxies:
         return client, scheme
 
 
-def _customary_hops(headers: HeaderLines) -> list[Hop]:
-    """From the nearest on.  The scheme is one for all: of the last line's last member, which the nearest wrote."""
+def _x_forwarded_hops(headers: HeaderLines) -> list[Hop]:
+    """Hops from the nearest on.  They share one scheme: the last member of the last line, written by the nearest."""
     schemes = headers.getall("X-Forwarded-Proto", ())
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
     if scheme not in _SCHEMES:
@@ -127,7 +126,7 @@ def _customary_hops(headers: HeaderLines) -> list[Hop]:
     return [Hop(member.strip(), scheme) for member in reversed(members)]
 
 
-def _standard_hops(headers: HeaderLines) -> list[Hop]:
+def _forwarded_hops(headers: HeaderLines) -> list[Hop]:
     hops: list[Hop] = []
     for line in headers.getall("Forwarded", ()):
         client = scheme = ""
@@ -136,7 +135,7 @@ def _standard_hops(headers: HeaderLines) -> list[Hop]:
         while at < len(line):
             match = _PAIR.match(line, at)
             if match is None:
-                # Nobody can tell where the next member begins: what came before may be a part of this one.
+                # The next member cannot be located: what came before may be part of this one.
                 hops.clear()
                 is_begun = False
                 break

@@ -1,9 +1,9 @@
-"""The header of the PROXY protocol, versions 1 and 2: who the client is that a load balancer passes on.
+"""The header of the PROXY protocol, versions 1 and 2: a load balancer names the client it forwards.
 
-Read strictly, because whoever writes it says who somebody else is: a header is right in every byte or the connection
-ends.  Addresses of TCP over IPv4 and IPv6 are taken.  LOCAL (a check of the balancer's own), UNKNOWN and Unix sockets
-name nobody: the connection's own peer is the client, and is not believed about others.  What version 2 has behind the
-addresses (TLVs) is skipped.
+Parsing is strict, because the header sets another party's identity: a single wrong byte ends the connection.  Accepted
+are TCP addresses over IPv4 and IPv6.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client:
+the connection's peer counts as the client, and is not trusted to name others.  The TLVs behind the addresses of version
+2 are skipped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _FIXED_BYTES: Final = 16
 _LONGEST_LINE: Final = 107
-"""Of version 1, its line end included."""
+"""The longest line of version 1, line end included."""
 LONGEST_BYTES: Final = 4_096
-"""Of version 2; the balancers' own TLVs take a few hundred."""
+"""The largest header of version 2; balancers' TLVs take a few hundred bytes."""
 _LOCAL, _PROXY = 0, 1
 _UNSPECIFIED: Final = 0
 _STREAM: Final = 1
@@ -25,21 +25,20 @@ _ADDRESS_BYTES: Final = {_UNSPECIFIED: 0, _INET: 12, _INET6: 36, _UNIX: 216}
 
 
 class BadProxyHeader(ValueError):
-    """What came is no PROXY header, or one that is not believed."""
+    """The data is not a PROXY header, or not an acceptable one."""
 
 
 class ProxyHeader(NamedTuple):
-    """A header that has been read."""
+    """A parsed header."""
 
     client: str | None
-    """The client's address; None where it names none, and the connection's peer is the client."""
+    """The client's address; None if the header names none, and the connection's peer is the client."""
     size: int
-    """Bytes of the header: what comes after them is the client's."""
+    """Bytes of the header; the client's data follows them."""
 
 
 def read_proxy_header(data: bytes) -> ProxyHeader | None:
-    """The header at the beginning of `data`, None while it is not whole; BadProxyHeader at the first byte that is
-    wrong."""
+    """Parse the header at the start of `data`.  None while it is incomplete; BadProxyHeader at the first wrong byte."""
     if data.startswith(_SIGNATURE):
         return _read_binary(data)
     if _SIGNATURE.startswith(data):
@@ -76,7 +75,7 @@ def _read_line(data: bytes) -> ProxyHeader | None:
 
 def _address(family: str, text: str) -> str:
     try:
-        # A zone ("%eth0") is of the balancer's machine and means nothing here.
+        # A zone ("%eth0") belongs to the balancer's machine and has no meaning here.
         address = ipaddress.IPv4Address(text) if family == "TCP4" else ipaddress.IPv6Address(text)
     except ValueError:
         raise BadProxyHeader("no address") from None
@@ -112,7 +111,7 @@ def _read_binary(data: bytes) -> ProxyHeader | None:
 
 
 def plain_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """As text; an IPv4 address that is mapped into IPv6 (RFC 4291 section 2.5.5.2) as the IPv4 one that it is."""
+    """The address as text; an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2) becomes plain IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(address)

@@ -1,14 +1,14 @@
-"""Server-Sent Events as Durable Streams uses them (section 5.8): reading an origin's, writing a client's.
+"""Server-Sent Events as Durable Streams uses them (section 5.8): parsing an origin's, encoding a client's.
 
-Reading is incremental.  `SseParser` takes whatever pieces the network gives and hands out whole events only: an event
-exists once its blank line has arrived, so half an event at the end of a broken connection is never seen by anyone.
-Lines end in CR, LF or CRLF, also when a CRLF is split between two pieces.  Every byte is looked at a constant
-number of times however small the pieces are: an unfinished line waits in one growing buffer, and whole lines are
-cut by `bytes.splitlines`, which knows exactly these three terminators.
+Parsing is incremental.  `SseParser` takes pieces of any size and returns whole events only: an event exists once its
+blank line has arrived, so half an event at the end of a broken connection is never delivered.  Lines end in CR, LF or
+CRLF, even if a CRLF is split between two pieces.  Every byte is examined a constant number of times, however small the
+pieces: an unfinished line waits in one growing buffer, and whole lines are cut by `bytes.splitlines`, which splits at
+exactly these three terminators.
 
-Writing makes complete events.  A text payload cannot be rebuilt byte for byte from SSE (a CR comes back as an LF),
-which is why nothing here is used to copy a text stream; JSON and base64 survive the trip.  A payload is taken as one
-piece: who cuts a text stream into events cuts it between characters and not inside a CRLF.
+Encoding produces complete events.  SSE cannot carry a text payload byte for byte (a CR comes back as an LF), so nothing
+here is used to copy a text stream; JSON and base64 survive the round trip.  A payload is encoded as one piece: a caller
+that cuts a text stream into events must cut between characters and not inside a CRLF.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.protocol import offsets
 from gateway.protocol.names import EVENT_CONTROL, EVENT_DATA
 
 HEARTBEAT: Final = b": heartbeat\n\n"
-"""A comment: a sign of life that no client takes for an event."""
+"""A comment that keeps an idle connection alive; clients do not see it as an event."""
 
 DEFAULT_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
@@ -35,12 +35,12 @@ _NAMES: Final = {EVENT_DATA.encode(): EVENT_DATA, EVENT_CONTROL.encode(): EVENT_
 
 
 class SseTooLarge(ValueError):
-    """One event is larger than the reader is willing to hold."""
+    """One event exceeds the parser's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One whole event: its name (`message` when the stream gave none) and its data lines joined by LF."""
+    """One whole event: its name (`message` if the stream gave none) and its data lines joined by LF."""
 
     name: str
     data: bytes
@@ -49,15 +49,15 @@ class SseEvent:
 class SseParser:
     """Cuts a byte stream into whole events; one parser per connection.
 
-    `max_event_bytes` bounds the lines of one event together, their field names included and their terminators not; a
-    longer one raises `SseTooLarge`, after which the parser is of no further use.
+    `max_event_bytes` bounds the lines of one event together, including field names and excluding terminators.  A
+    longer event raises `SseTooLarge`; the parser must not be used after that.
     """
 
     __slots__ = ("_at_start", "_data", "_max_event_bytes", "_name", "_pending", "_size", "_skip_lf", "comments")
 
     def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
         self.comments = 0
-        """Comment lines seen so far: an idle origin's signs of life."""
+        """Comment lines seen so far: the heartbeats of an idle origin."""
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self._at_start = True
@@ -68,17 +68,17 @@ class SseParser:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether nothing of an event has come whose end has not."""
+        """Whether no event is partly received."""
         return not self._pending and not self._data
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Take the next bytes; give the events they complete, in order.  Raises `SseTooLarge`."""
+        """Take the next bytes and return the events they complete, in order.  Raises `SseTooLarge`."""
         if self._at_start:
             data = self._without_bom(data)
             if self._at_start:
                 return []
         if self._skip_lf and data:
-            # The CR that ended the last piece has already ended its line; an LF right behind it belongs to it.
+            # The CR at the end of the last piece has ended its line; an LF right behind it belongs to that line end.
             self._skip_lf = False
             if data[0] == 0x0A:
                 data = data[1:]
@@ -92,7 +92,7 @@ class SseParser:
             self._pending += whole
             whole = bytes(self._pending)
             self._pending.clear()
-        # Only when the CR is the very last byte can its LF still be on the way.
+        # An LF can follow only if the CR is the very last byte.
         self._skip_lf = end == len(data) and whole[-1] == 0x0D
         events = self._take_lines(whole)
         if end < len(data):
@@ -100,7 +100,7 @@ class SseParser:
         return events
 
     def _without_bom(self, data: bytes) -> bytes:
-        """The bytes after an optional byte order mark; holds on while it cannot tell yet."""
+        """The bytes after an optional byte order mark; empty until enough bytes are here to tell."""
         head = bytes(self._pending) + data
         self._pending.clear()
         if len(head) < len(_BOM) and _BOM.startswith(head):
@@ -110,13 +110,13 @@ class SseParser:
         return head.removeprefix(_BOM)
 
     def _hold(self, piece: bytes) -> None:
-        """Keep the beginning of a line until the rest of it comes."""
+        """Keep the beginning of a line until the rest arrives."""
         self._pending += piece
         if self._size + len(self._pending) > self._max_event_bytes:
             raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
 
     def _take_lines(self, whole: bytes) -> list[SseEvent]:
-        """Apply complete lines to the event that is being read; give the events that ended."""
+        """Apply complete lines to the current event; return the events that ended."""
         events: list[SseEvent] = []
         for line in whole.splitlines():
             if not line:
@@ -125,14 +125,14 @@ class SseParser:
                     joined = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                     events.append(SseEvent(name, joined))
                     self._data = []
-                # An event without a data line is not dispatched, but its name is forgotten with it.
+                # An event without a data line is not dispatched; its name is dropped too.
                 self._name = b""
                 self._size = 0
                 continue
             if self._size + len(line) > self._max_event_bytes:
                 raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
             if line[0] == 0x3A:
-                # Comments are not part of an event: hours of them between two events are no large event.
+                # Comments do not count towards an event's size: an idle origin may send them for hours.
                 self.comments += 1
                 continue
             self._size += len(line)
@@ -150,9 +150,9 @@ class SseParser:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a control event says about the position after the data event before it (section 5.8).
+    """A control event: the position after the data event before it (section 5.8).
 
-    `cursor` is absent at most when the stream is closed; closed implies up to date.
+    `cursor` is absent only if the stream is closed.  A closed stream is always up to date.
     """
 
     next_offset: str
@@ -162,10 +162,10 @@ class Control:
 
 
 def parse_control(data: bytes) -> Control:
-    """Read a control event's JSON.
+    """Parse a control event's JSON.
 
-    Raises `ValueError`, with one line that says what is wrong.  Unknown fields are ignored, and `null` in an
-    optional one counts as absent.
+    Raises `ValueError` with a one-line reason.  Unknown fields are ignored; `null` in an optional field counts as
+    absent.
     """
     try:
         fields = orjson.loads(data)
@@ -196,10 +196,10 @@ def _flag(fields: dict[str, object], name: str) -> bool:
 
 
 def encode_control(control: Control) -> bytes:
-    """The whole control event, final blank line included.
+    """The whole control event, including the final blank line.
 
-    The cursor is left out when closed, because nobody is to come back; closed is always said together with up to date.
-    Raises `ValueError` for an open stream without a cursor (section 8.1 requires one).
+    A closed stream has no cursor, because its client does not reconnect, and is always marked up to date.  Raises
+    `ValueError` for an open stream without a cursor (section 8.1 requires one).
     """
     fields: dict[str, object] = {"streamNextOffset": control.next_offset}
     if not control.is_closed:
@@ -214,10 +214,10 @@ def encode_control(control: Control) -> bytes:
 
 
 def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
-    """The whole data event for `payload` (pieces are one payload, in order), final blank line included.
+    """The whole data event for `payload` (the pieces form one payload, in order), including the final blank line.
 
     Base64 is one line of standard base64 with padding, empty for an empty payload.  Text becomes one `data:` line per
-    line of the payload, so a trailing newline gives a trailing empty line and comes back when the client joins them.
+    line of the payload.  A trailing newline gives a trailing empty line and returns when the client joins the lines.
     """
     body = payload if isinstance(payload, bytes) else b"".join(payload)
     if base64:
@@ -227,5 +227,5 @@ def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
     if b"\n" in body:
         body = body.replace(b"\n", b"\ndata:")
         body = body.replace(b"\ndata: ", b"\ndata:  ")
-    # One space after the colon belongs to the framing, so a line that begins with one is given a second.
+    # The parser drops one space after the colon, so a line that begins with a space gets a second one.
     return (_DATA_HEAD + b" " if body.startswith(b" ") else _DATA_HEAD) + body + b"\n\n"

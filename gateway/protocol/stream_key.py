@@ -1,4 +1,4 @@
-"""What names one tape: the stream at its origin, the query, and the readers who may share it."""
+"""The key of a tape: the stream at its origin, the query, and the partition of readers that may share it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """All that a write to one URL path of an origin concerns: every query and every partition of it, by whichever route
-    its readers come."""
+    """Everything that a write to one URL path of an origin affects: all queries and partitions, across all routes."""
 
     origin: str
     path: str
-    """As the origin is asked for it."""
+    """The path as it is requested from the origin."""
 
 
 class Partition(NamedTuple):
-    """Which readers share a tape: those of one route who show the same credentials and came by the same gateways."""
+    """The readers that share a tape: same route, same credentials, same chain of gateways."""
 
     route: str
     """The route's name."""
     generation: int = 0
-    """Counts up when a new configuration changes who may share the route's tapes, so that the old ones are left."""
+    """Increases when a new configuration changes who may share the route's tapes, so that the old ones are not used."""
     readers: str = ""
-    """A digest of the credentials and gateways; empty for readers who show neither."""
+    """A digest of the credentials and gateways; empty if the readers have neither."""
 
     @property
     def public(self) -> Partition:
@@ -35,9 +34,9 @@ class Partition(NamedTuple):
 
 
 class StreamKey(NamedTuple):
-    """What distinguishes one tape from another.
+    """Identifies one tape.
 
-    Two requests share a tape only if the origin must give both the same answer: same origin and path, same query, same
+    Two requests share a tape only if the origin must answer both alike: same origin and path, same query, same
     partition.
     """
 

@@ -1,7 +1,7 @@
-"""Surrogate keys: the names by which an origin groups what it serves, so that a group can be purged at once.
+"""Surrogate keys: an origin's names for groups of content that are purged together.
 
-`Surrogate-Key` separates its keys by spaces (Fastly, Varnish's xkey), `Cache-Tag` by commas (Cloudflare, Akamai).  Keys
-are compared as they are written.
+Keys are separated by spaces in `Surrogate-Key` (Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare,
+Akamai).  They are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CACHE_TAG: Final = "Cache-Tag"
 
 
 def surrogate_keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> frozenset[str]:
-    """Every key that a reply's head names, of both fields and all their lines."""
+    """All keys in a reply's head: both fields, all their lines."""
     return frozenset(_keys(headers))
 
 

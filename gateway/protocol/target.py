@@ -1,12 +1,12 @@
-"""The request target in one spelling, so that one stream has one key (RFC 3986 section 6.2.2, RFC 9112 section 3.2).
+"""Canonical request targets, so that one stream has one key (RFC 3986 section 6.2.2, RFC 9112 section 3.2).
 
-Two spellings that every origin must take for the same become the same text: unreserved characters are decoded, hex is
-upper case, dot segments are gone, other parameters are sorted by name.  Two that an origin may tell apart stay apart:
-`%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  What is no valid target is refused with a line fit for the
+Spellings that every origin must treat alike become the same text: unreserved characters are decoded, hex is upper case,
+dot segments are removed, other parameters are sorted by name.  Spellings that an origin may distinguish stay distinct:
+`%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line message for the
 client.
 
-`offset`, `live` and `cursor` are taken out of the query, decoded; each may come once.  Names are compared
-after decoding, so `%6Fffset` is no way around that rule.
+`offset`, `live` and `cursor` are decoded and removed from the query; each may appear once.  Names are compared after
+decoding, so `%6Fffset` does not evade that rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATH_SAFE: Final = "/!$&'()*+,;=:@"
 _QUERY_SAFE: Final = "/?!$'()*+,;:@"
 
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9\-_~/!$&'()*+,;=:@]*")
-"""A path that is canonical as it stands: nothing encoded, no dot that could be a segment."""
+"""A path that is already canonical: no escapes, no dots that could form a dot segment."""
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ENCODED_CONTROL: Final = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
@@ -34,16 +34,16 @@ _AUTHORITY: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~]+)(?::[0-
 
 
 class BadTarget(ValueError):
-    """The request target is not one that any stream has; the message is one line fit for the client."""
+    """The request target is invalid; the message is one line for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A request target in canonical form.
 
-    `path` and `query` (the other parameters, sorted by name) are percent-encoded; `offset`, `live` and `cursor` are
-    decoded, None when absent and `""` when sent empty.  `authority` is that of an absolute-form target, lower case,
-    which takes the place of the Host header (RFC 9112 section 3.2.2).
+    `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
+    decoded; None if absent, `""` if sent empty.  `authority` comes from an absolute-form target, in lower case, and
+    replaces the Host header (RFC 9112 section 3.2.2).
     """
 
     path: str
@@ -55,7 +55,7 @@ class Target:
 
 
 def parse_target(raw: str) -> Target:
-    """Read a request line's target, in origin-form or absolute-form.  Raises `BadTarget`."""
+    """Parse a request line's target in origin-form or absolute-form.  Raises `BadTarget`."""
     authority = None
     if not raw.startswith("/"):
         absolute = _ABSOLUTE.fullmatch(raw)
@@ -70,23 +70,26 @@ def parse_target(raw: str) -> Target:
         path = _canonical_path(path)
     if not question_mark:
         return Target(path, "", None, None, None, authority)
-    own, others = _split_query(query)
-    return Target(path, others, own.get(QUERY_OFFSET), own.get(QUERY_LIVE), own.get(QUERY_CURSOR), authority)
+    parameters, others = _split_query(query)
+    return Target(
+        path, others, parameters.get(QUERY_OFFSET), parameters.get(QUERY_LIVE), parameters.get(QUERY_CURSOR), authority
+    )
 
 
 def upstream_query(target: Target, *, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
-    """The query to ask the origin with: these protocol parameters and the target's others, sorted by name.
+    """The query for a request to the origin: these protocol parameters and the target's others, sorted by name.
 
-    Sorted because caches between here and the origin key on the text (section 8.1).  None leaves a parameter out.
+    Sorted, because caches between the gateway and the origin use the text as key (section 8.1).  None omits a
+    parameter.
     """
-    own = [
+    parameters = [
         f"{name}={quote(value, safe='')}"
         for name, value in ((QUERY_CURSOR, cursor), (QUERY_LIVE, live), (QUERY_OFFSET, offset))
         if value is not None
     ]
     if not target.query:
-        return "&".join(own)
-    return "&".join(sorted(own + target.query.split("&"), key=_name_of))
+        return "&".join(parameters)
+    return "&".join(sorted(parameters + target.query.split("&"), key=_name_of))
 
 
 def _name_of(pair: str) -> str:
@@ -94,7 +97,7 @@ def _name_of(pair: str) -> str:
 
 
 def _canonical(text: str, safe: str) -> str:
-    """One spelling per text: unreserved characters decoded, other escapes in upper case, everything unsafe escaped."""
+    """The canonical text: unreserved characters decoded, other escapes in upper case, unsafe characters escaped."""
 
     def respell(match: re.Match[str]) -> str:
         character = chr(int(match[0][1:], 16))
@@ -102,7 +105,7 @@ def _canonical(text: str, safe: str) -> str:
 
     if "%" in text:
         text = _PERCENT.sub(respell, text)
-    # Raw bytes above ASCII are escaped as they came; the server hands undecodable ones over as lone surrogates.
+    # Raw bytes above ASCII are escaped as received; the server represents undecodable ones as lone surrogates.
     return quote(text.encode("utf-8", "surrogateescape"), safe=safe + "%")
 
 
@@ -118,7 +121,7 @@ def _check(text: str) -> None:
 def _canonical_path(path: str) -> str:
     _check(path)
     if _ENCODED_CONTROL.search(path):
-        # Legal in a query value, where text with newlines travels; in a path it is only ever an attack on a log or
+        # Legal in a query value, where text with newlines is common.  In a path it can only be an attack on a log or a
         # header.
         raise BadTarget("Control character in request target")
     return _without_dot_segments(_canonical(path, _PATH_SAFE)) if path else "/"
@@ -142,9 +145,9 @@ def _without_dot_segments(path: str) -> str:
 
 
 def _split_query(query: str) -> tuple[dict[str, str], str]:
-    """The protocol's parameters, decoded, and the canonical text of the others."""
+    """The protocol's parameters, decoded, and the canonical text of the other parameters."""
     _check(query)
-    own: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     others: list[str] = []
     for pair in query.split("&"):
         if not pair:
@@ -153,18 +156,18 @@ def _split_query(query: str) -> tuple[dict[str, str], str]:
         if name not in _PROTOCOL_NAMES:
             name = _canonical(name, _QUERY_SAFE)
         if name in _PROTOCOL_NAMES:
-            if name in own:
+            if name in parameters:
                 raise BadTarget(f"Multiple {name} parameters not allowed")
-            own[name] = _decoded(name, value)
+            parameters[name] = _decoded(name, value)
         else:
             others.append(name + equals + _canonical(value, _QUERY_SAFE + "="))
     if len(others) > 1:
         others.sort(key=_name_of)
-    return own, "&".join(others)
+    return parameters, "&".join(others)
 
 
 def _decoded(name: str, value: str) -> str:
-    """A parameter's text.  A plus is a space, as it is to every origin that reads queries the way forms are sent."""
+    """A parameter's decoded text.  A plus is a space, as for every origin that parses queries as form data."""
     if "%" not in value and "+" not in value:
         return value
     try:
@@ -174,7 +177,7 @@ def _decoded(name: str, value: str) -> str:
 
 
 def without_authority(target: str) -> str:
-    """A request target as it came, but for scheme and authority, where a password may be (RFC 9112 §3.2.2)."""
+    """The target as received, without scheme and authority, which may hold a password (RFC 9112 section 3.2.2)."""
     if target.startswith("/") or "://" not in target:
         return target
     return "/" + target.partition("://")[2].partition("/")[2]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}

@@ -14,7 +14,7 @@ from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
@@ -115,7 +115,7 @@ class Clients:
         """Connections that were refused."""
         self.http2 = SessionCounts()
         """Of those among them that speak HTTP/2."""
-        self.known = KnownFields()
+        self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
         self._emptied = Signal()

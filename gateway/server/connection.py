@@ -112,7 +112,7 @@ class Connection(ReadingConnection, Handling):
             or self._is_busy
             or self._now() >= answer.until
             or answer.stale_marks != answer.stream.stale_marks
-            or ((tail := answer.tail) is not None and tail.turn != answer.stream.tail_turns)
+            or ((tail := answer.tail) is not None and tail.version != answer.stream.tail_version)
             or self.transport is None
         ):
             self._receive(data)

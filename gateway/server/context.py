@@ -21,7 +21,7 @@ from gateway.server import cors
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
-from gateway.telemetry.access_record import note_answered
+from gateway.telemetry.access_record import note_response
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
 
@@ -90,8 +90,8 @@ class ResponseRecorder:
             sent_bytes=sent_bytes,
             saved_bytes=context.saved_bytes,
         )
-        span.tell(mode, outcome, route)
-        note_answered(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
+        span.describe(mode, outcome, route)
+        note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
         """The one place where an error becomes a response: a status and one line."""

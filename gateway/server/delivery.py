@@ -45,11 +45,11 @@ class Delivery:
             # Nothing has been written yet, so what fails here can still be told by a status.
             held = answer.parts.held(answer.is_json)
             body = b"".join(held if held is not None else [p async for p in answer.parts.stream(answer.is_json)])
-            if answer.shown is not None:
-                answer.shown.stream.count_sent(len(body))
+            if answer.run is not None:
+                answer.run.stream.count_sent(len(body))
             return self.text(answer.status, answer.headers, body)
         body_parts = answer.parts.stream(answer.is_json)
-        return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.shown)
+        return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.run)
 
     def text(self, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
         """Send a short body that is here."""

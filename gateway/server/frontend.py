@@ -169,7 +169,7 @@ class Frontend:
         self._config = config
         for clients in self.every_clients:
             clients.limits = config.limits
-        self.clients.known.clear()
+        self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
                 self.clients.remembered.take(self._credentials())

@@ -35,7 +35,7 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
-from gateway.telemetry.access_record import AccessLog, Place, note_asked, note_repeated
+from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
@@ -136,9 +136,9 @@ class RequestHandler:
             asked = self._understand(context)
             if (preflight := self._preflight(context, asked.route)) is not None:
                 return preflight
-            note_asked(
+            note_request(
                 context.mode,
-                Place.of(asked.route.config.name, asked.target, asked.key.partition),
+                RecordedStream.of(asked.route.config.name, asked.target, asked.key.partition),
                 asked.target.offset,
             )
             read = asked.read
@@ -305,8 +305,8 @@ class RequestHandler:
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
         context.outcome = answer.outcome
         self._recorder.finish(context, answer.headers)
-        if answer.stream is not None and answer.shown is not None:
-            self._teach(context, read, answer, answer.shown)
+        if answer.stream is not None and answer.run is not None:
+            self._teach(context, read, answer, answer.run)
         try:
             answered = await context.delivery.answer(answer)
         finally:

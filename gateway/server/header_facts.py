@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.errors import LoopDetected
-from gateway.http.outgoing import FixedHeaders
+from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.forwarding import is_looping, passed_nodes, request_headers_for_origin
 from gateway.protocol.stream_key import Partition
@@ -51,7 +51,7 @@ class HeaderFacts:
         self._headers = headers
         self._node = node
         self._shown: dict[Route, SharingFacts] = {}
-        self._forwarded: dict[tuple[str | None, bool, str, str, bool], FixedHeaders] = {}
+        self._forwarded: dict[tuple[str | None, bool, str, str, bool], RenderedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
@@ -78,7 +78,7 @@ class HeaderFacts:
             )
         return shown
 
-    def forwarded(self, request: Request, *, is_plain: bool) -> FixedHeaders:
+    def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
         """The headers as they go on to the origin; `is_plain` where its answer is to be in no coding."""
         peer, is_from_proxy = request.peer, request.is_from_proxy
         sender = (peer, is_from_proxy, request.scheme, request.version, is_plain)
@@ -97,7 +97,7 @@ class HeaderFacts:
                 made["Accept-Encoding"] = "identity"
             if len(self._forwarded) >= _MOST_SENDERS:
                 self._forwarded.clear()
-            headers = self._forwarded[sender] = FixedHeaders.of(made)
+            headers = self._forwarded[sender] = RenderedHeaders.of(made)
         return headers
 
 

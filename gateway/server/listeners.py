@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
-from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
+from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.config.values import Address
 from gateway.protocol.proxies import Proxies
 from gateway.server.certificates import Loaded, load
@@ -89,12 +89,12 @@ class _Listening:
     @property
     def url(self) -> str:
         """Where clients reach it: a URL, or `unix:/path`."""
-        place = self.config.place
+        address = self.config.bind_address
         scheme = "https" if self.config.tls is not None else "http"
-        if isinstance(place, UnixPlace):
-            return str(place)
-        host = place.host if isinstance(place, Address) else "127.0.0.1"
-        return f"{scheme}://{Address(host, self.port)}" if self.port else str(place)
+        if isinstance(address, UnixAddress):
+            return str(address)
+        host = address.host if isinstance(address, Address) else "127.0.0.1"
+        return f"{scheme}://{Address(host, self.port)}" if self.port else str(address)
 
 
 class Listeners:
@@ -180,7 +180,7 @@ class Listeners:
         self, listening: _Listening, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
     ) -> None:
         config, loop = listening.config, asyncio.get_running_loop()
-        match config.place:
+        match config.bind_address:
             case Address(host, port):
                 server = await loop.create_server(
                     factory,
@@ -191,15 +191,17 @@ class Listeners:
                     reuse_port=config.reuse_port or None,
                 )
                 listening.servers.append(server)
-            case UnixPlace(path):
+            case UnixAddress(path):
                 try:
                     listening.file = await UnixSocket.open(path, config.mode, config.backlog)
                 except OSError as error:
                     raise OSError(error.errno, f"{config.address}: {error.strerror or error}") from None
                 sock = listening.file.sock
                 listening.servers.append(await loop.create_unix_server(factory, sock=sock, backlog=config.backlog))
-            case SystemdPlace(name):
-                others = [one.place.name for one in self._configs if isinstance(one.place, SystemdPlace)]
+            case SystemdSockets(name):
+                others = [
+                    one.bind_address.name for one in self._configs if isinstance(one.bind_address, SystemdSockets)
+                ]
                 wanted = chosen(fds, name, filter(None, others))
                 if not wanted:
                     raise ConfigError(f"{config.address}: systemd has handed over no such socket")

@@ -22,7 +22,7 @@ from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, note_parked
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, park_record
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, current
 
 _log = logging.getLogger("gateway.live")
@@ -100,7 +100,7 @@ class LiveAnswers:
 
         def look(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
-            into.subscribers = len(topic.readers_now) + topic.crowded + (waiter not in topic.readers_now)
+            into.subscribers = len(topic.readers_now) + topic.extra_clients + (waiter not in topic.readers_now)
             if (answer := group.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
@@ -113,7 +113,7 @@ class LiveAnswers:
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
-        record, span = note_parked(), current()
+        record, span = park_record(), current()
         span.park()
         if record is None and span is NO_REQUEST:
             return None
@@ -148,7 +148,7 @@ class _LiveNote:
         self._look(seen)
         if seen.status:
             self._span.answered(seen.status)
-        self._span.tell(self._mode, outcome, self._route)
+        self._span.describe(self._mode, outcome, self._route)
         self._span.end()
         if self._note is not None:
             self._note.end(outcome, reason)

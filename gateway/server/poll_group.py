@@ -79,7 +79,7 @@ class PollGroup:
         self._rendering.metrics.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
         channel.park(self, keeps=self._keeps)
 
-    def apart(self) -> Iterator[PollGroup]:
+    def split(self) -> Iterator[PollGroup]:
         """All clients but the first, each as a crowd of its own from here on; `waits` is owed to each."""
         while len(self._channels) > 1:
             channel, began = self._channels.popitem()

@@ -96,7 +96,7 @@ class ReadingConnection(WritingConnection):
 
     def _feed(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
-        events = clients.known.read(data) if is_first else None
+        events = clients.header_cache.lookup(data) if is_first else None
         if events is None:
             parser = self._parser or clients.parser()
             events = parser.feed(data)
@@ -104,7 +104,7 @@ class ReadingConnection(WritingConnection):
                 self._parser = None
                 clients.spare(parser)
                 if is_first:
-                    clients.known.learn(data, events)
+                    clients.header_cache.store(data, events)
             else:
                 self._parser = parser
         if events:

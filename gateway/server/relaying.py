@@ -25,8 +25,8 @@ from gateway.server.context import ParsedRequest, RequestContext, ResponseRecord
 from gateway.server.delivery import PART_BYTES
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
-from gateway.telemetry.access_record import AccessLog, Place, note_fetched, note_origin_request
-from gateway.upstream.connection import nothing
+from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
+from gateway.upstream.connection import no_op
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -58,7 +58,7 @@ class Relays:
     async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
         request, body = context.request, context.request.body
-        if body is None or body.is_whole:
+        if body is None:
             self.begin(context, asked)
             return
         # Before the client is told to go on: a body that is announced as too large need not be sent.
@@ -103,8 +103,8 @@ def _is_whole() -> bool:
 
 
 class Relaying:
-    """One relay, from the request on its way to the last byte of its answer.  An `Asker` of the origin's, and the giver
-    of the client's answer."""
+    """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
+    the source of the client's answer."""
 
     __slots__ = (
         "_answered",
@@ -119,7 +119,7 @@ class Relaying:
         "_reply",
         "_request",
         "_rest",
-        "_write_turns",
+        "_write_epoch",
     )
 
     def __init__(self, relays: Relays, context: RequestContext, asked: ParsedRequest) -> None:
@@ -132,7 +132,7 @@ class Relaying:
         self._context_vars: Context | None = copy_context() if context.over is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
-        self._write_turns = relays.engine.absences.write_turns
+        self._write_epoch = relays.engine.absences.write_epoch
         self._reply: Reply | None = None
         self._rest = b""
         """What has been taken of the body and not been written yet."""
@@ -171,7 +171,7 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            place = Place.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
+            place = RecordedStream.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
             self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
@@ -191,7 +191,7 @@ class Relaying:
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
         if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
             self._relays.engine.absences.add_relayed(
-                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_turns
+                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_epoch
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
@@ -303,5 +303,5 @@ class Relaying:
         self._relayed = None
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.notify(nothing)
+            reply.notify(no_op)
             reply.close()

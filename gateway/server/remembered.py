@@ -12,7 +12,7 @@ the line's end.
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
 doubt by `Stream.stale_marks`, and whatever changes what is known of an open stream's tail, for the answers that name
-it, by `Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+it, by `Stream.tail_version`.  An answer whose bytes were read before such a `forget` is not remembered after it.
 
 What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
 kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.
@@ -197,7 +197,7 @@ class RememberedAnswer:
         return (
             now < self.until
             and stream.stale_marks == self.stale_marks
-            and (self.tail is None or stream.tail_turns == self.tail.turn)
+            and (self.tail is None or stream.tail_version == self.tail.version)
         )
 
     def render(self, now: float, wall: float) -> bool:
@@ -207,7 +207,7 @@ class RememberedAnswer:
             return False
         named_until = math.inf
         if self.tail is not None:
-            named_until = stream.tail_until(self.tail.at) if stream.tail_turns == self.tail.turn else -math.inf
+            named_until = stream.tail_until(self.tail.at) if stream.tail_version == self.tail.version else -math.inf
             if named_until <= now:
                 return False
         age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))

@@ -170,7 +170,7 @@ class Request:
     def is_from_proxy(self) -> bool:
         """Whether its `X-Forwarded-*` are the word of a proxy that is believed."""
         proxies = self.channel.proxies
-        return proxies is not None and proxies.writes_customary(self.channel.client)
+        return proxies is not None and proxies.writes_x_forwarded(self.channel.client)
 
     @property
     def client(self) -> str | None:

@@ -1,1 +1,1 @@
-"""What the gateway remembers: blocks of bytes, an index of offset tokens, eviction under a byte budget."""
+"""The cache: blocks of bytes, an index of offset tokens, and eviction under a byte budget."""

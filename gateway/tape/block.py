@@ -1,10 +1,10 @@
-"""A block: one run of a stream's bytes with the offset tokens that fall inside it.
+"""A block: one run of a stream's bytes, with the offset tokens inside it.
 
-A block only ever grows at its end, while it is the last of its chain and small; what has been handed out of it never
-changes, because its pieces are immutable `bytes`.  It knows no tape: positions in, bytes out.
+A block grows only at its end, and only while it is the last of its chain and small.  Bytes handed out of it never
+change, because its pieces are immutable `bytes`.  It knows nothing of tapes: positions in, bytes out.
 
-JSON streams are kept as the inside of an array, `v1,v2,v3`.  A token that lies between two messages has the position
-of the comma before the second one, so `cut` drops a leading comma and joins need to know nothing else.
+A JSON stream is kept as the inside of an array, `v1,v2,v3`.  A token between two messages has the position of the comma
+before the second one, so `cut` drops a leading comma and joining runs needs no other rule.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SEAL_BYTES = 1 << 20
-"""A block of this size takes no more; the next append begins another."""
+"""A block of at least this size is sealed: the next append starts another."""
 
 _PIECE_BYTES = 1 << 14
-"""Appends are merged into one piece up to here: a copy of 8 KB on average, against a slot per tiny message."""
+"""Appends are merged into one piece up to this size: an 8 KB copy on average, against a list slot per tiny message."""
 
 
 class Cut(NamedTuple):
-    """Bytes taken out of a block."""
+    """Bytes cut out of a block."""
 
     pieces: list[bytes]
     copied: int
-    """How many of them are held for the taker alone, now or as soon as the block grows: whoever keeps the pieces keeps
-    so much beside the tape."""
+    """How many of these bytes the block does not share, now or as soon as it grows: keeping the pieces costs that much
+    memory beside the tape."""
 
 
 class Block:
-    """Bytes from `start` to `end`, in pieces; `marks` are the positions of tokens known inside."""
+    """The bytes from `start` to `end`, in pieces; `marks` are the positions of the tokens known inside."""
 
-    __slots__ = ("_ends", "end", "is_json", "laid_at", "marks", "pieces", "size", "start")
+    __slots__ = ("_ends", "end", "is_json", "marks", "pieces", "size", "start", "stored_at")
 
     def __init__(self, start: str, end: str, pieces: Sequence[bytes], is_json: bool, now: float) -> None:
         self.start = start
         self.end = end
         self.is_json = is_json
-        self.laid_at = now
+        self.stored_at = now
         self.pieces: list[bytes] = []
         self._ends: list[int] = []
         self.size = 0
@@ -62,7 +62,7 @@ class Block:
         return self.size >= SEAL_BYTES
 
     def extend(self, end: str, pieces: Sequence[bytes]) -> int:
-        """Grow to `end`; the position of the old end, which is a token inside from now on."""
+        """Grow to `end`; return the position of the old end, which is now a token inside the block."""
         position = self.size
         self.marks.append((position, self.end))
         if self.is_json:
@@ -73,11 +73,11 @@ class Block:
         return position
 
     def mark(self, position: int, token: str) -> None:
-        """Remember that `token` lies at `position`."""
+        """Record that `token` lies at `position`."""
         insort(self.marks, (position, token))
 
     def stop_before(self, position: int, limit: int) -> tuple[int, str] | None:
-        """The last known token in (`position`, `position + limit`], or None when no token lies there."""
+        """The last known token in (`position`, `position + limit`], or None if there is none."""
         if self.size - position <= limit:
             return self.size, self.end
         at = bisect_right(self.marks, position + limit, key=lambda mark: mark[0]) - 1
@@ -90,7 +90,7 @@ class Block:
         return self.marks[at] if at < len(self.marks) else (self.size, self.end)
 
     def cut(self, start: int, stop: int) -> Cut:
-        """The bytes in [`start`, `stop`), without the comma that `start` may stand on; whole pieces are not copied."""
+        """The bytes in [`start`, `stop`), without a comma at `start`; whole pieces are not copied."""
         if self.is_json and start > 0:
             start += 1
         if start >= stop:
@@ -114,11 +114,11 @@ class Block:
         return Cut(out, copied)
 
     def byte_at(self, position: int) -> bytes:
-        """The one byte at `position`."""
+        """The byte at `position`."""
         index = bisect_right(self._ends, position)
         offset = position - (self._ends[index] - len(self.pieces[index]))
         return self.pieces[index][offset : offset + 1]
 
-    def comes_out_as(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
-        """Whether the bytes in [`start`, `stop`) are those of `pieces`."""
+    def holds_at(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
+        """Whether the bytes in [`start`, `stop`) equal `pieces`."""
         return b"".join(self.cut(start, stop).pieces) == b"".join(pieces)

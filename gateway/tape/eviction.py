@@ -1,13 +1,13 @@
-"""Which stream goes when the budget is spent: a seam, and three policies behind it.
+"""Eviction policies: which stream to give up when the byte budget is spent.
 
-A policy orders keys and knows nothing else: not sizes, not what a key stands for.  Whoever asks for a victim gets one
-that the policy holds no more; what is given up comes back by `admit`.  Every call is O(1), amortised over the calls
-before it: a pass over keys that are kept is paid for by the touches that keep them.
+A policy orders keys and knows neither their sizes nor what they stand for.  A key returned as a victim is no longer
+held; `admit` brings it back.  Every call is O(1), amortised: passing over a key that stays is paid for by the touches
+that keep it.
 
-`S3Fifo` is the default, because what a gateway must survive is the reader that goes through everything once (a crawler,
-a nightly job, a client that replays its history), and because popularity here is short-lived: a chat is read by all for
-an hour and by nobody after.  `tests/tape/test_eviction_ratios.py` measures both, prints a table, and holds it to be no
-worse than least-recently-used.  SIEVE is the simplest that beats it on skewed loads, and suffers from scans.
+`S3Fifo` is the default for two reasons.  A gateway must survive readers that scan every stream once (a crawler, a
+nightly job, a client that replays its history).  And popularity is short-lived here: a chat is read by everyone for an
+hour, then by no one.  `tests/tape/test_eviction_ratios.py` measures both, prints a table, and requires S3-FIFO to be no
+worse than least-recently-used.  SIEVE is the simplest policy that beats LRU on skewed loads, but it suffers from scans.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Eviction(Protocol[K]):
-    """The order in which keys are given up."""
+    """Decides the order in which keys are evicted."""
 
     def admit(self, key: K) -> None:
-        """`key` can be given up from now on.  Nothing happens where that is known."""
+        """Make `key` evictable; do nothing if it already is."""
 
     def touch(self, key: K) -> None:
-        """`key` was asked for again.  Nothing happens where it is not held."""
+        """Record a use of `key`; do nothing if it is not held."""
 
     def forget(self, key: K) -> None:
-        """`key` is gone for a reason of its own: not even its having been here is remembered."""
+        """Remove `key`, which is gone for another reason, and every memory of it."""
 
     def victim(self, spared: K) -> K | None:
-        """The key to give up now, held no more; None when none is held beside `spared`."""
+        """Remove and return the key to evict now, never `spared`; None if no other key is held."""
 
     def __contains__(self, key: object) -> bool:
-        """Whether `key` can be given up."""
+        """Whether `key` is evictable."""
 
     def __len__(self) -> int:
-        """How many keys can be given up."""
+        """The number of evictable keys."""
 
 
 class LeastRecentlyUsed(Generic[K]):
-    """Gives up the key that was touched longest ago."""
+    """Evicts the key whose last touch is the oldest."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -72,7 +72,7 @@ class LeastRecentlyUsed(Generic[K]):
 
 
 class _Node(Generic[K]):
-    """A place in SIEVE's ring; a place begins alone, as its own neighbour."""
+    """A node of SIEVE's ring; it starts as its own neighbour."""
 
     __slots__ = ("is_visited", "key", "newer", "older")
 
@@ -84,23 +84,23 @@ class _Node(Generic[K]):
 
 
 class Sieve(Generic[K]):
-    """SIEVE (Zhang et al., NSDI 2024): a queue by age, and a hand that goes from the oldest to the newest.
+    """SIEVE (Zhang et al., NSDI 2024): a queue by age, and a hand that moves from the oldest key to the newest.
 
-    The hand spares who was touched since it last came by, where he stands, and gives up who was not; so newcomers are
-    sieved soon after they came, and a touch costs one flag.  The ring is closed by a place that holds no key.
+    The hand leaves a key touched since its last pass in place and evicts one that was not.  New keys are therefore
+    tested soon after they arrive, and a touch costs one flag.  A node without a key closes the ring.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[K, _Node[K]] = {}
-        self._gate: _Node[K] = _Node(None)
-        self._hand = self._gate
+        self._sentinel: _Node[K] = _Node(None)
+        self._hand = self._sentinel
 
     def admit(self, key: K) -> None:
         if key in self._nodes:
             return
         node = self._nodes[key] = _Node(key)
-        node.newer, node.older = self._gate, self._gate.older
-        node.older.newer = self._gate.older = node
+        node.newer, node.older = self._sentinel, self._sentinel.older
+        node.older.newer = self._sentinel.older = node
 
     def touch(self, key: K) -> None:
         node = self._nodes.get(key)
@@ -135,51 +135,51 @@ class Sieve(Generic[K]):
 
 
 class S3Fifo(Generic[K]):
-    """S3-FIFO (Yang et al., SOSP 2023), with the share of its small queue found out as it goes.
+    """S3-FIFO (Yang et al., SOSP 2023) with an adaptive size of its small queue.
 
-    Newcomers are on probation in a small queue.  Who was touched by the time he reaches its end goes over to the main
-    queue, the others are given up after a short stay, which is what keeps a scan from washing out the rest.  The main
-    queue gives whoever was touched another round, once for each touch up to `_ROUNDS`.  The hashes of those given up
-    are remembered, as many as there are keys held; who comes back among them goes to the main queue at once.
+    New keys enter a small probation queue.  A key touched before it reaches the end moves to the main queue; the others
+    are evicted after a short stay, which keeps a scan from washing out the rest.  The main queue gives a touched key
+    another round, one for each touch up to `_ROUNDS`.  The hashes of evicted keys are remembered, as many as there are
+    keys held; a key that returns among them goes straight to the main queue.
 
-    A fixed share suits either loads that scan or loads whose keys live shortly.  So who comes back tells which queue
-    was too small: the share grows with each that probation gave up too soon, and shrinks with each of the main queue's.
+    A fixed share suits either loads that scan or loads with short-lived keys.  A returning key shows which queue was
+    too small: the share grows when probation had evicted the key and shrinks when the main queue had.
     """
 
     _SHARE: Final = 0.1
     _LEAST_SHARE: Final = 0.05
     _MOST_SHARE: Final = 0.5
     _STEP: Final = 0.01
-    """How far one return moves the share, as long as both queues give up alike."""
+    """How far one return moves the share while both queues have evicted equally many."""
     _ROUNDS: Final = 2
 
     def __init__(self) -> None:
         self.probation_share = self._SHARE
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._main: OrderedDict[K, int] = OrderedDict()
-        """Keys, next to be judged first, with the touches that count for them."""
-        self._left_probation: OrderedDict[int, None] = OrderedDict()
-        self._left_main: OrderedDict[int, None] = OrderedDict()
-        """Hashes of keys given up, by the queue that did: a stream's key is ten times as large."""
+        """Keys with the touches that count for them, the next to be examined first."""
+        self._probation_ghosts: OrderedDict[int, None] = OrderedDict()
+        self._main_ghosts: OrderedDict[int, None] = OrderedDict()
+        """Hashes of evicted keys, by the queue that evicted them; a stream's key is ten times as large as its hash."""
 
     @property
     def remembered(self) -> tuple[int, int]:
-        """How many keys are remembered of those that the small and the main queue gave up."""
-        return len(self._left_probation), len(self._left_main)
+        """How many evicted keys each queue remembers: probation, main."""
+        return len(self._probation_ghosts), len(self._main_ghosts)
 
     def admit(self, key: K) -> None:
         if key in self:
             return
-        mark = hash(key)
-        if mark in self._left_probation:
-            weight = max(1.0, len(self._left_main) / len(self._left_probation))
+        key_hash = hash(key)
+        if key_hash in self._probation_ghosts:
+            weight = max(1.0, len(self._main_ghosts) / len(self._probation_ghosts))
             self.probation_share = min(self._MOST_SHARE, self.probation_share + self._STEP * weight)
-            del self._left_probation[mark]
+            del self._probation_ghosts[key_hash]
             self._main[key] = 0
-        elif mark in self._left_main:
-            weight = max(1.0, len(self._left_probation) / len(self._left_main))
+        elif key_hash in self._main_ghosts:
+            weight = max(1.0, len(self._probation_ghosts) / len(self._main_ghosts))
             self.probation_share = max(self._LEAST_SHARE, self.probation_share - self._STEP * weight)
-            del self._left_main[mark]
+            del self._main_ghosts[key_hash]
             self._main[key] = 0
         else:
             self._probation[key] = 0
@@ -195,38 +195,38 @@ class S3Fifo(Generic[K]):
     def forget(self, key: K) -> None:
         self._probation.pop(key, None)
         self._main.pop(key, None)
-        mark = hash(key)
-        self._left_probation.pop(mark, None)
-        self._left_main.pop(mark, None)
+        key_hash = hash(key)
+        self._probation_ghosts.pop(key_hash, None)
+        self._main_ghosts.pop(key_hash, None)
 
     def victim(self, spared: K) -> K | None:
         if len(self) == (spared in self):
             return None
         while True:
-            queue = self._queue_to_judge(spared)
+            queue = self._next_queue(spared)
             key, touches = queue.popitem(last=False)
             if key == spared:
                 queue[key] = touches
             elif not touches:
-                self._remember(key, self._left_main if queue is self._main else self._left_probation)
+                self._remember(key, self._main_ghosts if queue is self._main else self._probation_ghosts)
                 return key
             elif queue is self._main:
                 queue[key] = touches - 1
             else:
                 self._main[key] = 0
 
-    def _queue_to_judge(self, spared: K) -> OrderedDict[K, int]:
-        """The queue whose turn it is; it holds another key than `spared`."""
+    def _next_queue(self, spared: K) -> OrderedDict[K, int]:
+        """The queue whose turn it is; it holds a key other than `spared`."""
         on_probation = len(self._probation)
         if on_probation == (spared in self._probation):
             return self._main
         is_over = on_probation > self.probation_share * len(self)
         return self._probation if is_over or len(self._main) == (spared in self._main) else self._main
 
-    def _remember(self, key: K, left: OrderedDict[int, None]) -> None:
-        left[hash(key)] = None
-        while len(left) > len(self) + 1:
-            left.popitem(last=False)
+    def _remember(self, key: K, ghosts: OrderedDict[int, None]) -> None:
+        ghosts[hash(key)] = None
+        while len(ghosts) > len(self) + 1:
+            ghosts.popitem(last=False)
 
     def __contains__(self, key: object) -> bool:
         return key in self._probation or key in self._main
@@ -240,4 +240,4 @@ POLICIES: Final[Mapping[str, Callable[[], Eviction[Any]]]] = {
     "sieve": Sieve,
     "lru": LeastRecentlyUsed,
 }
-"""Policies by the names that the configuration gives them."""
+"""The policies by their configuration names."""

@@ -1,11 +1,11 @@
-"""The reserve: streams that are kept when others are given up, as long as together they take no more than a bound.
+"""Pinned tapes: streams that are not evicted for others while together they fit a byte bound.
 
-An operator, or a plan made of the traffic, wishes for streams, the most worthwhile first.  What is here of them is kept
-while there is room within the bound; where they grow past it, the least worthwhile are let go until the rest fits.  One
-that is past it alone is let go alone: nothing that the others could give up would be enough.  Who was let go is a
-stream like any other from then on, until it is used again at a time when there is room.
+An operator, or a plan derived from traffic, prefers streams, the most valuable first.  A preferred stream in memory is
+pinned while there is room within the bound.  When pinned streams outgrow the bound, the least valuable are unpinned
+until the rest fits.  A stream that exceeds the bound by itself is the only one unpinned, because unpinning the others
+would not make it fit.  An unpinned stream is evictable like any other until it is used again while there is room.
 
-The reserve says who is kept, and does nothing: the tape store, which owns it, tells it what each of them costs.
+`PinnedTapes` only decides; the tape store, its owner, reports the cost of each stream and acts on the answers.
 """
 
 from __future__ import annotations
@@ -20,96 +20,98 @@ _NONE: Final[tuple[StreamKey, ...]] = ()
 
 
 class PinnedTapes:
-    """Costs of those that are kept.  Owner: the `TapeStore`."""
+    """The pinned streams and their costs.  Owner: the `TapeStore`."""
 
     def __init__(self) -> None:
         self._ranks: dict[StreamKey, int] = {}
         self._preferred: list[StreamKey] = []
-        """By rank."""
-        self._kept: dict[StreamKey, int] = {}
-        self._last: list[int] = []
-        """A heap of ranks, negative, so that the least worthwhile comes first: of all who are kept, and of some who
-        were until a while ago."""
-        self._listed: set[int] = set()
-        """Ranks that are in it, each once."""
+        """The preferred keys by rank."""
+        self._costs: dict[StreamKey, int] = {}
+        self._heap: list[int] = []
+        """A heap of negated ranks, the least valuable first: all pinned streams, and some that were pinned before."""
+        self._in_heap: set[int] = set()
+        """The ranks in the heap, each once."""
         self.cost = 0
-        """Of all that are kept."""
+        """The cost of all pinned streams."""
         self.limit = 0
-        """Most that they may cost together."""
+        """The most that they may cost together."""
 
     def __bool__(self) -> bool:
-        """Whether anything is preferred."""
+        """Whether any stream is preferred."""
         return bool(self._ranks)
 
     def __contains__(self, key: object) -> bool:
-        """Whether `key` is kept now."""
-        return key in self._kept
+        """Whether `key` is pinned now."""
+        return key in self._costs
 
     def __len__(self) -> int:
-        """How many are kept now."""
-        return len(self._kept)
+        """The number of streams pinned now."""
+        return len(self._costs)
+
+    def __repr__(self) -> str:
+        return f"<PinnedTapes {len(self)} of {len(self._ranks)}, {self.cost} of {self.limit} bytes>"
 
     @property
     def preferred(self) -> Iterable[StreamKey]:
-        """All that are preferred, the most worthwhile first."""
+        """The preferred keys, the most valuable first."""
         return self._ranks.keys()
 
     def prefer(self, keys: Iterable[StreamKey], limit: int) -> list[StreamKey]:
-        """Wish for these and no others, from here on; those that are let go for it."""
+        """Prefer exactly these keys from now on; return the keys this unpins."""
         self._preferred = list(dict.fromkeys(keys))
         self._ranks = {key: rank for rank, key in enumerate(self._preferred)}
         self.limit = limit
-        gone = [key for key in self._kept if key not in self._ranks]
+        gone = [key for key in self._costs if key not in self._ranks]
         for key in gone:
             self.forget(key)
-        self._listed = {self._ranks[key] for key in self._kept}
-        self._last = [-rank for rank in self._listed]
-        heapq.heapify(self._last)
+        self._in_heap = {self._ranks[key] for key in self._costs}
+        self._heap = [-rank for rank in self._in_heap]
+        heapq.heapify(self._heap)
         return [*gone, *self._excess()]
 
-    def bound(self, limit: int) -> list[StreamKey]:
-        """Have another bound; those that are let go for it."""
+    def set_limit(self, limit: int) -> list[StreamKey]:
+        """Set the bound; return the keys this unpins."""
         self.limit = limit
         return self._excess()
 
-    def take(self, key: StreamKey, cost: int) -> bool:
-        """Keep `key`, which costs so much; whether it is kept, because it is preferred and there is room."""
-        if key in self._kept:
+    def pin(self, key: StreamKey, cost: int) -> bool:
+        """Pin `key` at this cost if it is preferred and fits; return whether it is pinned."""
+        if key in self._costs:
             return True
         if key not in self._ranks or self.cost + cost > self.limit:
             return False
-        self._kept[key] = cost
+        self._costs[key] = cost
         self.cost += cost
         rank = self._ranks[key]
-        if rank not in self._listed:
-            self._listed.add(rank)
-            heapq.heappush(self._last, -rank)
+        if rank not in self._in_heap:
+            self._in_heap.add(rank)
+            heapq.heappush(self._heap, -rank)
         return True
 
-    def changed(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
-        """`key` costs so much more; those that are let go for it, which it may be itself."""
-        if key not in self._kept:
+    def add_cost(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
+        """Add `delta` to the cost of `key`; return the keys this unpins, which may include `key`."""
+        if key not in self._costs:
             return _NONE
-        self._kept[key] += delta
+        self._costs[key] += delta
         self.cost += delta
         if self.cost <= self.limit:
             return _NONE
-        if self._kept[key] > self.limit:
+        if self._costs[key] > self.limit:
             self.forget(key)
             return [key, *self._excess()]
         return self._excess()
 
     def forget(self, key: StreamKey) -> None:
-        """`key` is gone."""
-        self.cost -= self._kept.pop(key, 0)
+        """Remove `key`, which is no longer in memory."""
+        self.cost -= self._costs.pop(key, 0)
 
     def pop_last(self) -> StreamKey | None:
-        """The least worthwhile of those that are kept, let go now."""
-        while self._last:
-            rank = -heapq.heappop(self._last)
-            self._listed.discard(rank)
+        """Unpin and return the least valuable pinned key; None if there is none."""
+        while self._heap:
+            rank = -heapq.heappop(self._heap)
+            self._in_heap.discard(rank)
             last = self._preferred[rank]
-            if last in self._kept:
+            if last in self._costs:
                 self.forget(last)
                 return last
         return None

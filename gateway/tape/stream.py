@@ -1,7 +1,7 @@
-"""One stream as one credential partition sees it: its tape, and what is known beside the bytes.
+"""One stream as one credential partition sees it: its tape, and what is known besides the bytes.
 
-The record lives exactly as long as one incarnation is believed in.  When it `ended`, whoever still holds it must not
-answer from it; a request that comes later opens a new one.
+A record lives exactly as long as one incarnation of the stream is believed to exist.  Once it has `ended`, nothing may
+be answered from it; a later request opens a new record.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.tape import Tape
 
-ASKS_AT_ONCE = 3
-"""So many reads in a row may ask for a tail before that counts as often."""
+TAIL_READ_BURST = 3
+"""Reads in a row that may ask for the tail before the rate limit applies."""
 
-MOST_STRANGERS = 16
+MAX_OTHER_QUERIES = 16
 
-MOST_BEYOND = 16
-"""Offsets behind its tail that are remembered of one stream."""
+MAX_BEYOND = 16
+"""The most offsets beyond the tail that are remembered for one stream."""
 
 
 class End(StrEnum):
-    """Why a stream record is no longer believed in."""
+    """Why a stream record has ended."""
 
     DELETED = "deleted"
     GONE = "gone"
@@ -42,26 +42,26 @@ class End(StrEnum):
 
     @property
     def status(self) -> int:
-        """The HTTP status that a reader waiting on the ended stream is given."""
+        """The HTTP status for a reader that waits on the ended stream."""
         return 410 if self is End.GONE else 404
 
 
 class Sighting(NamedTuple):
-    """The origin's word on where the stream's tail is, and for how long it may be repeated (monotonic seconds).
+    """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
 
-    Until `fresh_until` an answer may say that it ends at the tail; until `stale_until` bytes up to there may be given
-    without saying so, while the origin is asked again (RFC 5861 §3).
+    Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
+    without that claim, while the origin is asked again (RFC 5861 §3).
     """
 
     at: str
     seen_at: float
-    """When the request was sent, or the live request heard from, that told it."""
+    """When the request that reported it was sent, or when the live request was last heard from."""
     fresh_until: float
     stale_until: float = -math.inf
 
 
 class Edition(NamedTuple):
-    """Which bytes of a stream were read: those held before some were let go are not those held since."""
+    """Identifies the bytes read from a stream: bytes held before some were dropped differ from those held since."""
 
     incarnation: str
     forgotten: int
@@ -69,126 +69,130 @@ class Edition(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One incarnation.  Owner: the `TapeStore`; the engine writes what it learns from the origin."""
+    """One incarnation.  Owner: the `TapeStore`; the engine records what it learns from the origin."""
 
     key: StreamKey
     tape: Tape
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
-    """End-to-end headers of the origin's replies that are repeated on hits (CORS, nosniff, …)."""
+    """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
     cache_control: str | None = None
-    """What the origin says to caches of a reply that stops short of the tail; None when it says nothing."""
+    """The origin's Cache-Control on replies that stop short of the tail; None if it sends none."""
     is_verbatim: bool = False
-    """Whether the origin forbids its bytes to be coded on their way (`no-transform`, RFC 9111 §5.2.2.6)."""
+    """Whether the origin forbids content coding of its bytes (`no-transform`, RFC 9111 §5.2.2.6)."""
     identity: str | None = None
-    """The origin's own name for the incarnation, where its ETag carries one."""
+    """The origin's own name for the incarnation, if its ETag carries one."""
     lifetime: Lifetime | None = None
-    """None until a HEAD or a PUT told it: no answer is given without the origin before that."""
+    """None until a HEAD or a PUT reports it; until then no answer is given without the origin."""
     contacted_at: float = 0.0
-    """When the origin was last read or written (monotonic seconds): renews a sliding TTL there."""
+    """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
     used_at: float = 0.0
-    """When it was last used, as the `TapeStore` counts uses (monotonic seconds)."""
+    """When the stream was last used, as the `TapeStore` counts uses (monotonic seconds)."""
     is_followed: bool = False
-    """Whether a live read of it is open at the origin."""
+    """Whether a live request for the stream is open at the origin."""
     acked: str | None = None
-    """The furthest tail that a write acknowledged through this gateway has named."""
+    """The furthest tail named by a write acknowledged through this gateway."""
     is_close_acked: bool = False
     """Whether a write acknowledged through this gateway has closed the stream."""
     acks: int = 0
-    """How many writes were acknowledged through this gateway."""
+    """The number of writes acknowledged through this gateway."""
     acked_by: str = ""
-    """The query of the latest of them that went further, or closed the stream."""
-    strangers: set[str] = field(default_factory=set)
-    """Queries that have proved to name other streams at this path, `MOST_STRANGERS` at most: their writes say nothing
-    here."""
+    """The query of the latest of these writes that advanced `acked` or closed the stream."""
+    other_queries: set[str] = field(default_factory=set)
+    """Queries that turned out to name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes do not
+    concern this stream."""
     sighting: Sighting | None = None
-    """Where the origin last said that the tail is; None where nothing it said still holds."""
-    tail_turns: int = 0
-    """How often what may be said of the tail has changed: an answer that names the tail is good for one turn."""
-    tail_asks: float = 0.0
-    """Level of a leaky bucket into which each read that asks for the tail goes."""
-    tail_asked_at: float = 0.0
-    """When it was filled last (monotonic seconds)."""
+    """The latest valid sighting of the tail; None if none is valid."""
+    tail_version: int = 0
+    """Incremented when what may be said of the tail changes; an answer that names the tail is valid for one version."""
+    tail_read_level: float = 0.0
+    """The level of a leaky bucket filled by each read that asks for the tail."""
+    tail_read_at: float = 0.0
+    """When the bucket was last filled (monotonic seconds)."""
     beyond: dict[str, None] = field(default_factory=dict)
-    """Offsets that the origin takes for ones behind its tail, as long as the tail has not come past them; the oldest
-    first, `MOST_BEYOND` at most."""
+    """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
+    `MAX_BEYOND`."""
     head_headers: CIMultiDict[str] | None = None
-    """End-to-end headers of the origin's latest answer to a HEAD, beside those that `headers` and the tape tell."""
+    """End-to-end headers of the origin's latest answer to a HEAD, besides those that `headers` and the tape provide."""
     stale_marks: int = 0
-    """How often something happened that may have ended the stream."""
+    """Events after which the stream may have ended."""
     cleared_marks: int = 0
-    """How many of these came before the latest request that still found it."""
+    """How many of these events came before the latest request that still found the stream."""
     surrogate_keys: frozenset[str] = frozenset()
-    """The origin's names for groups that the stream is in; set by `TapeStore.tag` alone, which keeps their index."""
+    """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
-    """The tape's incarnation that they were named for."""
+    """The tape's incarnation when the surrogate keys were set."""
     reads: int = 0
-    """Requests answered as this stream, of all modes that read; a live one counts when it begins."""
+    """Reads answered from this record, of all modes; a live read counts when it starts."""
     hits: int = 0
-    """How many of these were answered without the origin."""
+    """How many of these reads were answered without the origin."""
     sent_bytes: int = 0
-    """Bytes of bodies handed to its clients' connections."""
+    """Body bytes handed to clients' connections."""
     forgotten: int = 0
-    """How often bytes of it were dropped, or those made of them called back: who keeps something made of bytes that he
-    read before the latest time keeps what may not be true any more."""
+    """How often bytes were dropped or data derived from them was withdrawn.  Data derived from bytes read before the
+    latest time may be wrong."""
     ended: End | None = None
     has_topic: bool = False
-    """Whether there are live readers of it, or were a moment ago: what they are to be sent has to be laid."""
+    """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
     pins: int = 0
-    """Holders that need this very record to stay the one of its key: live topics, flights."""
+    """Holders that need this record to stay the record of its key: live topics, flights."""
+
+    def __repr__(self) -> str:
+        state = self.ended or "in memory"
+        return f"<Stream {self.key.group.path} {state}, {self.tape.block_count} blocks, {self.pins} pins>"
 
     # -- what happened
 
     def pin(self) -> None:
-        """A holder needs this record to stay the one of its key; `TapeStore.release` is owed."""
+        """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
         self.pins += 1
 
     def count_reads(self, reads: int, hits: int) -> None:
-        """So many reads were answered as this stream, so many of these without the origin."""
+        """Count reads answered from this record, and how many of them without the origin."""
         self.reads += reads
         self.hits += hits
 
     def count_sent(self, size: int) -> None:
-        """So many body bytes were handed to clients' connections."""
+        """Count body bytes handed to clients' connections."""
         self.sent_bytes += size
 
     def used(self, at: float) -> None:
-        """It was read, or opened for a read, at this time (monotonic seconds)."""
+        """Record a use at this time (monotonic seconds)."""
         self.used_at = at
 
     def contacted(self, at: float) -> None:
-        """The origin was asked for the stream at this time, which renews a sliding TTL (monotonic seconds)."""
+        """Record that the origin was asked for the stream, which renews a sliding TTL there (monotonic seconds)."""
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self) -> None:
-        """Something happened that may have ended the stream: the origin is asked before anything more is believed."""
+        """Require revalidation: something happened after which the stream may have ended."""
         self.stale_marks += 1
 
     def revalidated(self, stale_marks: int) -> None:
-        """A request that was sent after so many stale marks has found the stream."""
+        """Record that a request sent when `stale_marks` had this value found the stream."""
         self.cleared_marks = max(self.cleared_marks, stale_marks)
 
     def followed(self) -> None:
-        """A live request at the origin has said where the tail is."""
+        """Record that a live request at the origin has reported the tail."""
         self.is_followed = True
-        self.tail_turns += 1
+        self.tail_version += 1
 
     def unfollowed(self, at: float) -> None:
-        """The live request has ended: a sliding TTL runs from here on (monotonic seconds)."""
+        """Record that the live request has ended: a sliding TTL runs from now on (monotonic seconds)."""
         if self.is_followed:
             self.is_followed = False
             self.contacted(at)
 
     def record_headers(self, headers: Headers) -> None:
-        """Take what an answer of any kind says to be repeated on hits."""
+        """Record the headers of any answer that hits repeat."""
         self.headers = storable_headers(headers)
 
     def record_lifetime(self, headers: Mapping[str, str]) -> None:
-        """Take the lifetime that headers announce; headers without any announce an unlimited one."""
+        """Record the lifetime that the headers announce; without such headers it is unlimited."""
         self.lifetime = lifetime_from_headers(headers)
 
     def record_head(self, headers: Headers) -> None:
-        """Take what an answer to a HEAD says beside what every answer says."""
+        """Record what only the answer to a HEAD reports."""
         self.record_lifetime(headers)
         self.head_headers = CIMultiDict(
             [
@@ -199,41 +203,41 @@ class Stream:
         )
 
     def record_caching(self, headers: Headers, *, up_to_date: bool) -> None:
-        """Take what an answer to a read says to caches."""
+        """Record the caching directives of the answer to a read."""
         cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
         self.is_verbatim = "no-transform" in parse_cache_control(cache_control)
         if not up_to_date:
             self.cache_control = headers.get("Cache-Control")
 
-    def called_back(self) -> None:
-        """Bytes of it were dropped, or answers made of them must not be given any more."""
+    def withdrawn(self) -> None:
+        """Record that bytes were dropped, or that data derived from them must not be used any more."""
         self.forgotten += 1
 
     # -- what is known
 
     @property
     def is_closing(self) -> bool:
-        """Whether an acknowledged write has closed the stream, and its end has not come here yet."""
+        """Whether an acknowledged write has closed the stream and its final bytes have not arrived yet."""
         return self.is_close_acked and self.tape.closed_at is None
 
     @property
     def edition(self) -> Edition:
-        """What is read from the tape now, to be taken before the first of it is."""
+        """The edition of the bytes that the tape holds now; take it before reading the first of them."""
         return Edition(self.tape.incarnation, self.forgotten)
 
     @property
-    def write_turn(self) -> tuple[int, int]:
-        """Another one after each write that was acknowledged or may have been done.  A refusal that was asked for at
-        another turn may be of before the write, and says nothing of the stream as it is now."""
+    def write_version(self) -> tuple[int, int]:
+        """Changes with each write that was acknowledged or may have been done.  A refusal requested at another version
+        may predate the write and says nothing about the stream as it is now."""
         return self.acks, self.stale_marks
 
     @property
     def needs_revalidation(self) -> bool:
-        """Whether the origin is to be asked before anything held is given."""
+        """Whether the origin must be asked before held bytes are used."""
         return self.stale_marks > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:
-        """Take the stream's content type; False when it contradicts what was known."""
+        """Record the content type; return False if it contradicts the known one."""
         if self.content_type is None:
             self.content_type = content_type
             self.tape.is_json = is_json(content_type)
@@ -243,38 +247,38 @@ class Stream:
         )
 
     def learn_identity(self, identity: str | None) -> bool:
-        """Take the origin's name for the incarnation; False when it is another one than before."""
+        """Record the origin's name for the incarnation; return False if it differs from the known one."""
         if identity is None or self.identity is None:
             self.identity = self.identity or identity
             return True
         return identity == self.identity
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
-        """A write to this path, with `query`, that ended at `tail` was acknowledged to a client."""
-        if query in self.strangers:
+        """Record that a write to this path with `query`, which ended at `tail`, was acknowledged to a client."""
+        if query in self.other_queries:
             return
         if self.acked is None or is_before(self.acked, tail) or is_closed:
             self.acked, self.acked_by = max(self.acked or tail, tail), query
         self.is_close_acked |= is_closed
         self.acks += 1
-        self.tail_turns += 1
+        self.tail_version += 1
 
-    def acknowledged_somewhere(self) -> None:
-        """A write was acknowledged to a client, in an answer that names no offset."""
+    def acknowledged_without_offset(self) -> None:
+        """Record that a write was acknowledged to a client in an answer without an offset."""
         self.acks += 1
         self.lost_tail()
 
-    def saw_acknowledged(self, acks: int, tail: str) -> None:
-        """A request that was sent after so many acknowledgements has shown the stream up to its tail.
+    def read_up_to_tail(self, acks: int, tail: str) -> None:
+        """Record that a request sent after `acks` acknowledgements has read the stream up to its tail.
 
-        Where that is short of what was acknowledged, the write was to another stream of the same path: what a path
-        names may depend on the credentials and on the query.
+        If that tail is short of the acknowledged one, the write went to another stream at the same path: what a path
+        names may depend on credentials and query.
         """
         if acks != self.acks or self.acked is None:
             return
         is_short = is_before(tail, self.acked) or self.is_closing
-        if is_short and self.acked_by != self.key.query and len(self.strangers) < MOST_STRANGERS:
-            self.strangers.add(self.acked_by)
+        if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
+            self.other_queries.add(self.acked_by)
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str) -> bool:
@@ -282,55 +286,55 @@ class Stream:
         return not self.is_closing and (self.acked is None or not is_before(token, self.acked))
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """The origin has said where the tail is.  One sighting never takes the place of one further on or later."""
-        known = self.sighting
-        if known is not None and (is_before(sighting.at, known.at) or sighting.seen_at < known.seen_at):
+        """Record a sighting of the tail, unless the current one is further on or later."""
+        current = self.sighting
+        if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
-        if known is None or known.at != sighting.at:
-            self.tail_turns += 1
+        if current is None or current.at != sighting.at:
+            self.tail_version += 1
             for offset in [offset for offset in self.beyond if not is_before(sighting.at, offset)]:
                 del self.beyond[offset]
         self.sighting = sighting
 
     def lost_tail(self) -> None:
-        """Nothing that the origin said of the tail holds any more."""
+        """Invalidate the current sighting of the tail."""
         self.sighting = None
-        self.tail_turns += 1
+        self.tail_version += 1
 
     def tail_until(self, at: str) -> float:
-        """Until when a reader that has everything before `at` may be told that it is up to date, without asking the
-        origin (monotonic seconds); in the past where that may not be said."""
-        known, tape = self.sighting, self.tape
-        if known is None or tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
+        """Until when a reader that has everything before `at` may be told that it is up to date without asking the
+        origin (monotonic seconds); in the past if it may not."""
+        seen, tape = self.sighting, self.tape
+        if seen is None or tape.resolve(seen.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
         if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
-            # A look or a write has named a tail further on.
+            # Another reply or a write has named a tail further on.
             return -math.inf
-        return known.fresh_until
+        return seen.fresh_until
 
-    def tail_asked(self, now: float, per_s: float) -> bool:
-        """A read asks for the tail; whether that happens more often than `per_s` times a second (a leaky bucket that
-        holds `ASKS_AT_ONCE`)."""
-        self.tail_asks = max(0.0, self.tail_asks - (now - self.tail_asked_at) * per_s) + 1
-        self.tail_asked_at = now
-        if self.tail_asks <= ASKS_AT_ONCE:
+    def count_tail_read(self, now: float, per_s: float) -> bool:
+        """Count a read that asks for the tail; return whether such reads come more often than `per_s` times a second
+        (a leaky bucket that holds `TAIL_READ_BURST`)."""
+        self.tail_read_level = max(0.0, self.tail_read_level - (now - self.tail_read_at) * per_s) + 1
+        self.tail_read_at = now
+        if self.tail_read_level <= TAIL_READ_BURST:
             return False
-        self.tail_asks = ASKS_AT_ONCE
+        self.tail_read_level = TAIL_READ_BURST
         return True
 
-    def took_for_beyond(self, offset: str) -> None:
-        """The origin has taken `offset` for one behind its tail."""
+    def record_beyond(self, offset: str) -> None:
+        """Record that the origin treats `offset` as beyond its tail."""
         self.beyond[offset] = None
-        if len(self.beyond) > MOST_BEYOND:
+        if len(self.beyond) > MAX_BEYOND:
             del self.beyond[next(iter(self.beyond))]
 
     def lies_beyond(self, offset: str) -> bool:
-        """Whether the origin has taken `offset` for one behind its tail, and the tail known here is before it still."""
+        """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def has_expired(self, now: float, wall: float) -> bool:
-        """Whether the origin may have let the stream go: its absolute end has passed, or a sliding TTL went by
-        without a read or write there.  An open live read keeps a sliding TTL from running."""
+        """Whether the origin may have expired the stream: its absolute expiry has passed, or its sliding TTL has, with
+        no read or write there.  An open live request keeps a sliding TTL from running."""
         life = self.lifetime
         if life is None:
             return False
@@ -339,17 +343,18 @@ class Stream:
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known, and the stream is trusted."""
+        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted."""
         return self.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
-        """Whether the stream is taken to be there, and the same: no doubt is open, the origin was seen within
-        `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen to be
-        read)."""
+        """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within
+        `trust_s`, and a sliding TTL is less than half spent.  Hits do not renew that TTL, so a busy stream must be
+        read there from time to time."""
         return not self.needs_revalidation and (self.is_followed or now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
-        """Until when that stays so, whatever becomes of its live read, unless a doubt comes up (monotonic seconds)."""
+        """Until when `is_trusted` stays true unless a stale mark is set, even if the live request ends (monotonic
+        seconds)."""
         ttl_s = self.lifetime.ttl_s if self.lifetime is not None else None
         bound = trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
         return (now if self.is_followed else self.contacted_at) + bound

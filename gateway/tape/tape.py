@@ -1,15 +1,15 @@
-"""The tape: what the gateway knows of one stream.
+"""The tape: what the gateway knows of one stream's bytes and offsets.
 
-Bytes lie in blocks; the index leads from every offset token seen to the place where the bytes after it are held.  A
-reader walks: take what lies after the token, go on at the token where that ended, until a token leads nowhere.  That
-place is either the tail, or a gap that the origin has to fill.  Nothing is ever merged or renumbered: two fetches that
-overlap at unknown positions simply lie side by side, and become one chain as soon as they share a token.
+Bytes lie in blocks; the index maps each known offset token to the position where the bytes after it are held.  A read
+takes the bytes after a token and continues at the token where they end, until a token is not in the index: either the
+tail, or a gap that the origin has to fill.  Blocks are never merged or renumbered.  Two fetches that overlap at unknown
+positions lie side by side, and form one chain as soon as they share a token.
 
-Everything a tape states is a fact that stays true for the life of one incarnation: bytes between two tokens, a token
-the stream has reached, a token known to be short of the tail, closure at a token.  Whether a reader is up to date is
-not such a fact, so it is not kept here.
+Everything a tape states stays true for the life of one incarnation: bytes between two tokens, a token that the stream
+has reached, a token known to be short of the tail, closure at a token.  Whether a reader is up to date is not such a
+fact, so the tape does not record it.
 
-The tape is changed only by plain functions.  It knows no HTTP, no sockets and no clock.
+The tape changes only by plain functions.  It knows no HTTP, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -22,42 +22,45 @@ from gateway.protocol.offsets import is_before
 from gateway.tape.block import Block
 
 TOKEN_COST = 200
-"""Bytes charged for a token: two dictionary slots, a mark, the string itself.  Small messages are mostly this."""
+"""Bytes charged per token: two dictionary slots, a mark, the string.  It dominates the cost of small messages."""
 
 TAPE_COST = 1_000
-"""Bytes charged for a tape that holds nothing."""
+"""Bytes charged for an empty tape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A run of the tape: the bytes from the asked token to `end` (for JSON: messages joined by commas)."""
+    """A run of the tape: the bytes from the requested token to `end` (for JSON: messages joined by commas)."""
 
     pieces: tuple[bytes, ...] = ()
     size: int = 0
     end: str = ""
-    laid_at: float = 0.0
+    stored_at: float = 0.0
     copied: int = 0
-    """How many of the bytes are not, or may soon be no longer, the tape's own."""
+    """How many of the bytes the tape does not share, now or as soon as it grows."""
 
 
 @dataclass(slots=True)
 class Tape:
-    """One incarnation of one stream.  Owner: the `TapeStore`, through which all changes of size go."""
+    """One incarnation of one stream.  Owner: the `TapeStore`, which makes all changes of size."""
 
     incarnation: str
     is_json: bool = False
     tail: str | None = None
-    """The furthest token the origin has named as reached; never beyond the true tail."""
+    """The furthest token that the origin has named as reached; never beyond the true tail."""
     short_of_tail: str | None = None
-    """The furthest token at which the origin stopped although more followed."""
+    """The furthest token at which the origin stopped although more bytes followed."""
     closed_at: str | None = None
     cost: int = TAPE_COST
     _blocks: dict[str, Block] = field(default_factory=dict)
-    """Blocks by the token they begin with, in the order they were laid."""
+    """Blocks by their first token, in the order they were stored."""
     _index: dict[str, tuple[Block, int]] = field(default_factory=dict)
     _ending: dict[str, Block] = field(default_factory=dict)
     _hops: dict[str, str] = field(default_factory=dict)
-    """Tokens with no byte between them, such as the start sentinel and the first token of an empty stream."""
+    """Tokens without bytes between them, such as the start sentinel and the first token of an empty stream."""
+
+    def __repr__(self) -> str:
+        return f"<Tape {self.block_count} blocks, {self.token_count} tokens, tail {self.tail}>"
 
     @property
     def block_count(self) -> int:
@@ -73,27 +76,27 @@ class Tape:
         return sum(block.size for block in self._blocks.values())
 
     def blocks(self) -> Iterator[Block]:
-        """The runs of bytes held, in the order they were laid."""
+        """The runs of bytes held, in the order they were stored."""
         return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
-        """The token that names the same position and is furthest along a chain of empty steps."""
+        """The last token with the same position: follows the chain of empty steps from `token`."""
         while (target := self._hops.get(token)) is not None:
             token = target
         return token
 
     def read(self, start: str, limit: int) -> Reading:
-        """What lies after `start`, up to about `limit` bytes, cut at known tokens only.
+        """The bytes after `start`, up to about `limit`, cut only at known tokens.
 
-        At least one step is taken where there is one, however large.  `end` is where the reading stopped; it equals
-        the asked position when nothing is known after it.
+        Takes at least one step if there is one, however large.  `end` is where the reading stops; it is the requested
+        position if no bytes after it are held.
         """
         pieces: list[bytes] = []
         size = copied = 0
-        laid_at = 0.0
+        stored_at = 0.0
         at = self.resolve(start)
-        while (place := self._index.get(at)) is not None:
-            block, position = place
+        while (entry := self._index.get(at)) is not None:
+            block, position = entry
             stop = block.stop_before(position, limit - size)
             if stop is None:
                 if size:
@@ -105,14 +108,14 @@ class Tape:
             pieces.extend(cut.pieces)
             copied += cut.copied
             size += stop[0] - position
-            laid_at = min(laid_at, block.laid_at) if laid_at else block.laid_at
+            stored_at = min(stored_at, block.stored_at) if stored_at else block.stored_at
             at = self.resolve(stop[1])
             if size >= limit or stop[0] < block.size:
                 break
-        return Reading(tuple(pieces), size, at, laid_at, copied)
+        return Reading(tuple(pieces), size, at, stored_at, copied)
 
     def has_seen(self, token: str) -> bool:
-        """Whether the origin has named `token` to this tape as a position of the stream."""
+        """Whether the origin has named `token` as a position of the stream."""
         return (
             token in self._index
             or token in self._ending
@@ -121,11 +124,11 @@ class Tape:
         )
 
     def knows_after(self, token: str) -> bool:
-        """Whether any byte after `token` is held."""
+        """Whether bytes after `token` are held."""
         return self.resolve(token) in self._index
 
     def is_short(self, token: str) -> bool:
-        """Whether the origin itself stopped at or after `token` while more followed."""
+        """Whether the origin itself stopped at or after `token` although more bytes followed."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:
@@ -133,10 +136,10 @@ class Tape:
         return self.closed_at is not None and self.closed_at == token
 
     def check(self, start: str, end: str, has_bytes: bool) -> None:
-        """Raise when an answer that claims to lead from `start` to `end` contradicts the protocol or this tape.
+        """Raise if an answer that leads from `start` to `end` contradicts the protocol or this tape.
 
-        TailMovedBack: the end lies before the start, so the stream was re-created shorter.  UpstreamBroken: bytes
-        that lead nowhere, or an end beyond the final offset of a closed stream.
+        TailMovedBack: the end lies before the start, or beyond the final offset of a closed stream, so the stream was
+        re-created.  UpstreamBroken: the answer has bytes but its end is its start.
         """
         if end != start and is_before(end, start):
             raise TailMovedBack
@@ -146,7 +149,7 @@ class Tape:
             raise TailMovedBack
 
     def reached(self, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
-        """The origin named `token` as reached: at the tail, short of it, or at its closed end."""
+        """Record that the origin named `token` as reached: at the tail, short of it, or at the closed end."""
         if self.tail is None or is_before(self.tail, token):
             self.tail = token
         if is_short and (self.short_of_tail is None or is_before(self.short_of_tail, token)):
@@ -155,7 +158,7 @@ class Tape:
             self.closed_at = token
 
     def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
-        """Record that `pieces` lead from `start` to `end` (`check` has passed).  Bytes held already are kept."""
+        """Store `pieces`, which lead from `start` to `end` (`check` has passed).  Bytes already held are kept."""
         before = self.cost
         size = sum(map(len, pieces))
         start = self.resolve(start)
@@ -185,31 +188,31 @@ class Tape:
         self.cost += block.size + 2 * TOKEN_COST
 
     def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
-        """`start` is known: learn where `end` lies inside the block that holds the bytes after it."""
+        """`start` is indexed: find the position of `end` inside the block that holds the bytes after it."""
         block, position = self._index[start]
         lead = 1 if self.is_json and position > 0 else 0
         stop = position + lead + size
         if end in self._index or end in self._ending or stop >= block.size:
             return
-        if block.comes_out_as(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
+        if block.holds_at(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
             self._learn(end, block, stop)
 
     def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
-        """`end` is known: learn where `start` lies in the block that leads to it.  False when that cannot be told."""
+        """`end` is known: find the position of `start` in the block that leads to it; return False if that fails."""
         block = self._ending.get(end)
         if block is not None:
             stop = block.size
         else:
-            place = self._index.get(end)
-            if place is None or place[1] == 0:
+            entry = self._index.get(end)
+            if entry is None or entry[1] == 0:
                 return False
-            block, stop = place
+            block, stop = entry
         position = stop - size
         if self.is_json and position > 0:
             position -= 1
             if block.byte_at(position) != b",":
                 return False
-        if position < 0 or not block.comes_out_as(position, stop, pieces):
+        if position < 0 or not block.holds_at(position, stop, pieces):
             return False
         self._learn(start, block, position)
         return True
@@ -220,7 +223,7 @@ class Tape:
         self.cost += TOKEN_COST
 
     def drop_oldest(self) -> int:
-        """Forget the block laid first, or the empty steps where there is none; the cost that came free."""
+        """Drop the oldest block, or the empty steps if there is no block; return the cost freed."""
         first = next(iter(self._blocks.values()), None)
         if first is None:
             return self.drop_all()
@@ -238,13 +241,13 @@ class Tape:
         return before - self.cost
 
     def drop_all(self) -> int:
-        """Forget every byte; facts about tail and closure stay.  The cost that came free."""
+        """Drop every byte and keep the facts about tail and closure; return the cost freed."""
         before = self.cost
         self._clear()
         return before - self.cost
 
     def forget_facts(self) -> None:
-        """Forget the facts by which this tape would answer without the origin."""
+        """Drop the facts that would let this tape answer without the origin."""
         self.closed_at = None
         self.short_of_tail = None
 

@@ -1,1 +1,1 @@
-"""What the request path reports, without knowing who records it: metrics, access records, traces."""
+"""Interfaces for what the request path reports: metrics, access records, traces.  `gateway.ops` implements them."""

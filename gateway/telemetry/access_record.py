@@ -1,19 +1,19 @@
-"""What is noted of each request for the access log, without knowing who writes it, or where.
+"""Access records: the facts of each request, independent of the log that writes them.
 
-A `Record` is filled in as a request goes on its way and handed over once, when the request has ended; a long live read
-is handed over several times, and only the last of them is final.  Whoever takes records is a `AccessLog`: every call is
-synchronous, cheap, never fails and never waits.  `NoAccessLog` is the access log of a gateway that keeps none.
+A `Record` is filled in while a request is answered and handed to an `AccessLog` once, when the request has ended.  A
+long live read hands it over several times, and only the last one is final.  Every call to an `AccessLog` is synchronous
+and cheap, never fails and never waits.  `NoAccessLog` is the log of a gateway that keeps none.
 
-Every request to the origin, and every byte of its answer, is taken by one record.  What a request has alone is its own;
-a shared fetch keeps its figures until a record settles it; what nobody has, such as a stream's one live request or a
-fetch that went on after all who waited for it had been noted, is told as `unclaimed`.
+Exactly one record accounts for each request to the origin and for each byte of its answer.  A request accounts for its
+own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic without a record, such
+as a stream's live request or a fetch that outlived its waiters, goes to `AccessLog.unclaimed`.
 
-What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
-down by the context of the running task, and whoever knows something says so by the functions below; where no access log
-is kept, or a task works for nobody in particular, they say it to nobody.
+Several layers know facts of a request.  While the request is being answered, the context variable `record_now` holds
+its record, and the `note_*` functions below write to it.  Without an access log, or in a task that serves no single
+request, they do nothing.
 
-A connection answers the same hit over and over, faster than records could be filled in: what such answers have in
-common is noted once, as a `Repeated`, and each of them adds only when, to whom, and the request in the client's bytes.
+A connection can repeat the same hit faster than records can be filled in.  A `Repeated` holds what such answers have in
+common; each of them adds only its time, its client and the bytes of its request.
 """
 
 from __future__ import annotations
@@ -35,69 +35,69 @@ class CloseReason(StrEnum):
     """Why a live read ended."""
 
     ANSWERED = auto()
-    """A long-poll that was given bytes."""
+    """A long-poll that was answered with bytes."""
     TIMED_OUT = auto()
-    """A long-poll that waited its time and was given none."""
+    """A long-poll that reached its timeout without bytes."""
     LIFETIME = auto()
     """An SSE connection that reached its planned age."""
     CLOSED = auto()
-    """The stream is closed and the client has all of it."""
+    """The stream is closed and the client has received all of it."""
     ENDED = auto()
-    """The stream was deleted, expired, purged or re-created under its reader."""
+    """The stream was deleted, expired, purged or re-created during the read."""
     DRAINED = auto()
-    """The gateway is leaving."""
+    """The gateway is draining."""
     SLOW = auto()
-    """The client did not keep up and was cut off."""
+    """The client did not keep up and was disconnected."""
     LEFT = auto()
-    """The client went away by itself."""
+    """The client disconnected."""
     FAILED = auto()
-    """What lies ahead could not be had from the origin."""
+    """The bytes that follow could not be fetched from the origin."""
 
 
-class Place(NamedTuple):
-    """What was asked for, as a record names it: route, path and other query, and who shares the tape."""
+class RecordedStream(NamedTuple):
+    """The stream that a request names, as records show it: route, path with query, and partition."""
 
     route: str | None
     stream: str
     partition: Partition | None
 
     @classmethod
-    def of(cls, route: str, target: Target, partition: Partition) -> Place:
-        """The place of this target under a tape's partition."""
+    def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
+        """The name of `target` on `route`; the route's own public partition is recorded as None."""
         stream = f"{target.path}?{target.query}" if target.query else target.path
-        # That of all who share without showing anything is no news.
+        # The public partition is the default and carries no information.
         return cls(route, stream, partition if partition != (route, 0, "") else None)
 
 
 class Fetch(Protocol):
-    """A fetch that requests share, as far as a record tells of it."""
+    """A shared fetch, as far as records account for it."""
 
     fetched: int
-    """Body bytes that have come from the origin so far, as they came."""
+    """Body bytes received from the origin so far, as they came."""
     accounted: int
-    """How many of them some record has taken for its own."""
+    """How many of these bytes a record has claimed."""
     requests: int
-    """Requests that it has sent to the origin so far."""
+    """Requests sent to the origin so far."""
     accounted_requests: int
-    """How many of them some record has taken."""
+    """How many of these requests a record has claimed."""
     holders: int
-    """Records that are still to settle it."""
+    """Records that may still claim figures."""
     is_led: bool
-    """Whether the record of who started it is still to settle."""
+    """Whether the record of the request that started the fetch may still claim figures."""
     sharers: int
-    """Requests with a record that have started it or waited for it."""
+    """Requests with a record that started the fetch or waited for it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the fetch has ended."""
 
 
 @dataclass(slots=True)
 class Record:
-    """The facts of one client request, as far as they are known; None and 0 where there is nothing to say.
+    """The facts of one client request, as far as they are known; None and 0 where there is nothing to report.
 
-    `gateway.ops.access_log` says how each of them is written.  Whoever answers the request owns it until it is handed
-    to an access log, which then only reads it.
+    `gateway.ops.access_log` documents the written form of each field.  The code that answers the request owns the
+    record until it hands it to an access log, which only reads it.
     """
 
     mode: Mode = Mode.OTHER
@@ -106,51 +106,52 @@ class Record:
     route: str | None = None
     """The configured route's name."""
     stream: str = ""
-    """Path and other query as the client asked for them, in canonical form."""
+    """Path and other query parameters of the request, in canonical form."""
     partition: Partition | None = None
-    """`StreamKey.partition` where credentials or gateways on the way are a part of it, None where all of the route
-    share.  It is made of credentials: an access log must not write it as it is."""
+    """`StreamKey.partition` where credentials or gateways on the way are a part of it, None for the route's public
+    partition.  It is derived from credentials: an access log must not write it as it is."""
     status: int = 0
     """0 where no status was sent."""
     ended_at: float = 0.0
     """Unix seconds."""
     duration_s: float = 0.0
     first_byte_s: float | None = None
-    """From reading the request to writing the first byte of the answer; None where none was written."""
+    """Seconds from reading the request to writing the first byte of the response; None if none was written."""
     start: str | None = None
     next_offset: str | None = None
     sent_bytes: int = 0
     """Body bytes handed to the client's connection."""
     saved_bytes: int = 0
-    """How many more the body had before it was coded."""
+    """Bytes that content coding saved: size before coding minus size sent."""
     fetched_bytes: int = 0
-    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
-    comes after the leader has left is the next one's who ends."""
+    """Body bytes received from the origin for this request.  The leader of a shared flight claims the flight's bytes;
+    bytes that arrive after the leader has left go to the next request that ends."""
     origin_requests: int = 0
-    """Requests that the origin was asked because of this one; of a shared flight in the same way."""
+    """Requests sent to the origin for this one; requests of a shared flight are claimed like its bytes."""
     collapsed: int = 0
-    """How many requests shared the flight that this one was answered from, itself included; 0 where there was none."""
+    """How many requests shared the flight that answered this one, itself included; 0 without a flight."""
     subscribers: int | None = None
-    """Live readers of the stream at the end of this one, itself included; live reads only."""
+    """Live readers of the stream when this one ended, itself included; live reads only."""
     coding: Coding | None = None
     client: str | None = None
-    """The address of the connection's other end, in full: what of it is written is the access log's business."""
+    """The peer's full address; the access log decides how much of it to write."""
     user_agent: str | None = None
     trace_id: str | None = None
     """32 hexadecimal digits (W3C Trace Context)."""
     close_reason: CloseReason | None = None
     is_final: bool = True
-    """False for what is noted of a live read that goes on."""
+    """False for an interim record of a live read that continues."""
 
     is_parked: bool = False
-    """Whether a live answer has taken the record over, and hands it to the access log."""
+    """Whether a live answer has taken over the record and hands it to the access log itself."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
-    """The shared fetches it waited for, and whether it was the one to start each; `finalize` makes figures of them."""
+    """The shared fetches that the request waited for, each with whether it started it; `finalize` claims their
+    figures."""
     is_accounted: bool = False
-    """Whether it takes no more figures: later work for its request is charged to no record."""
+    """Whether the record is complete: later work for its request is charged to no record."""
 
     def share(self, fetch: Fetch, *, leads: bool) -> None:
-        """The request starts a shared fetch, or waits for one that others have started."""
+        """Add a shared fetch that the request started (`leads`) or waits for."""
         if not self.is_accounted and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
             fetch.holders += 1
@@ -158,8 +159,8 @@ class Record:
             self.fetches += ((fetch, leads),)
 
     def finalize(self, *, goes_on: bool = False) -> None:
-        """Take the figures of its fetches as they are now, and let go of them; of a request that goes on, only of those
-        that are over."""
+        """Claim the figures of the shared fetches and release them; if the request `goes_on`, release only those that
+        have ended."""
         for fetch, leads in self.fetches:
             self.collapsed = max(self.collapsed, fetch.sharers)
             if leads or not fetch.is_led:
@@ -175,38 +176,37 @@ class Record:
 
 
 record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
-"""The record of the request that is being answered here."""
+"""The record of the request that the running task answers."""
 
 
-def note_asked(mode: Mode, place: Place, start: str | None) -> None:
-    """What the request that is being answered asks for, once it is understood."""
+def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
+    """Record what the current request asks for, once it is parsed."""
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
-        record.route, record.stream, record.partition = place
+        record.route, record.stream, record.partition = stream
 
 
-def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
-    """How the request that is being answered was answered; of a live answer that is told where it ends."""
+def note_response(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
+    """Record how the current request was answered.  A live answer reports this at its end instead."""
     if (record := record_now.get()) is not None and not record.is_parked:
         record.mode, record.outcome = mode, outcome
         record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
 
 
 def note_fetch(fetch: Fetch, *, leads: bool) -> None:
-    """The request that is being answered starts a shared fetch, or waits for one."""
+    """Record that the current request starts a shared fetch, or waits for one."""
     if (record := record_now.get()) is not None:
         record.share(fetch, leads=leads)
 
 
 def note_fetched(size: int) -> None:
-    """Body bytes have come from the origin for the request that is being answered alone."""
+    """Record body bytes received from the origin for the current request alone."""
     if (record := record_now.get()) is not None:
         record.fetched_bytes += size
 
 
 def note_origin_request() -> bool:
-    """A request is sent to the origin for the one that is being answered alone; False where none is, or not any
-    more."""
+    """Record a request to the origin for the current request alone; return False if there is no open record."""
     record = record_now.get()
     if record is None or record.is_accounted:
         return False
@@ -214,21 +214,21 @@ def note_origin_request() -> bool:
     return True
 
 
-def note_parked() -> Record | None:
-    """Take the record of the request that is being answered, whose answer is a live one: it is for `AccessLog.live`."""
+def park_record() -> Record | None:
+    """Take over the record of the current request, whose answer is a live one; pass it to `AccessLog.live`."""
     record = record_now.get()
     if record is not None:
         record.is_parked = True
     return record
 
 
-def note_nothing() -> None:
-    """What the running task does from here on is noted of nobody."""
+def detach_record() -> None:
+    """Detach the running task from any record."""
     record_now.set(None)
 
 
 class Repeated:
-    """What all answers of one ready answer have in common; `line` belongs to the access log that writes it."""
+    """What all repetitions of one remembered answer have in common; `line` belongs to the access log that writes it."""
 
     __slots__ = ("line", "record")
 
@@ -241,8 +241,7 @@ class Repeated:
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """What further requests that are given this one's answer have in common with it; None where no access log is
-    kept."""
+    """What repetitions of the current answer have in common; None without an access log."""
     record = record_now.get()
     if record is None:
         return None
@@ -255,7 +254,7 @@ def note_repeated(
             stream=record.stream,
             partition=record.partition,
             status=status,
-            # They are answered in the very step in which they are read.
+            # Repetitions are answered in the same step in which they are read.
             first_byte_s=0.0,
             start=record.start,
             next_offset=next_offset,
@@ -267,53 +266,52 @@ def note_repeated(
 
 
 class LiveNote(Protocol):
-    """One live read in an access log, from its start to its end."""
+    """The access-log entry of one live read, from its start to its end."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """The read has ended; a second call says nothing."""
+        """The read has ended.  Further calls do nothing."""
 
 
 class AccessLog(Protocol):
-    """Takes note of requests."""
+    """Receives the records of requests."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether anybody will read it: where not, nothing need be filled in."""
+        """Whether records are kept; if not, callers need not fill any in."""
 
     def record(self, record: Record) -> None:
-        """A request has ended, or goes on where the record is not final.  The record is the access log's from here
-        on."""
+        """A request has ended, or continues if the record is not final.  The access log owns the record from now on."""
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""
+        """A remembered answer was sent again at `now` (monotonic seconds), in response to these request bytes."""
 
-    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
-        """A live read has begun (`began`: monotonic seconds).  `look` is called when a line is to be written, to put
-        into `record` how things stand then: offsets, bytes since the start, subscribers."""
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
+        """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
+        the current offsets, bytes since the start and subscribers into `record`."""
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
-        """The origin was asked, or sent body bytes, for nobody in particular; `mode` is how it was asked."""
+    def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        """Traffic with the origin that belongs to no record; `mode` is the mode of the request to the origin."""
 
 
 class NoAccessLog:
-    """the access log of a gateway that keeps none."""
+    """The access log of a gateway that keeps none."""
 
     is_kept = False
 
     def record(self, record: Record) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
-    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
         return self
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
-        """Nothing is kept."""
+    def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        """Do nothing."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 NO_ACCESS_LOG = NoAccessLog()

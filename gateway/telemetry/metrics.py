@@ -1,11 +1,11 @@
-"""What the request path tells about itself, without knowing who listens.
+"""The metrics interface of the request path.
 
-The engine and the layers below it take a `MetricsRecorder`; `gateway.ops.metrics.Metrics` is the one in production.
-Every call is synchronous, cheap and never fails.  What has a state that can be looked at (flights, tapes, connections)
-is not told here: it is read when somebody asks.  `NoMetrics` listens and says nothing: tests read its counts.
+The engine and the layers below it take a `MetricsRecorder`; production uses `gateway.ops.metrics.Metrics`.  Every call
+is synchronous and cheap and never fails.  State that can be read at any time (flights, tapes, connections) is not
+reported here; it is read at scrape time.  `NoMetrics` only counts calls, for tests.
 
-Routes are named as the configuration names them, so that there are only so many; `NO_ROUTE` stands for what was asked
-where no route is, or was not yet chosen.
+Routes are labelled with their configured names, which bounds the number of labels.  `NO_ROUTE` stands for requests
+without a route, or before one was chosen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 NO_ROUTE: Final = "-"
-"""No route can be called so."""
+"""No route can have this name."""
 
 
 class MetricsRecorder(Protocol):
-    """Takes note of what happened."""
+    """Receives events of the request path."""
 
     def request(
         self,
@@ -37,66 +37,66 @@ class MetricsRecorder(Protocol):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        """A client's request has been answered, or its connection dropped, `duration_s` after it was read.
+        """A client's request was answered, or its connection dropped, `duration_s` after it was read.
 
-        `first_byte_s` is how long after the reading its answer began, None where it never did; `sent_bytes` are those
-        of its body that were handed to the connection, `saved_bytes` how many more the body had before it was coded;
-        `trace_id` is the trace's 32 hex digits, where it is in one.  `requests` are so many that were all answered so.
+        `first_byte_s` is the time from reading the request to the start of the answer, None if there was none.
+        `sent_bytes` are the body bytes handed to the connection, `saved_bytes` the bytes that content coding saved.
+        `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` counts requests answered identically.
         """
 
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        """`n` requests have been answered at once, with `body_bytes` in all: counted together, a little later."""
+        """`n` requests were answered from memory, with `body_bytes` in all; reported together, a little later."""
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
-        """A request is being sent to the origin; each try counts."""
+        """A request is being sent to the origin; each attempt counts."""
 
     def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
-        """The head of the origin's answer has come, `first_byte_s` after the request began to be sent."""
+        """The head of the origin's answer arrived, `first_byte_s` after sending began."""
 
     def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
-        """A request to the origin came to nothing; `fault` is the name of the error's class."""
+        """A request to the origin failed; `fault` is the name of the error's class."""
 
     def upstream_bytes(self, n: int, mode: Mode = Mode.OTHER, route: str = NO_ROUTE) -> None:
-        """Body bytes have come from the origin."""
+        """Body bytes were received from the origin."""
 
     def downstream_bytes(self, n: int) -> None:
-        """Body bytes have been handed to a client's connection."""
+        """Body bytes were handed to a client's connection."""
 
     def subscribers(self, mode: Mode, delta: int, route: str = NO_ROUTE) -> None:
-        """Live clients have come (positive) or gone (negative)."""
+        """Live clients arrived (positive) or left (negative)."""
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        """What a follower had brought was handed to so many live readers, `delay_s` after it came."""
+        """Bytes from a follower were handed to `readers` live readers, `delay_s` after they arrived."""
 
     def cache(self, bytes_: int, tapes: int) -> None:
-        """What the tapes hold now: stream bytes, and how many tapes."""
+        """The current contents of the cache: stream bytes, and the number of tapes."""
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
-        """Tapes have been dropped to stay within the byte budget."""
+        """Tapes were dropped to stay within the byte budget."""
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
-        """A body of `plain_bytes` has been compressed to `coded_bytes`, once for all who will ask for it."""
+        """A body of `plain_bytes` was compressed to `coded_bytes`, once for all its readers."""
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
-        """A client did not keep up: it was closed, or sent back to read from the tape at its own pace."""
+        """A client did not keep up: it was closed, or moved back to reading from the tape at its own pace."""
 
     def retry(self, route: str = NO_ROUTE) -> None:
-        """A request to the origin is being tried again."""
+        """A request to the origin is being retried."""
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        """A follower's live request has ended, as planned or by a failure, and is made anew."""
+        """A follower's live request ended, as planned or by a failure, and is being sent again."""
 
     def log_drops(self, n: int = 1) -> None:
-        """Records of the access log were given up, because those before them were not taken fast enough."""
+        """Access-log records were dropped because the sink did not keep up."""
 
 
 class NoMetrics:
     """A `MetricsRecorder` for tests: `counts` by tuples of words, such as `("request", "catchup", "hit")` or
     `("retry",)`.
 
-    Routes are left out, because what is tested with it has one.
+    Routes are left out, because tests use one.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
-"""What the request path tells a tracer, without knowing which, or whether there is one.
+"""The tracing interface of the request path.
 
-A *request span* lasts from reading a client's request to the end of its answer; a *flight span* as long as a shared
-fetch, as a child of the request that launched it; an *exchange* is one request to an origin.  Whoever joins a flight is
-linked to it and to its leader, because a span has one parent and a flight may have a thousand followers.
+A *request span* lasts from reading a client's request to the end of its answer.  A *flight span* lasts as long as a
+shared fetch and is a child of the request that launched it.  An *exchange* is one request to an origin.  A request that
+joins a flight is linked to the flight and to its leader, because a span has one parent and a flight may have a thousand
+followers.
 
-What belongs to whom is handed down by the context of the running task (`contextvars`), and not as an argument: a task
-that a request starts inherits it, so the flight that a read launches is that read's without the read being known there.
-A task that outlives its starter says `detach` first.  `gateway.ops.tracing` is the implementation; without one the
-request path meets `NO_TRACER` once a fetch, and nothing at all on a hit.
+The current spans travel in the context of the running task (`contextvars`) instead of in arguments.  A task that a
+request starts inherits them, so a flight belongs to the read that launches it without knowing that read.  A task that
+outlives its starter calls `detach` first.  `gateway.ops.tracing` implements the interface; without it the request path
+calls `NO_TRACER` once per fetch and not at all on a hit.
 """
 
 from __future__ import annotations
@@ -24,82 +25,82 @@ Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 
 class RequestSpan(Protocol):
-    """One client's request.  `end` is owed; calls after it do nothing."""
+    """One client's request.  The owner must call `end`; calls after it do nothing."""
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; empty where nothing is traced."""
+        """32 hexadecimal digits; empty without tracing."""
 
     @property
     def is_parked(self) -> bool:
-        """Whether the answer goes on after the handler has returned, so that whoever gives it ends the span."""
+        """Whether the answer outlives its handler, so that the live answer ends the span."""
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the trace is kept, so that it can be looked at."""
+        """Whether the trace is exported, so that it can be looked up."""
 
-    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
-        """What was asked for, how it was answered, and the route's name where one was found."""
+    def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
+        """Record the mode, the outcome, and the route's name if there is one."""
 
     def answered(self, status: int) -> None:
-        """The HTTP status of the answer."""
+        """Record the HTTP status of the answer."""
 
     def park(self) -> None:
-        """The answer is a live one, and `end` comes from where it ends."""
+        """The answer is a live one, which calls `end` itself."""
 
     def aborted(self) -> None:
-        """The connection was dropped before the answer was whole."""
+        """The connection was dropped before the answer was complete."""
 
     def end(self) -> None:
-        """The answer is over."""
+        """The answer has ended."""
 
 
 class FlightSpan(Protocol):
-    """One shared fetch.  `end` is owed."""
+    """One shared fetch.  The owner must call `end`."""
 
     def enter(self) -> None:
-        """What the running task sends from here on is sent for this flight."""
+        """Attribute the running task's requests to this flight from now on."""
 
     def joined(self) -> None:
-        """The running request shares this flight: link it to the flight and to its leader."""
+        """The current request shares this flight: link it to the flight and to its leader."""
 
     def end(self, result: str, status: int | None, size: int) -> None:
-        """How it ended, in one word; the status that all who shared it are told, if any; body bytes that came."""
+        """The flight ended: its result in one word, the status its readers were given, if any, and body bytes."""
 
 
 class ExchangeSpan(Protocol):
-    """One request to an origin.  `end` is owed."""
+    """One request to an origin.  The owner must call `end`."""
 
     headers: CIMultiDict[str]
-    """What to send: the request's own headers with this span in `traceparent`."""
+    """The headers to send: the request's own with this span in `traceparent`."""
 
     def answered(self, status: int) -> None:
-        """The head of the answer is here."""
+        """The head of the answer has arrived."""
 
     def failed(self, error: BaseException) -> None:
-        """There is no answer, or no whole one."""
+        """There is no answer, or no complete one."""
 
     def end(self) -> None:
         """The exchange is over."""
 
 
 class Tracer(Protocol):
-    """Begins spans.  Every call is synchronous, cheap and never fails; `close` is owed."""
+    """Starts spans.  Every call is synchronous and cheap and never fails; the owner must call `close`."""
 
     def request(self, method: str, path: str, headers: Headers) -> RequestSpan:
-        """A client's request has been read; `headers` may name the trace it belongs to (W3C Trace Context)."""
+        """A client's request was read; `headers` may name its trace (W3C Trace Context)."""
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
-        """A whole request, in its own bytes, was answered at once from ready bytes."""
+        """A whole request, given as its bytes, was answered from a remembered answer."""
 
     def flight(self, kind: str) -> FlightSpan:
-        """A shared fetch is launched for the running request; `kind` is one of few words."""
+        """A shared fetch is launched for the current request; `kind` is one of a few words."""
 
     def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan | None:
-        """A request is about to be sent to an origin; None where nothing is traced."""
+        """A request is about to be sent to an origin; None without tracing."""
 
     async def close(self, within_s: float) -> None:
-        """Hand on what has been recorded, as far as that can be done in so many seconds."""
+        """Export what has been recorded, for at most `within_s` seconds."""
 
 
 class _NoRequest:
@@ -108,7 +109,7 @@ class _NoRequest:
     is_sampled = False
     is_parked = False
 
-    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
+    def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
 
     def answered(self, status: int) -> None: ...
 
@@ -153,17 +154,17 @@ class _NoTracer:
 NO_TRACER: Tracer = _NoTracer()
 
 request_now: ContextVar[RequestSpan] = ContextVar("request_now", default=NO_REQUEST)
-"""The request that the running task works for."""
+"""The request that the running task serves."""
 flight_now: ContextVar[FlightSpan] = ContextVar("flight_now", default=NO_FLIGHT)
-"""The flight that the running task flies."""
+"""The flight that the running task performs."""
 
 
 def current() -> RequestSpan:
-    """The running request's span; one that takes no note of anything where nothing is traced."""
+    """The current request's span; `NO_REQUEST` without tracing."""
     return request_now.get()
 
 
 def detach() -> None:
-    """What the running task does from here on it does for nobody in particular."""
+    """Detach the running task from its request and flight."""
     request_now.set(NO_REQUEST)
     flight_now.set(NO_FLIGHT)

@@ -1,1 +1,1 @@
-"""How the gateway fetches: one HTTP client towards origins, and flights, the fetches that many readers share."""
+"""Requests to origins: the HTTP client, the origins' health, and flights, which are fetches shared by many readers."""

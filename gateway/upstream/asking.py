@@ -1,7 +1,7 @@
-"""Asking an origin: who asks, and how one waits for the answer where waiting is what one does.
+"""The interface between a request to an origin and the component that made it.
 
-Most of the gateway waits: `answer_to` makes an awaitable of what is asked.  Relays, of which each client's request has
-one, are told instead.
+A `Requester` receives the outcome by plain calls.  Most of the gateway awaits the reply instead: `answer_to` adapts the
+calls to an awaitable.  Relays are requesters themselves, because there is one for each client request.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from gateway.errors import GatewayError
 from gateway.upstream.reply import Reply
 
 
-class Asker(Protocol):
-    """Who has asked.  Told by plain calls, in whatever context the connection runs."""
+class Requester(Protocol):
+    """Receives the outcome of a request.  Its methods are called in the context of the connection."""
 
     def sent(self) -> None:
-        """The request is being sent to an origin; once for each time."""
+        """The request is being sent to an origin.  Called once for each attempt."""
 
     def answered(self, reply: Reply) -> None:
-        """The head of the answer has come; `Reply.close` is owed."""
+        """The head of the reply has arrived.  The requester must call `Reply.close`."""
 
     def failed(self, error: GatewayError) -> None:
-        """There will be no answer: UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen where no origin
-        may be asked; or what the request body failed with."""
+        """No reply will come.  `error` is UpstreamUnreachable, UpstreamTimeout or UpstreamBroken; CircuitOpen if no
+        origin may be used; or the error that the request body raised."""
 
 
-class Asking(Protocol):
-    """What has been asked."""
+class PendingRequest(Protocol):
+    """A request whose reply is awaited."""
 
     def leave(self) -> None:
-        """Nobody waits for the head of the answer any more; without effect once it is here."""
+        """Give up waiting for the head of the reply.  Has no effect once the head is here."""
 
 
 class _Waiter:
-    """Waits for the answer."""
+    """A requester that resolves a future."""
 
     def __init__(self, on_sent: Callable[[], object]) -> None:
         self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class _Waiter:
         self._context = copy_context()
 
     def sent(self) -> None:
-        # A connection knows nothing of whom the waiting one works for.
+        # A connection runs in its own context, not in that of the waiting task.
         self._context.run(self._on_sent)
 
     def answered(self, reply: Reply) -> None:
@@ -59,19 +59,19 @@ class _Waiter:
             self.answer.set_exception(error)
 
 
-async def answer_to(ask: Callable[[Asker], Asking], on_sent: Callable[[], object] = lambda: None) -> Reply:
-    """The answer to what is asked, once its head is here; raises what `Asker.failed` is told."""
+async def answer_to(ask: Callable[[Requester], PendingRequest], on_sent: Callable[[], object] = lambda: None) -> Reply:
+    """Send a request by `ask` and wait for the head of its reply.  Raises the error passed to `Requester.failed`."""
     waiter = _Waiter(on_sent)
-    asking = ask(waiter)
+    pending = ask(waiter)
     answer = waiter.answer
     try:
         return await answer
     except asyncio.CancelledError:
-        asking.leave()
+        pending.leave()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            # It came in the very turn in which the wait was called off.
+            # The reply arrived in the same turn of the loop as the cancellation.
             answer.result().close()
         raise
     finally:
-        # What is raised has this frame, and must not be found from it.
-        del waiter, asking, answer
+        # The raised error refers to this frame, so the frame must not refer to the error.
+        del waiter, pending, answer

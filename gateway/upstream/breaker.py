@@ -1,17 +1,17 @@
-"""A circuit breaker: whether one origin is asked at all.
+"""A circuit breaker: decides whether one origin may be used.
 
-It is a state machine and nothing else: it sends nothing, reads no clock and draws no randomness of its own.  `now` and
-`rng` come in as arguments; what happens comes in as `admit`, `succeeded`, `failed` and `abandoned`.
+It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
+arguments; the events are `admit`, `succeeded`, `failed` and `abandoned`.
 
-    closed     every request passes.  Consecutive failures, or a share of failures within a window, trip it.
-    open       no request passes for a while that grows from trip to trip, jittered so that several gateways do not
-               come back at once.
-    half-open  a bounded number of probes pass.  A success closes it, a failure opens it again for longer.
+    closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
+    open       no request passes for a time that grows from trip to trip.  It is jittered, so that several gateways do
+               not return at the same moment.
+    half-open  a bounded number of probes pass.  A success closes the breaker, a failure opens it again for longer.
 
-Each request that passes takes a `Pass` and gives it back with its result.  A pass carries the term of the state in
-which it was taken: what was sent before the breaker opened can neither close it nor open it again, because it tells of
-the time before.  The growing open time is forgotten only after the breaker has stayed closed for as long as it may
-ever stay open, so that an origin that answers its probes and fails under load is not asked more often for that.
+Each admitted request holds a `Permit` and returns it with its result.  A permit carries the term of the state in which
+it was given: a request sent before the breaker opened can neither close nor reopen it, because its result describes an
+earlier time.  The open time is reset only after the breaker has stayed closed for the longest open time.  An origin
+that answers its probes but fails under load therefore gets no extra traffic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from enum import StrEnum
 from typing import Final
 
 _BUCKETS: Final = 10
-"""The window moves on by a tenth of its length."""
+"""The window advances by a tenth of its length."""
 _LEAST_JITTER: Final = 0.5
-"""An open time is drawn between this share of it and the whole."""
+"""The open time is drawn between this share of its full length and the whole."""
 _MOST_DOUBLINGS: Final = 30
 
 
 class State(StrEnum):
-    """Where a breaker stands."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -39,12 +39,12 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can move it."""
+    """An event that may change the state."""
 
     TRIPPED = "tripped"
     """Too many requests failed."""
     DUE = "due"
-    """The open time is over, and a request asks."""
+    """The open time is over, and a request arrives."""
     RECOVERED = "recovered"
     """A probe succeeded."""
     RELAPSED = "relapsed"
@@ -57,30 +57,30 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
     (State.HALF_OPEN, Event.RECOVERED): State.CLOSED,
     (State.HALF_OPEN, Event.RELAPSED): State.OPEN,
 }
-"""All moves there are; what is not here leaves the state as it is."""
+"""All transitions; any other event leaves the state unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a breaker opens and how it comes back."""
+    """When a breaker opens, and how it recovers."""
 
     failures: int = 5
-    """So many failures in a row open it; 0 is a breaker that never opens."""
+    """This many consecutive failures open it; 0 means that it never opens."""
     ratio: float = 0.5
-    """So large a share of failures within the window opens it."""
+    """This share of failures within the window opens it."""
     window_s: float = 10.0
     least_requests: int = 20
-    """Within the window, before the share counts."""
+    """Requests within the window before the share counts."""
     open_s: float = 1.0
-    """The first open time; it doubles with each further one."""
+    """The first open time; each further one doubles."""
     longest_open_s: float = 15.0
     probes: int = 1
-    """Requests that pass at once while it is half-open."""
+    """Concurrent requests that pass while it is half-open."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One request that may be sent."""
+class Permit:
+    """Permission to send one request."""
 
     term: int
     is_probe: bool
@@ -94,7 +94,7 @@ class _Window:
     def __init__(self, length_s: float) -> None:
         self._width_s = length_s / _BUCKETS
         self._buckets: deque[tuple[int, list[int]]] = deque()
-        """Number of the bucket, and its successes and failures."""
+        """The number of each bucket, and its successes and failures."""
 
     def add(self, now: float, *, is_failure: bool) -> None:
         number = int(now // self._width_s)
@@ -105,7 +105,7 @@ class _Window:
         self._buckets[-1][1][is_failure] += 1
 
     def take_back(self) -> None:
-        """A success proved to be none."""
+        """Remove one success that turned out to be a failure."""
         for _, counts in reversed(self._buckets):
             if counts[False]:
                 counts[False] -= 1
@@ -145,9 +145,9 @@ class Breaker:
         self._rng = rng
         self.state = State.CLOSED
         self.since = now
-        """When it came to this state; a stay that is interrupted by a failed probe counts from before that."""
+        """When it was created, last tripped or last recovered; failed probes do not change it."""
         self.transitions: Counter[State] = Counter()
-        """How often it came to each state."""
+        """How often each state was entered."""
         self._term = 0
         self._trips = 0
         self._until = now
@@ -159,49 +159,49 @@ class Breaker:
     def __repr__(self) -> str:
         return f"<Breaker {self.state}, {self._consecutive} failures in a row, {self._probes} probes out>"
 
-    def take(self, policy: Policy) -> None:
-        """Go by another policy from here on; the state stays."""
+    def configure(self, policy: Policy) -> None:
+        """Use another policy from now on; the state does not change."""
         if policy != self._policy:
             self._policy = policy
             self._window = _Window(policy.window_s)
 
-    def admit(self, now: float) -> Pass | None:
-        """A pass for one request, None where it must not be sent.  Each pass is owed a result."""
+    def admit(self, now: float) -> Permit | None:
+        """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result."""
         if self.state is State.OPEN and now >= self._until:
             self._move(Event.DUE, now)
         if self.state is State.CLOSED:
-            return Pass(self._term, is_probe=False)
+            return Permit(self._term, is_probe=False)
         if self.state is State.HALF_OPEN and self._probes < self._policy.probes:
             self._probes += 1
-            return Pass(self._term, is_probe=True)
+            return Permit(self._term, is_probe=True)
         return None
 
     def would_admit(self, now: float) -> bool:
-        """Whether `admit` would give a pass, without taking one."""
+        """Whether `admit` would give a permit; takes none."""
         if self.state is State.HALF_OPEN:
             return self._probes < self._policy.probes
         return self.state is State.CLOSED or now >= self._until
 
     def retry_in_s(self, now: float) -> float | None:
-        """Seconds until the next probe may be sent; None while closed, 0 when it may be or is under way."""
+        """Seconds until the next probe may be sent; None while closed, 0 if it is due or under way."""
         return None if self.state is State.CLOSED else max(0.0, self._until - now)
 
-    def succeeded(self, taken: Pass, now: float) -> None:
+    def succeeded(self, permit: Permit, now: float) -> None:
         """The origin answered."""
-        if taken.term != self._term:
+        if permit.term != self._term:
             return
-        if taken.is_probe:
+        if permit.is_probe:
             self._move(Event.RECOVERED, now)
         else:
             self._consecutive = 0
             self._window.add(now, is_failure=False)
 
-    def failed(self, taken: Pass, now: float, *, had_succeeded: bool = False) -> None:
-        """The origin could not be reached, was silent too long, or said that it fails; `had_succeeded` where the
-        request was held to be a success before."""
-        if taken.term != self._term:
+    def failed(self, permit: Permit, now: float, *, had_succeeded: bool = False) -> None:
+        """The origin could not be reached, did not answer in time, or reported a failure.  `had_succeeded`: the request
+        was counted as a success before."""
+        if permit.term != self._term:
             return
-        if taken.is_probe:
+        if permit.is_probe:
             self._move(Event.RELAPSED, now)
             return
         self._consecutive += 1
@@ -213,9 +213,9 @@ class Breaker:
         if self._policy.failures and (self._consecutive >= self._policy.failures or is_bad_share):
             self._move(Event.TRIPPED, now)
 
-    def abandoned(self, taken: Pass) -> None:
-        """The request came to no result by no fault of the origin: its client left."""
-        if taken.is_probe and taken.term == self._term:
+    def abandoned(self, permit: Permit) -> None:
+        """The request has no result through no fault of the origin, such as a client that left."""
+        if permit.is_probe and permit.term == self._term:
             self._probes -= 1
 
     def _move(self, event: Event, now: float) -> None:

@@ -1,11 +1,12 @@
-"""The client towards origins: every request of the gateway goes through it.
+"""The client for requests to origins; every request of the gateway passes through it.
 
-A request names a route, and `pool` has its origins.  A request of which no byte was sent, because no connection could
-be made, goes to the next origin, a write too, since the first has had nothing of it.  What was sent is not sent again
-here, except after a redirect to a leader: by that the origin has said that it did not do it.
+A request names a route, and `pool` knows the route's origins.  If no byte of a request was sent, because no connection
+could be made, it goes to the next origin.  This holds for writes too, since the first origin received nothing.  A
+request that was sent is not sent again here, except after a redirect to a leader: the redirect states that the origin
+did not process it.
 
-A body that comes piece by piece is held, up to 64 KiB, where a redirect may have to be followed; of a larger one the
-redirect is the client's to follow, and its next request goes to the leader at once.
+A streamed body is buffered, up to 64 KiB, if a redirect may have to be followed.  For a larger body the client follows
+the redirect itself; its next request goes to the leader directly.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.asking import Asker, Asking, answer_to
+from gateway.upstream.asking import PendingRequest, Requester, answer_to
 from gateway.upstream.connections import Connections
 from gateway.upstream.endpoint import split_url
 from gateway.upstream.exchange import Exchange, Exchanges
-from gateway.upstream.origins import Origin, Sent
-from gateway.upstream.pool import ROUTE_URL, Origins, Pool
-from gateway.upstream.reply import Body, Bounds, Reply, Sending
+from gateway.upstream.origins import Origin, OriginRequest
+from gateway.upstream.pool import ROUTE_URL, OriginPool, Origins
+from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 
-_LED: Final = frozenset({307, 308})
+_REDIRECTS: Final = frozenset({307, 308})
 _MOST_HOPS: Final = 2
-"""Redirects to leaders that are followed for one request."""
-_HELD_BYTES: Final = 1 << 16
+"""The most leader redirects followed for one request."""
+_BUFFERED_BYTES: Final = 1 << 16
 
 
 class OriginClient:
     """Sends requests.  `close` ends all connections.
 
-    A URL of the scheme `route` is sent to one of that route's origins, as `origins` has them; any other as it is.
+    A URL with the scheme `route` goes to one of that route's origins, as `origins` knows them; any other URL is used
+    as it is.
     """
 
     def __init__(self, connections: int = 512, tracer: Tracer = NO_TRACER, origins: Origins | None = None) -> None:
@@ -49,12 +51,12 @@ class OriginClient:
         return self.exchanges.open_connections
 
     def connections(self) -> dict[str, Connections]:
-        """What is open, by what it is for."""
+        """The open connections by purpose."""
         return self.exchanges.connections()
 
     def ask(
         self,
-        asker: Asker,
+        requester: Requester,
         method: str,
         url: str,
         headers: CIMultiDict[str],
@@ -62,16 +64,16 @@ class OriginClient:
         body: Body = None,
         *,
         is_live: bool = False,
-    ) -> Asking:
-        """Send one request.  `asker` is told what becomes of it, maybe before this returns.
+    ) -> PendingRequest:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
-        A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
+        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
         """
         if self._origins is None or not url.startswith(ROUTE_URL):
-            return self.exchanges.ask(asker, method, url, headers, bounds, body, is_live=is_live)
-        asking = _Asking(self.exchanges, self._origins, asker, method, url, headers, bounds, body, is_live)
-        asking.begin()
-        return asking
+            return self.exchanges.ask(requester, method, url, headers, bounds, body, is_live=is_live)
+        pending = _RoutedRequest(self.exchanges, self._origins, requester, method, url, headers, bounds, body, is_live)
+        pending.begin()
+        return pending
 
     async def send(
         self,
@@ -84,38 +86,38 @@ class OriginClient:
         is_live: bool = False,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
-        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used.
         """
         return await answer_to(
-            lambda asker: self.ask(asker, method, url, headers, bounds, body, is_live=is_live), on_sent
+            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live), on_sent
         )
 
     async def close(self) -> None:
         await self.exchanges.close()
 
 
-class _Asking:
-    """One request on its way from origin to origin.  An `Asker` of each of them."""
+class _RoutedRequest:
+    """One request as it moves from origin to origin; the requester of each exchange."""
 
     __slots__ = (
-        "_asker",
         "_body",
         "_bounds",
+        "_buffering",
         "_context",
         "_exchange",
         "_exchanges",
-        "_has_left",
         "_headers",
-        "_holding",
         "_hops",
+        "_is_abandoned",
         "_is_live",
         "_leader",
         "_method",
         "_origins",
         "_path",
         "_pool",
+        "_requester",
         "_sent",
         "_target",
         "_tried",
@@ -126,7 +128,7 @@ class _Asking:
         self,
         exchanges: Exchanges,
         origins: Origins,
-        asker: Asker,
+        requester: Requester,
         method: str,
         url: str,
         headers: CIMultiDict[str],
@@ -136,7 +138,7 @@ class _Asking:
     ) -> None:
         self._exchanges = exchanges
         self._origins = origins
-        self._asker = asker
+        self._requester = requester
         self._method = method
         self._url = url
         self._headers = headers
@@ -145,45 +147,45 @@ class _Asking:
         self._is_live = is_live
         self._target = split_url(url)[1]
         self._path = self._target.partition("?")[0]
-        self._pool: Pool | None = None
-        self._sent: Sent | None = None
-        """As the books have it that is on its way now."""
+        self._pool: OriginPool | None = None
+        self._sent: OriginRequest | None = None
+        """The current attempt, as its origin tracks it."""
         self._tried: list[Origin] = []
         self._leader: Origin | None = None
         self._hops = 0
         self._exchange: Exchange | None = None
-        self._holding: asyncio.Task[None] | None = None
-        self._has_left = False
+        self._buffering: asyncio.Task[None] | None = None
+        self._is_abandoned = False
         self._context: Context | None = None
-        """That of whoever asks, where it may be needed: connections call in that of whoever they were made for."""
+        """The caller's context, kept if redirects may be followed: connections run in the context they were made in."""
 
     def begin(self) -> None:
         try:
             pool = self._pool = self._origins.pool(self._url)
         except GatewayError as error:
-            self._asker.failed(error)
+            self._requester.failed(error)
             return
-        self._headers = pool.dressed(self._headers)
+        self._headers = pool.with_credentials(self._headers)
         if pool.follows_redirects:
             self._context = copy_context()
         body = self._body
         if pool.follows_redirects and body is not None and not isinstance(body, bytes):
-            self._holding = self._exchanges.tasks.start(self._hold(body), f"hold {self._path}")
+            self._buffering = self._exchanges.tasks.start(self._buffer(body), f"buffer {self._path}")
         else:
-            self._go()
+            self._send_next()
 
-    async def _hold(self, body: AsyncIterator[bytes]) -> None:
+    async def _buffer(self, body: AsyncIterator[bytes]) -> None:
         try:
-            self._body = await _held(body, self._bounds.total_s)
+            self._body = await _buffered(body, self._bounds.total_s)
         except GatewayError as error:
-            self._holding = None
-            self._asker.failed(error)
+            self._buffering = None
+            self._requester.failed(error)
         else:
-            self._holding = None
-            self._go()
+            self._buffering = None
+            self._send_next()
 
-    def _go(self) -> None:
-        """Send it to the next origin."""
+    def _send_next(self) -> None:
+        """Send the request to the next origin."""
         assert self._pool is not None
         is_upload = not (self._body is None or isinstance(self._body, bytes))
         try:
@@ -196,7 +198,7 @@ class _Asking:
                 leader=self._leader,
             )
         except GatewayError as error:
-            self._asker.failed(error)
+            self._requester.failed(error)
             return
         exchange = self._exchanges.ask(
             self,
@@ -205,17 +207,17 @@ class _Asking:
             self._headers,
             self._bounds,
             self._body,
-            Sending(sent, self._origins.clock.now),
+            OutcomeReport(sent, self._origins.clock.now),
             is_live=self._is_live,
         )
-        # Where it has failed at once, another may be on its way by now.
+        # If the exchange failed at once, `failed` may have started another one by now.
         if self._sent is sent and not exchange.is_over:
             self._exchange = exchange
 
     def leave(self) -> None:
-        self._has_left = True
-        if self._holding is not None:
-            self._holding.cancel()
+        self._is_abandoned = True
+        if self._buffering is not None:
+            self._buffering.cancel()
         if self._exchange is not None:
             exchange, self._exchange = self._exchange, None
             exchange.leave()
@@ -223,27 +225,27 @@ class _Asking:
     # -- from the exchange
 
     def sent(self) -> None:
-        self._asker.sent()
+        self._requester.sent()
 
     def answered(self, reply: Reply) -> None:
         self._exchange = None
-        if reply.status not in _LED:
-            self._asker.answered(reply)
+        if reply.status not in _REDIRECTS:
+            self._requester.answered(reply)
             return
         assert self._pool is not None
         assert self._sent is not None
         leader = self._pool.leader(self._sent, self._method, self._target, reply.headers.get("Location"))
         if leader is None or self._hops == _MOST_HOPS or not (self._body is None or isinstance(self._body, bytes)):
-            self._asker.answered(reply)
+            self._requester.answered(reply)
             return
         reply.close()
         leader.redirects += 1
         self._hops += 1
         self._leader = leader
         if self._context is not None:
-            self._context.run(self._go)
+            self._context.run(self._send_next)
         else:
-            self._go()
+            self._send_next()
 
     def failed(self, error: GatewayError) -> None:
         assert self._pool is not None
@@ -252,36 +254,36 @@ class _Asking:
         self._pool.forget_leader(self._method, self._path)
         self._tried.append(self._sent.origin)
         self._leader = None
-        if self._has_left:
+        if self._is_abandoned:
             return
         if error.is_unsent and self._pool.has_untried(self._tried):
-            self._go()
+            self._send_next()
         else:
-            self._asker.failed(error)
+            self._requester.failed(error)
 
 
-async def _held(body: AsyncIterator[bytes], within_s: float | None) -> Body:
-    """The body as one piece, where it is small enough to be held; else as it comes.
+async def _buffered(body: AsyncIterator[bytes], within_s: float | None) -> Body:
+    """The body as bytes if it is small enough to be buffered; else an iterator over all of it.
 
-    RequestTimeout where its client does not bring it in time, UpstreamBroken where the client does not at all.
+    RequestTimeout if the client does not send it in time, UpstreamBroken if reading it fails.
     """
-    held = bytearray()
+    buffered = bytearray()
     try:
         async with asyncio.timeout(within_s):
             async for chunk in body:
-                held += chunk
-                if len(held) > _HELD_BYTES:
-                    return _behind(bytes(held), body)
+                buffered += chunk
+                if len(buffered) > _BUFFERED_BYTES:
+                    return _with_rest(bytes(buffered), body)
     except GatewayError:
         raise
     except TimeoutError:
         raise RequestTimeout(is_unsent=True) from None
     except Exception as error:
         raise UpstreamBroken(is_unsent=True) from error
-    return bytes(held)
+    return bytes(buffered)
 
 
-async def _behind(held: bytes, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield held
+async def _with_rest(buffered: bytes, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield buffered
     async for chunk in body:
         yield chunk

@@ -1,15 +1,15 @@
 """One connection to an origin: one exchange after the other, on a bare transport.
 
-A connection is idle, or busy with one exchange from the first byte of its request to the last byte of its reply; then
-it tells its keeper that it is free.  It is never used again after anything that leaves in doubt where the next reply
-would begin: an end in the middle, bytes that nobody asked for, a request body that was not sent to its end.
+A connection is idle, or busy with one exchange from the first byte of its request to the last byte of its reply.  Then
+it reports to its owner that it is free.  It is never reused if the start of the next reply would be uncertain: after an
+early end, unrequested bytes, or a request body that was not sent completely.
 
-What comes of a reply gathers in an `Incoming`, which the reader holds and which outlives the exchange here: a small
-reply gives the connection back before anybody has looked at it.  Above a high-water mark the connection reads nothing
-more until the reader has taken what is there.
+A reply is collected in an `IncomingReply`, which the reader holds and which outlives the exchange: after a small reply
+the connection is free before the reader has seen it.  Above a high-water mark the connection pauses until the reader
+has taken the data.
 
-There is one deadline, which moves: for a reply's head, for a piece of its body, for how long an idle connection is
-kept.  When it comes, the connection is dropped.
+There is one moving deadline: for a reply's head, for the next piece of its body, or for an idle connection.  When it
+passes, the connection is dropped.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 
 KEEP_S: Final = 15.0
-"""How long an idle connection is kept."""
+"""Seconds for which an idle connection is kept."""
 HIGH_WATER_BYTES: Final = 1 << 18
 
 
-class Pool(Protocol):
-    """Whoever hands connections out."""
+class ConnectionOwner(Protocol):
+    """Receives the connections that are free or lost."""
 
     def freed(self, connection: Connection) -> None:
-        """An exchange has ended, and the connection may be used for another one."""
+        """An exchange has ended, and the connection may be used for another."""
 
     def lost(self, connection: Connection) -> None:
-        """The connection is no more; called once."""
+        """The connection is gone.  Called once."""
 
 
-class Incoming:
-    """A reply on its way, for one reader at a time.
+class IncomingReply:
+    """A reply as it arrives, for one reader at a time.
 
-    Dropped by `end`, which ends the connection unless the whole reply has come.
+    `end` abandons it, and drops the connection unless the whole reply has arrived.
     """
 
-    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_heard", "head", "on_change")
+    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "on_change")
 
     def __init__(self, connection: Connection) -> None:
         self.connection: Connection | None = connection
         """None once the exchange is over."""
         self.head: Head | None = None
-        self.has_heard = False
-        """Whether anything at all has come."""
+        self.has_received = False
+        """Whether any byte of the reply has arrived."""
         self.has_ended = False
-        """Whether all of the reply has come."""
+        """Whether all of the reply has arrived."""
         self.error: BaseException | None = None
-        """Why no more of it will come: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
-        self.on_change: Callable[[], object] = nothing
-        """Called when more of it has come, and when no more will; by then the connection is as it will be."""
+        """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        self.on_change: Callable[[], object] = no_op
+        """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
         self._pieces: list[bytes] = []
         self._size = 0
 
     def take(self) -> bytes | None:
-        """What has come of the body and was not taken yet, empty at its end; None where that is still to come.  Raises
-        its error once all that came before it has been taken."""
+        """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
+        error once everything before it has been taken."""
         pieces = self._pieces
         if pieces:
             taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -82,7 +82,7 @@ class Incoming:
         return None
 
     def expect(self, by: float) -> None:
-        """Have it fail unless more has come by then, in seconds of the loop's clock."""
+        """Let it fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
         if self.connection is not None:
             self.connection.deadline.move(by)
 
@@ -93,12 +93,12 @@ class Incoming:
         try:
             await waiter
         finally:
-            self.on_change = nothing
+            self.on_change = no_op
 
     # -- from the connection
 
-    def heard(self, events: list[Event]) -> None:
-        """Take what has come."""
+    def received(self, events: list[Event]) -> None:
+        """Store what has arrived."""
         for event in events:
             if event is END:
                 self.has_ended = True
@@ -110,11 +110,11 @@ class Incoming:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is here that no more should be read."""
+        """Whether the buffered data has reached the high-water mark."""
         return self._size >= HIGH_WATER_BYTES
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes."""
+        """No more will arrive."""
         self.connection = None
         if not self.has_ended and self.error is None:
             self.error = bare(error)
@@ -122,19 +122,19 @@ class Incoming:
 
     # -- from the reader
 
-    def give_up(self) -> None:
-        """Have it fail as if its time were over."""
+    def time_out(self) -> None:
+        """Fail with TimeoutError now."""
         self.end(TimeoutError())
 
     def end(self, error: BaseException) -> None:
-        """Have it fail by this error unless all of it has come, and drop the connection that it comes by."""
+        """Fail with this error unless the reply is complete, and drop its connection."""
         connection = self.connection
         if connection is not None:
             connection.fail(error)
 
 
-def nothing() -> None:
-    """Nobody waits."""
+def no_op() -> None:
+    """The callback while no reader waits."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -143,15 +143,15 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One connection.  Owner of its transport, and of the task that sends a body which comes piece by piece."""
+    """One connection.  Owns its transport and the task that uploads a streamed body."""
 
     __slots__ = (
         "_drained",
         "_incoming",
         "_is_lost",
         "_is_writing",
-        "_keeper",
         "_loop",
+        "_owner",
         "_parser",
         "_transport",
         "_upload",
@@ -162,22 +162,22 @@ class Connection(asyncio.Protocol):
         "made_at",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, keeper: Pool, endpoint: Endpoint) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.made_at = loop.time()
         self.is_used = False
-        """Whether an exchange has ended well on it."""
+        """Whether an exchange has completed on it."""
         self.deadline: Deadline
         self._loop = loop
-        self._keeper = keeper
+        self._owner = owner
         self._parser: ReplyParser
         self._transport: asyncio.Transport | None = None
-        self._incoming: Incoming | None = None
+        self._incoming: IncomingReply | None = None
         self._upload: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
         self.is_reading = True
-        """Whether it takes what comes, or waits for its reader to take what has come."""
+        """False while reading is paused until the reader has taken what has arrived."""
         self._is_lost = False
 
     def __repr__(self) -> str:
@@ -186,16 +186,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent on it, as far as anybody has heard."""
+        """Whether a request may be sent on it, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     # -- one exchange
 
-    def ask(self, request: bytes, body: bytes | None, by: float, *, is_head: bool) -> Incoming:
-        """Send a request, the head of whose reply is to be here by then."""
+    def ask(self, request: bytes, body: bytes | None, by: float, *, is_head: bool) -> IncomingReply:
+        """Send a request whose reply head must arrive by `by`, in seconds of the loop's clock."""
         assert self._incoming is None
         assert self._transport is not None
-        incoming = self._incoming = Incoming(self)
+        incoming = self._incoming = IncomingReply(self)
         self._parser.expect(is_head=is_head)
         self.deadline.move(by)
         if not body:
@@ -205,13 +205,13 @@ class Connection(asyncio.Protocol):
         return incoming
 
     def uploading(self, task: asyncio.Task[None]) -> None:
-        """A task sends the request's body by `send`, and ends with the exchange."""
+        """Adopt the task that sends the request's body by `send`; it ends with the exchange."""
         self._upload = task
         task.add_done_callback(self._uploaded)
 
     async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
-        """Send a body, of so many bytes or in chunks; whether that was done.  One that breaks off or has another length
-        ends the exchange."""
+        """Send a body of `length` bytes, or chunked if None; returns whether it was sent.  A body that breaks off or
+        has another length ends the exchange."""
         left = length
         try:
             async for chunk in chunks:
@@ -245,45 +245,45 @@ class Connection(asyncio.Protocol):
         if task.cancelled():
             self.fail(UploadFailed("broken off"))
         elif self._incoming is not None and self._incoming.has_ended:
-            self._over()
+            self._finish()
 
     def resume(self) -> None:
-        """Read on after a pause."""
+        """Resume reading."""
         if self._transport is not None and not self._is_lost:
             self.is_reading = True
             self._transport.resume_reading()
 
-    def _over(self) -> None:
-        """The exchange has come to its end, with nothing left to send."""
+    def _finish(self) -> None:
+        """The reply is complete, and no_op is left to send."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.connection = None
-        if not self._parser.may_go_on or not self.is_open:
+        if not self._parser.is_reusable or not self.is_open:
             self.drop()
             return
         if not self.is_reading:
             self.resume()
         self.is_used = True
         self.deadline.move(self._loop.time() + KEEP_S)
-        self._keeper.freed(self)
+        self._owner.freed(self)
 
     # -- its end
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange by this error, if there is one, and the connection."""
+        """End the exchange, if there is one, with this error; drop the connection."""
         incoming, self._incoming = self._incoming, None
-        # First: whoever is told may ask anew.
+        # Drop first: the reader may start a new request when it is notified.
         self.drop()
         if incoming is not None:
             incoming.fail(error)
 
     def drop(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
-        self._lose()
+        self._on_lost()
 
-    def _lose(self) -> None:
+    def _on_lost(self) -> None:
         if self._is_lost:
             return
         self._is_lost = True
@@ -294,7 +294,7 @@ class Connection(asyncio.Protocol):
             self._upload.cancel()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        self._keeper.lost(self)
+        self._owner.lost(self)
 
     def _timed_out(self) -> None:
         self.fail(TimeoutError())
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not before: each holds the connection, and one that cannot be made is not told of that.
+        # Not earlier: both refer to the connection, and a failed attempt to connect does not call `connection_lost`.
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
@@ -310,26 +310,26 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         incoming = self._incoming
         if incoming is None:
-            # Nobody asked, so nobody could tell it from the next reply.
+            # No request is pending: these bytes could not be told from the next reply.
             self.drop()
             return
-        incoming.has_heard = True
+        incoming.has_received = True
         broken: ReplyBroken | None = None
         try:
             events = self._parser.feed(data)
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
-            # Not while it is handled: it would be the context of whatever is raised by that.
+            # Outside the handler, where the error would become the context of further exceptions.
             self.fail(broken)
             return
         if not events:
             return
-        incoming.heard(events)
+        incoming.received(events)
         self.deadline.at = inf
         if incoming.has_ended:
             if self._upload is None:
-                self._over()
+                self._finish()
         elif incoming.is_full and self.is_reading and self._transport is not None:
             self.is_reading = False
             self._transport.pause_reading()
@@ -347,14 +347,14 @@ class Connection(asyncio.Protocol):
         if events is None:
             self.fail(ConnectionLost())
         else:
-            incoming.heard(events)
-            self._over()
+            incoming.received(events)
+            self._finish()
             incoming.on_change()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         incoming, self._incoming = self._incoming, None
-        self._lose()
+        self._on_lost()
         self._transport = None
         if incoming is not None:
             lost = ConnectionLost()

@@ -1,14 +1,15 @@
-"""The pool: connections to all origins, kept for the next request, and a bound on how many are busy.
+"""The connection pool: idle connections kept for reuse, and a bound on the busy ones.
 
-Who finds no place waits in line: the longest-waiting one whose host has room is next, so one host's crowd does not hold
-up the others.  A place is a busy connection, from the first attempt to make it.  Idle connections have none, but busy
-and idle ones together are never more than places: the longest idle one makes room.
+A slot is the right to one busy connection, from the first attempt to make it.  A request without a slot queues.  The
+longest-waiting request whose host has room is next, so one crowded host does not block the others.  Idle connections
+hold no slots, but busy and idle ones together never exceed the number of slots: a new connection replaces the one that
+has been idle for longest.
 
-An upload holds its place for as long as its client takes to send the body, which is nothing that a gateway can hurry.
-So uploads whose bodies are still on their way take three quarters of the places at most, a host's and all together,
-and wait in a line of their own: reads and small writes always pass.
+An upload holds its slot for as long as its client takes to send the body, which the gateway cannot influence.  Uploads
+with unfinished bodies therefore get at most three quarters of the slots, per host and in total, and have their own
+queue, so that reads and small writes always pass.
 
-All decisions here are plain functions; `place` alone waits, and what it waits with ends with its caller's bound.
+All decisions are plain functions.  Only `acquire` waits, and its caller bounds the wait.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import NotConnected
 
 
-def most_of(places: int) -> int:
-    """How many places those may take who are to leave some for others: three quarters, and one at least."""
-    return max(1, places * 3 // 4)
+def shared_limit(slots: int) -> int:
+    """The share of the slots for requests that must leave some to others: three quarters, at least one."""
+    return max(1, slots * 3 // 4)
 
 
 class Connections(NamedTuple):
-    """Connections of one pool: how many are in use, how many wait for a request, and their ages in seconds."""
+    """The connections of one pool: the number in use, the number idle, and their ages in seconds."""
 
     busy: int
     idle: int
@@ -37,140 +38,140 @@ class Connections(NamedTuple):
     mean_s: float
 
 
-_Line = deque[tuple[int, asyncio.Future[None]]]
-"""Those who wait, by when they came."""
+_Queue = deque[tuple[int, asyncio.Future[None]]]
+"""Waiting requests: arrival number, and the future that is resolved with the slot."""
 
 
 class _Host:
     """One host's part of a pool."""
 
-    __slots__ = ("idle", "places", "uploads", "uploads_waiting", "waiting")
+    __slots__ = ("idle", "slots", "uploads", "uploads_waiting", "waiting")
 
     def __init__(self) -> None:
-        self.places = 0
+        self.slots = 0
         self.uploads = 0
-        """How many places are held by requests whose bodies are still on their way."""
+        """Slots held by requests whose bodies are not completely sent."""
         self.idle: dict[Connection, None] = {}
         """In the order in which they became idle."""
-        self.waiting: _Line = deque()
-        self.uploads_waiting: _Line = deque()
+        self.waiting: _Queue = deque()
+        self.uploads_waiting: _Queue = deque()
 
-    def line(self, *, is_upload: bool) -> _Line:
-        """Where such a request waits."""
+    def queue(self, *, is_upload: bool) -> _Queue:
+        """The queue for such a request."""
         return self.uploads_waiting if is_upload else self.waiting
 
-    def sweep(self) -> int:
-        """Forget those at the request handler of a line who have left it; how many."""
-        swept = 0
-        for line in (self.waiting, self.uploads_waiting):
-            while line and line[0][1].done():
-                line.popleft()
-                swept += 1
-        return swept
+    def drop_cancelled(self) -> int:
+        """Drop the cancelled requests at the front of both queues; returns their number."""
+        dropped = 0
+        for queue in (self.waiting, self.uploads_waiting):
+            while queue and queue[0][1].done():
+                queue.popleft()
+                dropped += 1
+        return dropped
 
 
 class ConnectionPool:
-    """Owner of all its connections and of the line of those who wait for one.
+    """Owns the connections of all hosts and the queues for them.
 
-    `limit` is how many connections may be busy, 0 for no bound.
+    `limit` is the most connections that may be busy; 0 means no bound.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._host_limit = limit
         self._hosts: dict[Endpoint, _Host] = {}
-        self._taken = 0
+        self._slots_taken = 0
         self._uploads = 0
         self._busy: dict[Connection, None] = {}
         self._idle_count = 0
         self._waiting = 0
-        """Places in lines, those too that were left and not swept yet."""
+        """Requests in queues, including cancelled ones that were not dropped yet."""
         self._numbers = itertools.count()
         self._is_closed = False
 
     def __repr__(self) -> str:
         waiting = sum(len(host.waiting) + len(host.uploads_waiting) for host in self._hosts.values())
-        return f"<ConnectionPool {self._taken} busy, {self._idle_count} idle, {waiting} waiting>"
+        return f"<ConnectionPool {self._slots_taken} busy, {self._idle_count} idle, {waiting} waiting>"
 
     def __len__(self) -> int:
-        """Places that are taken."""
-        return self._taken
+        """Slots in use."""
+        return self._slots_taken
 
-    def leave_room(self, hosts: int) -> None:
-        """Let one of several hosts take three quarters of the places at most: one that hangs would take all."""
-        self._host_limit = self._limit if hosts < 2 else most_of(self._limit)
-        self._let_in()
+    def limit_per_host(self, hosts: int) -> None:
+        """Limit each of several hosts to three quarters of the slots: one that hangs would take them all."""
+        self._host_limit = self._limit if hosts < 2 else shared_limit(self._limit)
+        self._grant_slots()
 
     def look(self, now: float) -> Connections:
-        """The connections as they are now.  One that is being made has a place, and no age."""
+        """A snapshot of the connections.  A connection in the making has a slot but no age."""
         idle = [connection for host in self._hosts.values() for connection in host.idle]
         ages = [now - connection.made_at for connection in (*self._busy, *idle)]
         return Connections(len(self._busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
-    # -- places
+    # -- slots
 
-    def take(self, endpoint: Endpoint, *, is_upload: bool = False) -> Connection | None:
-        """An idle connection that is as good as new, and a place for it; None where there is none of either.
+    def take_idle(self, endpoint: Endpoint, *, is_upload: bool = False) -> Connection | None:
+        """An open idle connection and a slot for it; None unless both are available.
 
-        With a place for an upload `uploaded` is owed."""
+        For an upload the caller must call `upload_done`."""
         host = self._hosts.get(endpoint)
-        if host is None or not host.idle or not self._may_enter(host, is_upload=is_upload):
+        if host is None or not host.idle or not self._can_take_slot(host, is_upload=is_upload):
             return None
         connection = self._idle(host)
         if connection is not None:
-            self._enter(host, is_upload=is_upload)
+            self._take_slot(host, is_upload=is_upload)
         return connection
 
-    async def place(self, endpoint: Endpoint, *, is_upload: bool = False) -> None:
-        """Wait for a place, which is then the caller's: to be given to a connection, or given back.  NotConnected once
-        the pool is closed.
+    async def acquire(self, endpoint: Endpoint, *, is_upload: bool = False) -> None:
+        """Wait for a slot.  The caller must pass it to a connection (`made`, `idle`) or give it back (`release`).
+        Raises NotConnected once the pool is closed.
 
-        With a place for an upload `uploaded` is owed."""
+        For an upload the caller must call `upload_done`."""
         if self._is_closed:
             raise NotConnected("the pool is closed")
         host = self._hosts.get(endpoint)
         if host is None:
             host = self._hosts[endpoint] = _Host()
-        if self._may_enter(host, is_upload=is_upload):
-            self._enter(host, is_upload=is_upload)
+        if self._can_take_slot(host, is_upload=is_upload):
+            self._take_slot(host, is_upload=is_upload)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        host.line(is_upload=is_upload).append((next(self._numbers), granted))
+        host.queue(is_upload=is_upload).append((next(self._numbers), granted))
         self._waiting += 1
         try:
             await granted
         except BaseException:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.leave_place(endpoint)
+                self.release(endpoint)
                 if is_upload:
-                    self.uploaded(endpoint)
+                    self.upload_done(endpoint)
             else:
-                # In the middle of the line it is passed over when its turn comes.
+                # In the middle of the queue it is skipped when its turn comes.
                 granted.cancel()
-                self._waiting -= host.sweep()
+                self._waiting -= host.drop_cancelled()
                 self._forget(endpoint, host)
             raise
 
-    def leave_place(self, endpoint: Endpoint) -> None:
-        """Give a place back that no connection has."""
-        self._leave(endpoint, self._hosts[endpoint])
+    def release(self, endpoint: Endpoint) -> None:
+        """Give back a slot that no connection holds."""
+        self._free_slot(endpoint, self._hosts[endpoint])
 
-    def uploaded(self, endpoint: Endpoint) -> None:
-        """The body of an upload that was given a place is on its way no more; the place may be held on."""
+    def upload_done(self, endpoint: Endpoint) -> None:
+        """An upload's body is no longer being sent; the request may still hold its slot."""
         host = self._hosts[endpoint]
         host.uploads -= 1
         self._uploads -= 1
-        self._let_in()
+        self._grant_slots()
         self._forget(endpoint, host)
 
     def idle(self, endpoint: Endpoint) -> Connection | None:
-        """The connection that was used last, for a place that is taken; None where none is idle."""
+        """The most recently used idle connection, for a slot in hand; None if there is none."""
         return self._idle(self._hosts[endpoint])
 
     def made(self, connection: Connection) -> None:
-        """A new connection for a place that is taken."""
+        """Use the slot in hand for a new connection."""
         self._busy[connection] = None
-        if self._limit and self._idle_count and self._taken + self._idle_count > self._limit:
+        if self._limit and self._idle_count and self._slots_taken + self._idle_count > self._limit:
             longest = (next(iter(host.idle)) for host in self._hosts.values() if host.idle)
             min(longest, key=lambda one: one.deadline.at).drop()
 
@@ -187,84 +188,84 @@ class ConnectionPool:
     def _has_room(self, host: _Host, *, is_upload: bool) -> bool:
         if not self._limit:
             return True
-        if is_upload and (self._uploads >= most_of(self._limit) or host.uploads >= most_of(self._host_limit)):
+        if is_upload and (self._uploads >= shared_limit(self._limit) or host.uploads >= shared_limit(self._host_limit)):
             return False
-        return self._taken < self._limit and host.places < self._host_limit
+        return self._slots_taken < self._limit and host.slots < self._host_limit
 
-    def _may_enter(self, host: _Host, *, is_upload: bool) -> bool:
-        """Whether there is a place, and nobody who has waited for it."""
-        return not host.line(is_upload=is_upload) and self._has_room(host, is_upload=is_upload)
+    def _can_take_slot(self, host: _Host, *, is_upload: bool) -> bool:
+        """Whether there is a free slot that no earlier request waits for."""
+        return not host.queue(is_upload=is_upload) and self._has_room(host, is_upload=is_upload)
 
-    def _enter(self, host: _Host, *, is_upload: bool) -> None:
-        host.places += 1
+    def _take_slot(self, host: _Host, *, is_upload: bool) -> None:
+        host.slots += 1
         host.uploads += is_upload
         self._uploads += is_upload
-        self._taken += 1
+        self._slots_taken += 1
 
-    def _leave(self, endpoint: Endpoint, host: _Host) -> None:
-        host.places -= 1
-        self._taken -= 1
-        self._let_in()
+    def _free_slot(self, endpoint: Endpoint, host: _Host) -> None:
+        host.slots -= 1
+        self._slots_taken -= 1
+        self._grant_slots()
         self._forget(endpoint, host)
 
     def _forget(self, endpoint: Endpoint, host: _Host) -> None:
-        is_used = host.places or host.uploads or host.idle
+        is_used = host.slots or host.uploads or host.idle
         if not is_used and not host.waiting and not host.uploads_waiting:
             self._hosts.pop(endpoint, None)
 
-    def _let_in(self) -> None:
-        """Give free places to those who wait for them the longest."""
-        while self._waiting and (not self._limit or self._taken < self._limit):
+    def _grant_slots(self) -> None:
+        """Grant free slots to the requests that have waited longest."""
+        while self._waiting and (not self._limit or self._slots_taken < self._limit):
             first: tuple[int, bool, _Host] | None = None
             for host in self._hosts.values():
                 if host.waiting or host.uploads_waiting:
-                    self._waiting -= host.sweep()
+                    self._waiting -= host.drop_cancelled()
                     for is_upload in (False, True):
-                        line = host.line(is_upload=is_upload)
-                        is_earlier = line and (first is None or line[0][0] < first[0])
+                        queue = host.queue(is_upload=is_upload)
+                        is_earlier = queue and (first is None or queue[0][0] < first[0])
                         if is_earlier and self._has_room(host, is_upload=is_upload):
-                            first = line[0][0], is_upload, host
+                            first = queue[0][0], is_upload, host
             if first is None:
                 return
             _, is_upload, host = first
-            _, granted = host.line(is_upload=is_upload).popleft()
+            _, granted = host.queue(is_upload=is_upload).popleft()
             self._waiting -= 1
-            self._enter(host, is_upload=is_upload)
+            self._take_slot(host, is_upload=is_upload)
             granted.set_result(None)
 
     # -- from connections
 
     def freed(self, connection: Connection) -> None:
-        """Its exchange has ended: keep it for the next one."""
+        """An exchange has ended: keep the connection for the next one."""
         host = self._hosts[connection.endpoint]
         del self._busy[connection]
         host.idle[connection] = None
         self._idle_count += 1
-        host.places -= 1
-        self._taken -= 1
+        host.slots -= 1
+        self._slots_taken -= 1
         if self._waiting:
-            self._let_in()
+            self._grant_slots()
         if self._is_closed:
             connection.drop()
 
     def lost(self, connection: Connection) -> None:
-        """It is no more."""
+        """The connection is gone."""
         host = self._hosts.get(connection.endpoint)
         if connection in self._busy:
             del self._busy[connection]
-            self.leave_place(connection.endpoint)
+            self.release(connection.endpoint)
         elif host is not None and connection in host.idle:
             del host.idle[connection]
             self._idle_count -= 1
             self._forget(connection.endpoint, host)
 
     def drop_idle(self) -> None:
-        """Begin anew with every request that comes."""
+        """Drop the idle connections, so that new requests open new ones."""
         for connection in [one for host in self._hosts.values() for one in host.idle]:
             connection.drop()
 
     def close(self) -> None:
-        """End all connections, and the waiting for one."""
+        """End all connections and fail all queued requests."""
         self._is_closed = True
         for host in tuple(self._hosts.values()):
             for _, granted in (*host.waiting, *host.uploads_waiting):

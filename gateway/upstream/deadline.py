@@ -1,7 +1,7 @@
-"""A deadline that moves with every exchange and hardly ever comes.
+"""A deadline that moves with every exchange and rarely passes.
 
-A timer of the event loop costs some microseconds to set and to take back.  This one is set when there is none that
-fires early enough; when it fires too early it is set again, so that a busy connection sets one every few seconds.
+Setting and cancelling a timer of the event loop costs some microseconds.  A deadline therefore keeps its timer when it
+moves to a later time and sets it again when it fires too early.  A busy connection sets one every few seconds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from gateway.aio.clock import NOBODY
+from gateway.aio.clock import DETACHED
 
 _RESOLUTION_S = 0.001
-"""Timers may fire so much too early: uvloop counts in whole milliseconds."""
+"""Timers may fire this much early: uvloop counts in whole milliseconds."""
 
 
 class Deadline:
-    """One deadline on the running loop's clock.  `close` is owed: it holds its owner."""
+    """One deadline on the running loop's clock.  `close` must be called, because it refers to its owner."""
 
     __slots__ = ("_armed_for", "_loop", "_on_due", "_timer", "at")
 
@@ -29,13 +29,13 @@ class Deadline:
         self._armed_for = inf
 
     def move(self, at: float) -> None:
-        """Have `on_due` called at this time of the loop's clock and at no other; `inf` is never."""
+        """Call `on_due` at this time of the loop's clock instead of at the previous one; `inf` means never."""
         self.at = at
         if at < self._armed_for:
             self._arm()
 
     def clear(self) -> None:
-        """Never call, and keep no timer."""
+        """Cancel the deadline and its timer."""
         self.at = inf
         self._armed_for = inf
         if self._timer is not None:
@@ -43,7 +43,7 @@ class Deadline:
             self._timer = None
 
     def close(self) -> None:
-        """Never call again."""
+        """Cancel the deadline for good and release the owner."""
         self.clear()
         self._on_due = _nothing
 
@@ -51,7 +51,7 @@ class Deadline:
         if self._timer is not None:
             self._timer.cancel()
         self._armed_for = self.at
-        self._timer = self._loop.call_at(self.at, self._fired, context=NOBODY)
+        self._timer = self._loop.call_at(self.at, self._fired, context=DETACHED)
 
     def _fired(self) -> None:
         self._timer = None
@@ -64,4 +64,4 @@ class Deadline:
 
 
 def _nothing() -> None:
-    """Whoever was to be called is gone."""
+    """The callback after `close`."""

@@ -1,4 +1,4 @@
-"""Making connections: a name resolved, its addresses tried one after the other, TLS spoken where the URL says so."""
+"""Making connections: resolve the name, try its addresses in turn, and start TLS if the URL asks for it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Mapping
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.upstream.connection import Connection, Pool
+from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.resolver import LookUp, Resolver, look_up
 
 
 class Dialer:
-    """Owner of the resolver and of the default TLS context."""
+    """Owns the resolver and the default TLS context."""
 
     def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
         self._context: ssl.SSLContext | None = None
         self.tls: Mapping[str, OriginTls] = {}
-        """Origins with which TLS is spoken otherwise than by default, by scheme, host and port."""
+        """Origins with TLS settings of their own, by scheme, host and port."""
 
-    async def dial(self, endpoint: Endpoint, keeper: Pool, within_s: float) -> Connection:
-        """A new connection, made within so many seconds, the name's resolution and TLS included.
+    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
+        """A new connection, made within `within_s` seconds, including name resolution and TLS.
 
-        Every address gets an equal share of the time that is left, so that a dead one does not take it all.  Raises
+        Each address gets an equal share of the remaining time, so that a dead one does not use it up.  Raises
         NotConnected.
         """
         loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class Dialer:
                 share_s = (ends_at - loop.time()) / (len(addresses) - number)
                 try:
                     async with asyncio.timeout(share_s):
-                        return await self._connect(loop, endpoint, address, keeper)
+                        return await self._connect(loop, endpoint, address, owner)
                 except OSError as failed:
                     error = failed
                     self._resolver.failed(endpoint.host, endpoint.port, address)
@@ -50,11 +50,11 @@ class Dialer:
                 raise ConnectTimedOut from error
             raise NotConnected from error
         finally:
-            # Its traceback has this frame.
+            # Its traceback refers to this frame.
             del error
 
     async def _connect(
-        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, keeper: Pool
+        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, owner: ConnectionOwner
     ) -> Connection:
         context: ssl.SSLContext | None = None
         server_name: str | None = None
@@ -65,7 +65,7 @@ class Dialer:
             context = tls.context if tls is not None else self._context
             server_name = (tls.server_name if tls is not None else "") or endpoint.host
         _, connection = await loop.create_connection(
-            lambda: Connection(loop, keeper, endpoint),
+            lambda: Connection(loop, owner, endpoint),
             address,
             endpoint.port,
             ssl=context,

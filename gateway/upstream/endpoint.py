@@ -1,7 +1,7 @@
-"""Where requests go, as they are told: a URL's parts, and the server that connections lead to.
+"""Endpoints: the parts of a URL, and the server that a connection leads to.
 
-URLs are text here.  Those of streams differ from request to request, and to have one parsed in full costs as much as to
-read the reply to it.
+URLs are plain text here.  A stream's URL differs from request to request, and a full parse costs as much as reading
+the reply.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from yarl import URL
 
 
 class Endpoint(NamedTuple):
-    """One server, as connections to it are told from those to others."""
+    """One server; connections are pooled by it."""
 
     scheme: str
     host: str
     """A name in lower case, or an address without brackets."""
     port: int
-    says: str
-    """What a request's Host field says."""
+    host_header: str
+    """The value of a request's Host field."""
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.says}"
+        return f"{self.scheme}://{self.host_header}"
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """A URL's origin, as in `http://host:port`, and the target of a request for it in origin form."""
+    """A URL's origin, as in `http://host:port`, and its request target in origin form."""
     start = url.find("/", url.find("://") + 3)
     return (url[:start], url[start:]) if start > 0 else (url, "/")
 
 
 @lru_cache(1_024)
 def endpoint_of(origin: str) -> Endpoint:
-    """The server of that origin; ValueError where it is none that speaks HTTP."""
+    """The server of an origin.  ValueError if it is not an HTTP URL."""
     url = URL(origin, encoded=True)
     if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
         raise ValueError("no URL to send requests to")

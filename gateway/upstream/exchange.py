@@ -1,19 +1,19 @@
-"""One request to one host, and its answer.
+"""One request to one host, and its reply.
 
-An exchange goes on by what happens to it: a connection is there, a head comes, something fails.  Each is a plain call,
-and so is the word to whoever has asked (`Asker`).  A task runs only while a connection has to be waited for.
+An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
+`Requester` by plain calls too.  A task runs only while a connection is awaited.
 
-Every wait is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions end here and
-become the tree of `errors.py`.  Bodies come raw: nothing is decompressed, no redirect is followed, no cookie is kept,
+Every wait is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions are translated
+into those of `errors.py` here.  Bodies are raw: no_op is decompressed, no redirect is followed, no cookie is kept,
 and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no exception holds every
 byte.
 
-A kept connection may turn out to be dead: the origin has closed it while the request was on its way.  A GET or HEAD
-without a body is then sent once more, on a new connection, if nothing at all has come of its answer (RFC 9112 section
-9.3.1).  There is at most one such repetition for each answer that came whole before, so an origin in trouble is not
-asked more for it.  Nothing else is repeated here.
+A kept connection may be dead: the origin closed it while the request was on its way.  A GET or HEAD without a body is
+then sent once more, on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  There is at
+most one repetition for each reply that arrived completely before, so an origin in trouble gets no extra load.  Nothing
+else is repeated here.
 
-What becomes of a request is told to the books of the origin that it was sent to, where it has one (`Sending`).
+The outcome of a request is reported to the origin's state, if the request has one (`OutcomeReport`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from multidict import CIMultiDict
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, bare
-from gateway.http.outgoing import UnfitRequest, request_head
+from gateway.http.outgoing import InvalidRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
-from gateway.upstream.asking import Asker, answer_to
-from gateway.upstream.connection import Connection, Incoming, nothing
+from gateway.upstream.asking import Requester, answer_to
+from gateway.upstream.connection import Connection, IncomingReply, no_op
 from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Body, Bounds, Reply, Sending
+from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.resolver import LookUp, look_up
 
 _log = logging.getLogger("gateway.upstream")
@@ -51,59 +51,59 @@ _REPEATED: Final = frozenset({"GET", "HEAD"})
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded by the number of clients rather than by `connections`: held for
-    minutes each, they would leave none for the requests that everybody waits for.
+    Live requests have a pool of their own, bounded by the number of clients rather than by `connections`.  They last
+    for minutes, and in a shared pool would leave no slots for other requests.
     """
 
     def __init__(self, connections: int, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self._tracer = tracer
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up)
-        self._brief = ConnectionPool(connections)
+        self._shared = ConnectionPool(connections)
         self._live = ConnectionPool(0)
 
-    def leave_room(self, hosts: int) -> None:
-        """Spread connections over so many hosts, so that one that hangs does not take them all."""
-        self._brief.leave_room(hosts)
+    def limit_per_host(self, hosts: int) -> None:
+        """Distribute connections over this many hosts, so that one that hangs does not take them all."""
+        self._shared.limit_per_host(hosts)
 
-    def trust(self, tls: Mapping[str, OriginTls]) -> None:
-        """Speak TLS with these origins like this from here on; connections that are kept are not used for it."""
+    def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
+        """Use these TLS settings from now on; idle connections are dropped."""
         if tls or self.dialer.tls:
             self.dialer.tls = dict(tls)
-            self._brief.drop_idle()
+            self._shared.drop_idle()
             self._live.drop_idle()
 
     @property
     def open_connections(self) -> int:
         """Connections in use now."""
-        return len(self._brief) + len(self._live)
+        return len(self._shared) + len(self._live)
 
     def connections(self) -> dict[str, Connections]:
-        """What is open: `shared` for requests of all kinds, `live` for followed streams and live reads relayed."""
+        """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
         now = asyncio.get_running_loop().time()
-        return {"shared": self._brief.look(now), "live": self._live.look(now)}
+        return {"shared": self._shared.look(now), "live": self._live.look(now)}
 
     def ask(
         self,
-        asker: Asker,
+        requester: Requester,
         method: str,
         url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body = None,
-        sending: Sending | None = None,
+        sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
     ) -> Exchange:
-        """Send one request.  `asker` is told what becomes of it, maybe before this returns.
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
-        A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
+        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
         """
         span = self._tracer.exchange(method, url, headers)
         if span is not None:
             headers = span.headers
-        pool = self._live if is_live else self._brief
-        exchange = Exchange(self, pool, asker, method, bounds, body, sending, span)
+        pool = self._live if is_live else self._shared
+        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span)
         exchange.begin(url, headers)
         return exchange
 
@@ -114,33 +114,32 @@ class Exchanges:
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body = None,
-        sending: Sending | None = None,
+        sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
-        on_sent: Callable[[], object] = nothing,
+        on_sent: Callable[[], object] = no_op,
     ) -> Reply:
-        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
         """
         return await answer_to(
-            lambda asker: self.ask(asker, method, url, headers, bounds, body, sending, is_live=is_live), on_sent
+            lambda requester: self.ask(requester, method, url, headers, bounds, body, sending, is_live=is_live), on_sent
         )
 
     async def close(self) -> None:
-        self._brief.close()
+        self._shared.close()
         self._live.close()
         await self.tasks.close()
 
 
 class Exchange:
-    """One request, from its first byte to the head of its answer.
+    """One request, from its first byte to the head of its reply.
 
-    Failed or answered once; or left, and then nobody is told anything any more.
+    Fails once or is answered once.  After `leave` the requester is not notified any more.
     """
 
     __slots__ = (
-        "_asker",
         "_body",
         "_bounds",
         "_by",
@@ -152,6 +151,7 @@ class Exchange:
         "_method",
         "_pool",
         "_request",
+        "_requester",
         "_sending",
         "_span",
         "_upload",
@@ -162,56 +162,58 @@ class Exchange:
         self,
         exchanges: Exchanges,
         pool: ConnectionPool,
-        asker: Asker,
+        requester: Requester,
         method: str,
         bounds: Bounds,
         body: Body,
-        sending: Sending | None,
+        sending: OutcomeReport | None,
         span: ExchangeSpan | None,
     ) -> None:
         self._exchanges = exchanges
         self._pool = pool
-        self._asker = asker
+        self._requester = requester
         self._method = method
         self._bounds = bounds
         self._body = body
         self._sending = sending
         self._span = span
         self._deadline = self._by = inf
-        """When all of the answer is to be here, and when its head."""
+        """When the complete reply is due, and when its head is."""
         self._request = b""
         self._upload: _Upload | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
-        self._incoming: Incoming | None = None
-        """None until the request has been sent, or begun to be."""
+        self._incoming: IncomingReply | None = None
+        """None until the request is sent, at least in part."""
         self.is_over = False
         """Whether it has failed, been answered or been left."""
 
     def begin(self, url: str, headers: CIMultiDict[str]) -> None:
-        """Send it."""
+        """Send the request."""
         began = asyncio.get_running_loop().time()
         bounds, body = self._bounds, self._body
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
         is_chunked = False
-        self._asker.sent()
+        self._requester.sent()
         try:
             if body is None or isinstance(body, bytes):
                 self._by = min(self._deadline, began + bounds.first_byte_s)
                 length = None if body is None else len(body)
             else:
-                # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that.
+                # During an upload the first byte may rightly take long: only `total_s` bounds it.
                 self._upload = _Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_chunked = length is None
             origin, target = split_url(url)
             endpoint = endpoint_of(origin)
-            self._request = request_head(self._method, target, endpoint.says, headers, length, is_chunked=is_chunked)
+            self._request = request_head(
+                self._method, target, endpoint.host_header, headers, length, is_chunked=is_chunked
+            )
         except ValueError as error:
             self._fail(error)
             return
-        connection = self._pool.take(endpoint, is_upload=self._upload is not None)
+        connection = self._pool.take_idle(endpoint, is_upload=self._upload is not None)
         if connection is not None:
             self._send(connection)
         else:
@@ -231,28 +233,28 @@ class Exchange:
             self._send(connection)
 
     async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Connection:
-        """A connection, waited for until the head has to be here, and made within a bound of its own where none is idle
-        or a kept one will not do."""
+        """A connection: waited for until the head is due, and made within its own bound if none is idle or a kept one
+        must not be used."""
         loop = asyncio.get_running_loop()
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         pool = self._pool
         async with bound:
             if self._sending is not None:
-                self._sending.may_end(lambda: bound.reschedule(loop.time()))
+                self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
             is_upload = self._upload is not None
-            await pool.place(endpoint, is_upload=is_upload)
+            await pool.acquire(endpoint, is_upload=is_upload)
             try:
                 connection = None if is_repeat else pool.idle(endpoint)
                 if connection is None:
                     connection = await self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
                     if not connection.is_open:
-                        # Closed before anybody could use it: it has no place to give back.
+                        # Closed before it was used.  It never took the slot, so the slot is released below.
                         raise ConnectionLost
                     pool.made(connection)
             except BaseException:
-                pool.leave_place(endpoint)
+                pool.release(endpoint)
                 if is_upload:
-                    pool.uploaded(endpoint)
+                    pool.upload_done(endpoint)
                 raise
         return connection
 
@@ -266,19 +268,19 @@ class Exchange:
         if self._upload is not None:
             pool, endpoint = self._pool, connection.endpoint
             upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
-            # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
-            upload.add_done_callback(lambda _: pool.uploaded(endpoint))
+            # A callback, because a task cancelled before its first step never reaches its `finally`.
+            upload.add_done_callback(lambda _: pool.upload_done(endpoint))
             connection.uploading(upload)
         if self._sending is not None:
-            # Last: it may be over by that.
-            self._sending.may_end(incoming.give_up)
+            # Last, because the call may end the exchange.
+            self._sending.set_cancel(incoming.time_out)
 
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
         assert incoming is not None
         assert connection is not None
         if (head := incoming.head) is not None:
-            incoming.on_change = nothing
+            incoming.on_change = no_op
             self.is_over = True
             reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
             if self._sending is not None:
@@ -286,12 +288,12 @@ class Exchange:
             if self._span is not None:
                 self._span.answered(reply.status)
                 reply.span = self._span
-            self._asker.answered(reply)
+            self._requester.answered(reply)
         elif (error := incoming.error) is not None:
             is_repeatable = connection.is_used and self._body is None and self._method in _REPEATED
-            if is_repeatable and not incoming.has_heard and isinstance(error, ConnectionLost):
-                incoming.on_change = nothing
-                self._asker.sent()
+            if is_repeatable and not incoming.has_received and isinstance(error, ConnectionLost):
+                incoming.on_change = no_op
+                self._requester.sent()
                 self._connect(connection.endpoint, is_repeat=True)
             else:
                 self._fail(error)
@@ -299,23 +301,23 @@ class Exchange:
     def _fail(self, error: BaseException) -> None:
         if self.is_over:
             return
-        self._let_go()
+        self._cancel()
         failure = _failure(error, is_unsent=self._incoming is None)
         if self._sending is not None:
-            by_client = self._upload is not None and self._upload.is_to_blame(error)
+            by_client = self._upload is not None and self._upload.is_at_fault(error)
             if self._sending.failed(error, by_client=by_client):
                 failure = UpstreamUnreachable()
         failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
             self._span.end()
-        self._asker.failed(failure)
+        self._requester.failed(failure)
 
     def leave(self) -> None:
-        """Nobody waits for the head any more; without effect once it is here."""
+        """Give up waiting for the head.  Has no effect once it is here."""
         if self.is_over:
             return
-        self._let_go()
+        self._cancel()
         left = asyncio.CancelledError()
         if self._sending is not None:
             self._sending.failed(left, by_client=True)
@@ -323,17 +325,17 @@ class Exchange:
             self._span.failed(left)
             self._span.end()
 
-    def _let_go(self) -> None:
+    def _cancel(self) -> None:
         self.is_over = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._incoming is not None:
-            self._incoming.on_change = nothing
+            self._incoming.on_change = no_op
             self._incoming.end(ConnectionLost("left"))
 
 
 class _Upload:
-    """A request body on its way, which may fail by its client's doing."""
+    """A request body that is being sent; it may fail through its client's fault."""
 
     __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_has_ended", "_length")
 
@@ -346,21 +348,21 @@ class _Upload:
         self._has_ended = False
 
     def measure(self, headers: CIMultiDict[str]) -> int | None:
-        """How long the body is by its headers' word, None where it goes in chunks.  UnfitRequest where that is none."""
+        """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
         said = headers.getall("Content-Length", None)
         if said is not None:
             if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):
-                raise UnfitRequest("a length that is none")
+                raise InvalidRequest("a length that is none")
             self._length = int(said[0])
         return self._length
 
-    def is_to_blame(self, error: BaseException) -> bool:
-        """Whether a request failed because its client did not bring the body, or not in time."""
+    def is_at_fault(self, error: BaseException) -> bool:
+        """Whether the request failed because its client did not send the body, or not in time."""
         is_late = isinstance(error, TimeoutError) and self._has_begun and not self._has_ended
         return is_late or isinstance(error, UploadFailed)
 
-    async def run(self, connection: Connection, incoming: Incoming) -> None:
-        """Send the body, and await the first byte from its end on."""
+    async def run(self, connection: Connection, incoming: IncomingReply) -> None:
+        """Send the body; once it is sent, start the bound on the first byte."""
         self._has_begun = True
         self._has_ended = await connection.send(self._body, self._length)
         if self._has_ended and incoming.head is None and incoming.connection is not None:
@@ -369,12 +371,12 @@ class _Upload:
 
 
 def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
-    """What a failure is called outside."""
+    """Translate a failure into an error of `errors.py`."""
     match error:
         case ConnectTimedOut():
             return UpstreamTimeout(is_unsent=is_unsent)
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # Nothing that passes by itself: whoever sets the gateway up is to see it at once.
+            # Not a transient failure: the text tells the operator the reason at once.
             return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)

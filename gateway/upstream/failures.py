@@ -1,11 +1,10 @@
-"""How an exchange with an origin fails, before `exchange` has a word of `errors.py` for it and `reasons` one for an
-operator."""
+"""Failures of an exchange with an origin, before `exchange` translates and `reasons` names them."""
 
 from __future__ import annotations
 
 
 class NotConnected(OSError):
-    """No connection could be made; its cause is the operating system's or TLS's word for that."""
+    """No connection could be made; the cause is the error of the operating system or of TLS."""
 
 
 class ConnectTimedOut(NotConnected):
@@ -13,8 +12,8 @@ class ConnectTimedOut(NotConnected):
 
 
 class ConnectionLost(OSError):
-    """The connection ended before the reply did; its cause, if any, is the operating system's word for that."""
+    """The connection ended before the reply did; the cause, if any, is the operating system's error."""
 
 
 class UploadFailed(Exception):
-    """The request's body did not come to its end, or was of another length than announced."""
+    """The request's body ended early or did not have the announced length."""

@@ -1,15 +1,15 @@
-"""A flight: one upstream fetch that many readers share.
+"""A flight: one upstream fetch shared by many readers.
 
-It is a growing list of chunks with an end, and knows neither HTTP nor tape.  The task that runs it announces the
-head, adds chunks and lands it; readers attach, read at their own pace, and leave.  Ways it can end: landed (whole),
-failed (an error, before or after the head).  Who started it is nobody special: it is cancelled only when the last
-reader leaves.
+A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  Its task announces the head, adds
+chunks and lands the flight.  Readers attach, read at their own pace, and leave.  It ends landed (the body is complete)
+or failed (before or after the head).  The reader that started it has no special role: the fetch is cancelled only when
+the last reader leaves.
 
-Two bounds.  The task is held back while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is not
-read faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every reader has
-passed are let go, nobody may attach any more, and a reader that falls `keep_bytes` behind is thrown off, because one
-slow client must not hold everything in memory nor stop the others.  (Never one within two windows: the fastest is that
-far behind by rights, however little may be kept.)
+There are two bounds.  The task pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is not
+read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has passed
+are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  One slow client
+must neither keep everything in memory nor stop the others.  A reader within two windows is never dropped, however small
+`keep_bytes` is, because the fastest reader may rightly be that far behind.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
 METADATA: Final = "?metadata"
-"""The `start` of a flight for what is known of a stream, without its bytes; no offset can look like it."""
+"""The `start` of a flight that fetches a stream's metadata without its bytes; no valid offset looks like it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """The head of an answer that is a part of a stream."""
+    """The head of a reply with a part of a stream."""
 
     next_offset: str
     up_to_date: bool
@@ -41,27 +41,27 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class OriginError:
-    """An answer that is no part of a stream but meant for everyone who waited: a 4xx or 5xx with its short body."""
+    """A 4xx or 5xx reply, with its short body, that answers all waiting requests."""
 
     status: int
     headers: CIMultiDict[str]
     body: bytes
-    asker: CIMultiDict[str] | None = None
-    """The headers of the request, where it may be those that were refused: it is no answer to readers with others."""
+    request_headers: CIMultiDict[str] | None = None
+    """The request's headers, if the refusal may be due to them: it is no answer to readers with other headers."""
 
     @classmethod
     def of_ended(cls, status: int) -> OriginError:
-        """What the gateway itself says of a stream that has gone (404) or is gone for good (410)."""
+        """The gateway's own answer for a stream that is absent (404) or permanently gone (410)."""
         text = b"Stream is gone\n" if status == 410 else b"Stream not found\n"
         return cls(status, CIMultiDict({"Content-Type": "text/plain; charset=utf-8"}), text)
 
 
 @dataclass(frozen=True, slots=True)
 class NotShareable:
-    """An answer that may not be shared or is not of the protocol; everyone is sent on alone.
+    """A reply that must not be shared, or does not follow the protocol; each waiting request is sent on its own.
 
-    `is_lasting` says that the next answer will be no better, which is worth remembering; `is_personal`, that it forbids
-    the sharing of what it shows, so that what is held of the stream may not be for everyone any more either.
+    `is_lasting` means that the next reply will be no better, so the decision is worth remembering.  `is_personal` means
+    that the reply forbids sharing its content, so stored bytes of the stream may not be shareable any more either.
     """
 
     reason: str
@@ -71,7 +71,7 @@ class NotShareable:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """An empty answer to an offset behind the stream's tail, which it names: there is nothing to lay."""
+    """An empty reply to an offset beyond the stream's tail; it names the tail, and there is nothing to store."""
 
     tail: str
     up_to_date: bool
@@ -82,28 +82,28 @@ Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
-    """What a shared answer is to a reader who would have asked with `headers`."""
-    if isinstance(head, OriginError) and head.asker is not None and head.asker != headers:
+    """The shared reply's head for a reader whose own request would have had `headers`."""
+    if isinstance(head, OriginError) and head.request_headers is not None and head.request_headers != headers:
         return NotShareable("refused to another", is_lasting=False)
     return head
 
 
 class FlightReader:
-    """One reader of a flight.  `leave` is owed, in all cases."""
+    """One reader of a flight.  `leave` must be called in all cases."""
 
-    __slots__ = ("_flight", "index", "position", "thrown_off")
+    __slots__ = ("_flight", "index", "is_dropped", "position")
 
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
         self.index = 0
         self.position = 0
-        self.thrown_off = False
+        self.is_dropped = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body from its beginning, as it arrives; raises what the flight failed with."""
+        """The body from its beginning, as it arrives.  Raises the error that the flight failed with."""
         flight = self._flight
         while True:
-            if self.thrown_off:
+            if self.is_dropped:
                 raise UpstreamBroken("Reader fell too far behind")
             if self.index < flight.base + len(flight.kept):
                 chunk = flight.kept[self.index - flight.base]
@@ -123,7 +123,7 @@ class FlightReader:
 
 
 class Flight:
-    """State of one shared fetch of what lies after `start`.  Owner: the engine's flight fetches."""
+    """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
 
     def __init__(self, start: str, keep_bytes: int) -> None:
         self.start = start
@@ -131,47 +131,51 @@ class Flight:
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """How far a reader may fall behind."""
         self.is_sent = False
-        """Whether the request may have reached the origin: who arrives later cannot take it for a fresh look."""
+        """Whether the request may have reached the origin.  A later reader must not treat its reply as fresh."""
         self.sent_at = 0.0
         self.incarnation = ""
-        """That of the tape when it was sent."""
-        self.write_turn = (0, 0)
-        """That of the stream when it was sent."""
+        """The tape's incarnation when the request was sent."""
+        self.write_version = (0, 0)
+        """The stream's write version when the request was sent."""
         self.head: Head | None = None
         self.error: GatewayError | None = None
         self.has_landed = False
         self.kept: list[bytes] = []
         self.base = 0
-        """Chunks let go so far: the index of `kept[0]`."""
+        """Chunks dropped so far: the index of `kept[0]`."""
         self.size = 0
         self.is_kept = True
         self.is_passing = False
-        """Whether what it brings is not worth a place on the tape: it is for those who ride on it."""
+        """Whether its bytes are not worth storing and serve its readers only."""
         self.length: int | None = None
-        """The body's length in bytes where it is known before the end."""
+        """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
-        """What the origin announced as the length, before anything is stripped."""
+        """The length that the origin announced, before brackets are stripped."""
         self.changed = Signal()
         self.room = Signal()
         self.task: asyncio.Task[None] | None = None
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
-        """Body bytes as they came from the origin, with what is stripped, of refusals and of tries that failed."""
+        """Body bytes received from the origin, including stripped bytes, refusals and failed attempts."""
         self.sharers = 0
-        """Requests that started it or waited for it, where an access log is kept; what is accounted, held and led is
-        such a access log's."""
+        """Requests that started or awaited it, counted if an access log is kept.  The log also owns `accounted`,
+        `accounted_requests`, `holders` and `is_led`."""
         self.accounted = 0
         self.requests = 0
-        """Requests sent to the origin, tries included."""
+        """Requests sent to the origin, including retries."""
         self.accounted_requests = 0
         self.holders = 0
         self.is_led = False
         self._readers: set[FlightReader] = set()
-        self._eager = 0
+        self._watchers = 0
+
+    def __repr__(self) -> str:
+        state = "landed" if self.has_landed else "failed" if self.error is not None else "under way"
+        return f"<Flight {state}, {self.readers} readers, {self.size} bytes>"
 
     @property
     def readers(self) -> int:
-        return len(self._readers) + self._eager
+        return len(self._readers) + self._watchers
 
     @property
     def is_over(self) -> bool:
@@ -180,8 +184,8 @@ class Flight:
     # -- the task's side
 
     def announce(self, head: Head, expected: int | None = None, *, is_verbatim: bool = True) -> None:
-        """The answer's head is known, and the length that the origin announced; `is_verbatim` says that the chunks
-        will be just the body.  Anything but a StreamHead ends the flight."""
+        """The reply's head is known, and `expected`, the length that the origin announced.  `is_verbatim` means that
+        the chunks will be exactly the body.  Any head but a StreamHead ends the flight."""
         self.head = head
         self.expected = expected
         self.length = expected if is_verbatim else None
@@ -200,18 +204,18 @@ class Flight:
         if self.is_kept and self.size > self.keep_bytes:
             self.is_kept = False
         if not self.is_kept:
-            self._throw_off()
-            self._let_go()
+            self._drop_laggards()
+            self._drop_read_chunks()
         self.changed.fire()
 
     def land(self) -> None:
-        """The body is whole."""
+        """The body is complete."""
         self.has_landed = True
         self.length = self.size
         self.changed.fire()
 
     def fail(self, error: GatewayError) -> None:
-        """The fetch ended before the body was whole."""
+        """The fetch ended before the body was complete."""
         bare(error)
         if self.head is None:
             self.head = error
@@ -219,12 +223,12 @@ class Flight:
         self.changed.fire()
 
     def give_up(self) -> None:
-        """The fetch ended because nobody waited for it, or without a word."""
+        """The fetch ended without a result, because no reader was left or its task stopped."""
         self.fail(UpstreamUnreachable("Fetch was given up"))
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest reader is a window behind what has arrived."""
-        while not self._eager and self._readers:
+        """Wait while the fastest reader is more than a window behind."""
+        while not self._watchers and self._readers:
             if self.size - max(reader.position for reader in self._readers) < WINDOW_BYTES:
                 return
             await self.room.wait()
@@ -232,7 +236,7 @@ class Flight:
     # -- the readers' side
 
     def attach(self) -> FlightReader:
-        """Join as a reader of the body."""
+        """Add a reader of the body."""
         assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
         reader = FlightReader(self)
         self._readers.add(reader)
@@ -240,35 +244,35 @@ class Flight:
         return reader
 
     def leave(self, reader: FlightReader) -> None:
-        """A reader goes; the last one's going cancels the fetch."""
+        """Remove a reader; removing the last one cancels the fetch."""
         if reader in self._readers:
             self._readers.discard(reader)
-            self._let_go()
-            self._rest()
+            self._drop_read_chunks()
+            self._cancel_if_unused()
 
     def watch(self) -> None:
-        """Join without reading: interested in the head, or in the landing."""
-        self._eager += 1
+        """Join without reading the body, to wait for the head or the end."""
+        self._watchers += 1
         self.room.fire()
 
     def unwatch(self) -> None:
-        self._eager -= 1
-        self._rest()
+        self._watchers -= 1
+        self._cancel_if_unused()
 
-    def _rest(self) -> None:
+    def _cancel_if_unused(self) -> None:
         self.room.fire()
         if not self.readers and not self.is_over and self.task is not None:
-            # Over from here on, not when the task comes to notice: nobody may attach what is being cancelled.
+            # The flight is over now, not when the task notices: no reader may attach to a cancelled fetch.
             self.give_up()
             self.task.cancel()
 
     def advanced(self) -> None:
         """A reader has read a chunk."""
         if not self.is_kept:
-            self._let_go()
+            self._drop_read_chunks()
         self.room.fire()
 
-    def _let_go(self) -> None:
+    def _drop_read_chunks(self) -> None:
         if self.is_kept:
             return
         first = min((reader.index for reader in self._readers), default=self.base + len(self.kept))
@@ -276,23 +280,23 @@ class Flight:
             del self.kept[: first - self.base]
             self.base = first
 
-    def _throw_off(self) -> None:
+    def _drop_laggards(self) -> None:
         for reader in [reader for reader in self._readers if self.size - reader.position > self.lag_bytes]:
-            reader.thrown_off = True
+            reader.is_dropped = True
             self._readers.discard(reader)
 
     async def until_head(self) -> Head:
-        """Wait for the head; the caller has boarded or watches."""
+        """Wait for the head; the caller has attached or watches."""
         while self.head is None:
             await self.changed.wait()
         return self.head
 
     async def until_over(self) -> None:
-        """Wait for the landing or the failure; the caller watches or rides."""
+        """Wait until the flight has landed or failed; the caller has attached or watches."""
         while not self.is_over:
             await self.changed.wait()
 
     async def until_known(self) -> None:
-        """Wait for the landing, the failure, or for the body to be too large to be kept; the caller watches."""
+        """Wait until the flight has landed or failed, or its body is too large to keep; the caller watches."""
         while self.is_kept and not self.is_over:
             await self.changed.wait()

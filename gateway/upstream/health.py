@@ -1,11 +1,11 @@
-"""Asking origins how they are, beside what requests show anyway.
+"""Active health checks and probes of origins, beside what ordinary requests reveal.
 
-Active checks are for routes with several origins, or that ask for them.  Every interval, jittered, each origin is asked
-for one path; so many bad answers in a row eject it, so many good ones take it back.  The checks are no requests for
-streams: they pass the circuit breaker by, and are counted apart.
+Active checks run for routes with several origins, and for routes that configure them.  At a jittered interval, each
+origin is asked for one path.  A configured number of consecutive failures ejects it, a number of consecutive successes
+readmits it.  Checks are not stream requests: they bypass the circuit breaker and are counted separately.
 
-An origin whose breaker is open is probed by the requests that come for it.  If none comes, a probe from here finds out
-that the origin is back, so that an idle gateway does not report an origin as down that has long been well.
+An origin with an open breaker is probed by the client requests that arrive for it.  If none arrives, a probe from here
+finds out that the origin is back, so that an idle gateway does not report a healthy origin as down.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import FAILING, Origin
 from gateway.upstream.pool import Origins, authority_of
 from gateway.upstream.reasons import reason_of, reason_of_status
-from gateway.upstream.reply import Bounds, Reply, Sending
+from gateway.upstream.reply import Bounds, OutcomeReport, Reply
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_S: Final = 5.0
-"""How often origins in trouble are looked after, and how long a due probe is left to the requests of clients."""
+"""Interval between checks on origins in trouble; also how long a due probe is left to client requests."""
 _PROBE_S: Final = 3.0
-"""Bound on a probe of its own, and on the question at start."""
+"""Bound on the probes of this module, including those at start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One origin, and how it is checked: what two routes ask of it alike is asked once."""
+    """One origin and its check; routes that configure the same check share it."""
 
     authority: str
     config: HealthCheckConfig
 
 
 def checks_of(routes: Sequence[RouteConfig]) -> frozenset[Check]:
-    """The active checks that routes ask for."""
+    """The active checks of these routes."""
     found: set[Check] = set()
     for route in routes:
         config = route.health_check
@@ -58,7 +58,7 @@ def checks_of(routes: Sequence[RouteConfig]) -> frozenset[Check]:
 
 
 class Health:
-    """The checks of all origins.  Owner of their tasks; `close` ends them."""
+    """The checks of all origins.  Owns their tasks; `close` ends them."""
 
     def __init__(self, exchanges: Exchanges, origins: Origins, clock: Clock, rng: random.Random) -> None:
         self._exchanges = exchanges
@@ -73,20 +73,20 @@ class Health:
     def __repr__(self) -> str:
         return f"<Health {len(self._running)} checks, {len(self._probing)} origins watched>"
 
-    def take(self, routes: Sequence[RouteConfig]) -> None:
-        """Make the checks of these routes from here on; an origin that is checked no more is ejected no more."""
+    def configure(self, routes: Sequence[RouteConfig]) -> None:
+        """Run the checks of these routes from now on.  A check that stops no longer ejects its origin."""
         wanted = checks_of(routes)
         for check in self._running.keys() - wanted:
             self._running.pop(check).cancel()
             self._origins.readmit(check.authority, check)
-        # Sorted, so that a seed gives the same times again.
+        # Sorted, so that a seed reproduces the same times.
         for check in sorted(wanted - self._running.keys(), key=lambda check: (check.authority, check.config.path)):
             self._running[check] = self._tasks.start(self._check(check), f"check {check.authority}")
 
-    def greet(self) -> None:
-        """Ask each origin once, beside everything else, and say which does not answer: for the start."""
+    def probe_all(self) -> None:
+        """Probe each origin once in the background and report those that do not answer; called at start."""
         for origin in self._origins:
-            self._tasks.start(self._greet(origin), f"greet {origin.authority}")
+            self._tasks.start(self._probe_at_start(origin), f"probe {origin.authority}")
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -113,7 +113,7 @@ class Health:
             await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
 
     async def _ask(self, url: str, timeout_s: float) -> str | None:
-        """What is wrong; None where the answer is below 500."""
+        """The problem, or None if the answer is below 500."""
         try:
             reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s))
         except GatewayError as error:
@@ -124,7 +124,7 @@ class Health:
     # -- probes
 
     def _watch(self, origin: Origin) -> None:
-        """Its breaker has opened: see to it that it is probed, until it closes."""
+        """Probe an origin whose breaker has opened until it closes."""
         if origin not in self._probing:
             task = self._probing[origin] = self._tasks.start(
                 self._probe_until_well(origin), f"watch {origin.authority}"
@@ -141,20 +141,25 @@ class Health:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
-        """Ask for nothing in particular, as one of the origin's own requests; what is wrong, None while nothing is."""
+        """Send a HEAD that counts as one of the origin's own requests; returns the problem, None if there is none."""
         sent = origin.admit(self._clock.now(), is_live=True)
         if sent is None:
             return None
         try:
             reply: Reply = await self._exchanges.send(
-                "HEAD", f"{origin.authority}/", _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
+                "HEAD",
+                f"{origin.authority}/",
+                _headers(),
+                _bounds(_PROBE_S),
+                None,
+                OutcomeReport(sent, self._clock.now),
             )
         except GatewayError as error:
             return reason_of(error.__cause__ or error)
         reply.close()
         return reason_of_status(reply.status) if reply.status in FAILING else None
 
-    async def _greet(self, origin: Origin) -> None:
+    async def _probe_at_start(self, origin: Origin) -> None:
         wrong = await self._probe(origin)
         if wrong is not None and origin.breaker.state is State.CLOSED:
             self._origins.say(f"origin {origin.authority} does not answer: {wrong}")

@@ -1,6 +1,6 @@
-"""Why a request to an origin came to nothing, in a few words for an operator.
+"""Why a request to an origin failed, in a few words for an operator.
 
-The words are from a closed set: nothing that an origin sent and no address is repeated.
+The words come from a closed set: they repeat no address and nothing that an origin sent.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import socket
 import ssl
 from typing import Final
 
-from gateway.http.outgoing import UnfitRequest
+from gateway.http.outgoing import InvalidRequest
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected
 
-_BY_NUMBER: Final = {
+_BY_ERRNO: Final = {
     errno.ECONNREFUSED: "connection refused",
     errno.ECONNRESET: "connection reset",
     errno.EHOSTUNREACH: "no route to host",
     errno.ENETUNREACH: "network unreachable",
     errno.ETIMEDOUT: "connect timed out",
 }
-_OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""What this machine lacks, and no origin is to be judged by."""
+_LOCAL_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Local resource shortages, which say nothing about an origin."""
 
 
-def is_own_fault(error: BaseException) -> bool:
-    """Whether a failure says nothing of the origin: the request may not be written, or this machine lacks something."""
+def is_local_fault(error: BaseException) -> bool:
+    """Whether a failure host_header nothing about the origin: an invalid request, or a local resource shortage."""
     if isinstance(error, NotConnected):
-        return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OWN
-    return isinstance(error, UnfitRequest)
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno in _LOCAL_SHORTAGES
+    return isinstance(error, InvalidRequest)
 
 
 def reason_of(error: BaseException) -> str:
-    """What to call an exception that ended a request before its answer's head."""
+    """The words for an exception that ended a request before the head of its answer."""
     match error:
         case ConnectTimedOut():
             return "connect timed out"
@@ -41,14 +41,14 @@ def reason_of(error: BaseException) -> str:
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):
             return "certificate refused"
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
-            # After the handshake, too: by TLS 1.3 an origin that misses a certificate says so only then.
+            # Also after the handshake: in TLS 1.3 an origin reports a missing client certificate only then.
             return "TLS failed"
         case NotConnected(__cause__=OSError(errno=number)):
-            return _BY_NUMBER.get(number or 0, "cannot connect")
+            return _BY_ERRNO.get(number or 0, "cannot connect")
         case NotConnected():
             return "cannot connect"
         case ConnectionLost(__cause__=OSError(errno=number)):
-            return _BY_NUMBER.get(number or 0, "connection lost")
+            return _BY_ERRNO.get(number or 0, "connection lost")
         case ConnectionLost():
             return "connection lost"
         case TimeoutError():
@@ -57,5 +57,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def reason_of_status(status: int) -> str:
-    """The same for an answer that says that the origin fails."""
+    """The words for a status that reports a failing origin."""
     return f"answered {status}"

@@ -1,7 +1,7 @@
-"""Weighted rendezvous hashing: which of several origins a stream belongs to.
+"""Weighted rendezvous hashing: chooses the origin of a stream.
 
-Each origin draws a score for each stream from a hash of both, and the highest wins.  The scores of the others do not
-change when one comes or goes, so that only its own share of the streams moves (Thaler and Ravishankar, 1998).  With
+Each origin gets a score for each stream from a hash of both, and the highest wins.  The scores do not depend on the
+other origins: when one comes or goes, only its own share of the streams moves (Thaler and Ravishankar, 1998).  With
 `-w / ln(u)` for a uniform `u`, an origin's share is its weight's share of all weights (Wang et al., "Weighted
 rendezvous hashing", 2014).
 """
@@ -17,13 +17,13 @@ _SPAN: Final = 1 << 64
 
 
 def score(origin: str, weight: float, path: str) -> float:
-    """How strongly an origin, named by its authority, claims the stream of a percent-encoded path."""
+    """The score of an origin, named by its authority, for the stream of a percent-encoded path."""
     digest = hashlib.blake2b(f"{origin}\0{path}".encode(), digest_size=8).digest()
-    # Between 0 and 1, both excluded.
+    # Strictly between 0 and 1.
     uniform = (int.from_bytes(digest, "big") + 0.5) / _SPAN
     return -weight / math.log(uniform)
 
 
 def ranked(origins: Iterable[tuple[str, float]], path: str) -> list[str]:
-    """The origins, given with their weights, in the order in which the stream is to be asked for at them."""
+    """The origins, given with their weights, in the stream's order of preference."""
     return [name for name, _ in sorted(origins, key=lambda one: (-score(one[0], one[1], path), one[0]))]

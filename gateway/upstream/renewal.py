@@ -1,7 +1,7 @@
-"""TLS with origins, read again when its files change: authorities, client certificates and their keys.
+"""Reloading of the TLS files for origins when they change: authorities, client certificates and their keys.
 
-Files that cannot be used change nothing: what was read before is used on, and the operator gets a line that says why.
-Connections that are open stay as they are.
+Unusable files change nothing: the previous settings stay in use, and the operator gets a line with the reason.  Open
+connections are not affected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader
@@ -18,11 +18,11 @@ from gateway.config.watched_files import Stamp, Watch
 from gateway.upstream.origins import Say
 
 
-class Renewal:
-    """Watches the files that the configuration names.  Owner of the task that does so: `close` is owed.
+class TlsReloader:
+    """Watches the files that the configuration names.  Owns its task; `close` must be called.
 
-    `config` gives the configuration in effect, `take` takes what was read: the origins with which TLS is spoken
-    otherwise than by default.
+    `config` returns the configuration in effect.  `take` receives the reloaded settings: the origins with TLS settings
+    of their own.
     """
 
     def __init__(
@@ -35,30 +35,30 @@ class Renewal:
         self._config = config
         self._take = take
         self._say = say
-        self._asked = config()
-        self._reader = ConfigReader(lambda: load_tls(self._asked), clock)
+        self._requested = config()
+        self._reader = ConfigReader(lambda: load_tls(self._requested), clock)
         self._tasks = Tasks()
-        self._watch = Watch(lambda: tls_files(config()), self._renew, clock)
+        self._watch = Watch(lambda: tls_files(config()), self._reload, clock)
 
     @property
-    def looks(self) -> int:
-        """How often the files have been looked at."""
-        return self._watch.looks
+    def polls(self) -> int:
+        """How often the files have been checked."""
+        return self._watch.polls
 
     def start(self, known: Stamp) -> None:
-        """Watch from here on; `known` is the stamp of the files from before they were read."""
+        """Start watching; `known` is the stamp of the files taken before they were read."""
         self._tasks.start(self._watch.run(known), "watch the files of route.origin_tls")
 
     async def close(self) -> None:
         await self._tasks.close()
 
-    async def _renew(self) -> None:
-        asked = self._asked = self._config()
+    async def _reload(self) -> None:
+        requested = self._requested = self._config()
         try:
             tls = await self._reader.read()
         except ConfigError as error:
-            self._say(f"{error}; what was read before is used on")
+            self._say(f"{error}; the previous settings stay in use")
             return
-        if asked is self._config():
+        if requested is self._config():
             self._take(tls)
-            self._say("route.origin_tls: its files have changed and were read again")
+            self._say("route.origin_tls: files changed and were reloaded")

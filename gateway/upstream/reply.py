@@ -1,8 +1,8 @@
-"""An origin's answer, as those see it who asked: the head is here, the body comes as it arrives.
+"""An origin's reply as its requester sees it: the head is here, the body follows as it arrives.
 
-Every wait for it is bounded, and foreign exceptions become the tree of `errors.py`.  A body that ends before its
-announced end raises; a caller that saw no exception holds every byte.  Where the bytes come from is an `Inflow`'s
-business: a connection's, or a test's memory.
+Every wait is bounded, and foreign exceptions are translated into those of `errors.py`.  A body that ends before its
+announced end raises; a caller that saw no exception holds every byte.  The bytes come from a `BodySource`: a
+connection, or memory in tests.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.http.reply import Head, ReplyBroken
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed
-from gateway.upstream.origins import Sent
-from gateway.upstream.reasons import is_own_fault, reason_of
+from gateway.upstream.origins import OriginRequest
+from gateway.upstream.reasons import is_local_fault, reason_of
 
 Body = AsyncIterator[bytes] | bytes | None
-"""A request's: as it comes, whole, or none."""
+"""A request's body: streamed, complete, or none."""
 
 
-class Inflow(Protocol):
-    """A body on its way.  One reader at a time."""
+class BodySource(Protocol):
+    """The source of a body.  One reader at a time."""
 
     on_change: Callable[[], object]
-    """Called when more of it has come, and when no more will."""
+    """Called when more has arrived, and when no more will."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it has come."""
+        """Whether all of it has arrived."""
 
     def take(self) -> bytes | None:
-        """What has come and was not taken yet, empty at the end; None where more is still to come.
+        """The data received and not yet taken; empty at the end, None if more is still to come.
 
-        Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError, once all that came before has been taken.
+        Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError once everything before it has been taken.
         """
 
     def expect(self, by: float) -> None:
-        """Have it fail by TimeoutError unless more has come by that time of the loop's clock."""
+        """Let it fail with TimeoutError unless more arrives by this time of the loop's clock."""
 
     async def changed(self) -> None:
-        """Wait for the next change; takes the place of `on_change`."""
+        """Wait for the next change; replaces `on_change`."""
 
     def end(self, error: BaseException) -> None:
-        """Have it fail by this error, unless all of it has come."""
+        """Fail with this error unless all of it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long an exchange may take, in seconds, phase by phase."""
+    """Time limits of an exchange, in seconds, for each phase."""
 
     connect_s: float = 5.0
     first_byte_s: float = 30.0
@@ -63,23 +63,23 @@ class Bounds:
     total_s: float | None = 600.0
 
 
-class Sending:
-    """A request to an origin, as its books are told of it."""
+class OutcomeReport:
+    """Reports the outcome of a request to the state of its origin."""
 
     __slots__ = ("_now", "_sent")
 
-    def __init__(self, sent: Sent, now: Callable[[], float]) -> None:
+    def __init__(self, sent: OriginRequest, now: Callable[[], float]) -> None:
         self._sent = sent
         self._now = now
 
     def answered(self, reply: Reply) -> None:
-        """The head has come; from here on an end that the origin's books call for cuts the body off."""
+        """The head has arrived; from now on the origin can end the request by cutting off the body."""
         self._sent.on_end = reply.cut
         self._sent.answered(reply.status, self._now())
 
     def failed(self, error: BaseException, *, by_client: bool) -> bool:
-        """No head has come; whether that is because the books called for an end."""
-        if by_client or is_own_fault(error):
+        """No head has arrived; returns whether the origin ended the request itself."""
+        if by_client or is_local_fault(error):
             self._sent.abandoned()
         else:
             self._sent.failed(reason_of(error), self._now())
@@ -87,29 +87,28 @@ class Sending:
         return self._sent.has_ended
 
     def heard(self) -> None:
-        """A part of the body has come."""
+        """A part of the body has arrived."""
         self._sent.heard(self._now())
 
     def broke(self) -> bool:
-        """The body ended early; whether that is because the books called for it."""
+        """The body ended early; returns whether the origin ended the request itself."""
         self._sent.broke(self._now())
         return self._sent.has_ended
 
-    def may_end(self, end: Callable[[], None]) -> None:
-        """`end` is how the books can have the request fail while its head is awaited; called now where they have called
-        for that already."""
-        self._sent.on_end = end
+    def set_cancel(self, cancel: Callable[[], None]) -> None:
+        """`cancel` lets the origin end the request while its head is awaited; called at once if it already has."""
+        self._sent.on_end = cancel
         if self._sent.has_ended:
-            end()
+            cancel()
 
     def close(self) -> None:
-        """All of it is over."""
+        """The request and its reply are over."""
         self._sent.on_end = None
         self._sent.close()
 
 
 class Reply:
-    """An origin's answer: the head is here, the body comes by `chunks`.  Use as an async context manager."""
+    """An origin's reply: the head is here, `chunks` yields the body.  Use as an async context manager."""
 
     __slots__ = (
         "_bounds",
@@ -125,7 +124,7 @@ class Reply:
     )
 
     def __init__(
-        self, head: Head, incoming: Inflow, bounds: Bounds, deadline: float, sending: Sending | None = None
+        self, head: Head, incoming: BodySource, bounds: Bounds, deadline: float, sending: OutcomeReport | None = None
     ) -> None:
         self._incoming = incoming
         self._bounds = bounds
@@ -136,13 +135,13 @@ class Reply:
         self.reason = head.reason
         self.headers: CIMultiDictProxy[str] = head.headers
         self.content_length = head.content_length
-        """The announced length in bytes, None for a chunked body."""
+        """The announced length in bytes; None for a chunked body."""
         self.is_delimited = head.is_delimited
-        """Whether the body's end can be told from a lost connection (RFC 9112 §6.3, all cases but the last)."""
+        """Whether the body's end can be told from a lost connection (RFC 9112 section 6.3, all cases but the last)."""
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives.  Raises UpstreamBroken when it ends early, UpstreamTimeout when it stalls."""
-        # No generator: the loop keeps a weak reference to each of those, at the cost of a small reply's parsing.
+        """The body as it arrives.  Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
+        # Not a generator: the loop tracks each in a weak set, which costs as much as parsing a small reply.
         return self
 
     def __aiter__(self) -> Self:
@@ -156,18 +155,18 @@ class Reply:
         return chunk
 
     def take(self) -> bytes | None:
-        """What has come of the body and was not taken yet, empty at its end; None where that is still to come, of which
-        `notify` tells.  Raises UpstreamBroken when it ends early, UpstreamTimeout when it stalls."""
+        """The body received and not yet taken; empty at its end, None if more is still to come (see `notify`).
+        Raises UpstreamBroken if it ends early, UpstreamTimeout if it stalls."""
         now = asyncio.get_running_loop().time()
         try:
             if now >= self._deadline:
-                # A buffer that never runs dry is a slow reader's, who would hold the connection for ever.
+                # Without this check, a slow reader whose buffer never runs dry would hold the connection for ever.
                 raise TimeoutError
             chunk = self._incoming.take()
         except TimeoutError as error:
             raise self._failed(UpstreamTimeout()) from error.with_traceback(None)
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
-            # It is kept with the reply, and its traceback would keep whoever reads that.
+            # The reply keeps the error, and its traceback would keep the reader's frames alive.
             error.with_traceback(None)
             if self._sending is not None and self._sending.broke():
                 raise self._failed(UpstreamUnreachable()) from error
@@ -179,7 +178,7 @@ class Reply:
         return chunk
 
     def notify(self, on_change: Callable[[], object]) -> None:
-        """Call this when more of the body has come, and when no more will; for whoever takes it."""
+        """Set the callback for when more of the body has arrived, and when no more will."""
         self._incoming.on_change = on_change
 
     def _failed(self, error: GatewayError) -> GatewayError:
@@ -188,7 +187,7 @@ class Reply:
         return error
 
     async def hold(self, until: Awaitable[None]) -> None:
-        """Leave the body alone meanwhile; UpstreamTimeout when the time for the whole of it runs out."""
+        """Read nothing until this resolves; UpstreamTimeout if the time for the whole body runs out."""
         try:
             async with asyncio.timeout_at(self._deadline if self._deadline < inf else None):
                 await until
@@ -196,7 +195,7 @@ class Reply:
             raise UpstreamTimeout from error
 
     async def read(self, limit: int) -> bytes:
-        """The whole body; UpstreamBroken when it is longer than `limit` bytes."""
+        """The whole body; UpstreamBroken if it is longer than `limit` bytes."""
         body = bytearray()
         async for chunk in self.chunks():
             body += chunk
@@ -205,7 +204,7 @@ class Reply:
         return bytes(body)
 
     def close(self) -> None:
-        """Drop the connection unless the whole answer has come; then it was given back by that."""
+        """Drop the connection unless the reply is complete; a complete reply has already freed it."""
         self._incoming.end(ConnectionLost("left"))
         if self._sending is not None:
             self._sending.close()
@@ -213,7 +212,7 @@ class Reply:
             self.span.end()
 
     def cut(self) -> None:
-        """Have the body end here, by an error."""
+        """End the body here with an error."""
         self._incoming.end(ConnectionLost("cut"))
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,8 @@
-"""Where a stream's bytes come from: the URL at the origin, and the headers that a shared fetch carries.
+"""The source of a stream's bytes: the URL at the origin, and the headers of a shared fetch.
 
-What is not part of a tape's key is not sent with a shared fetch.  An origin that decides by some header the route does
-not list as a credential therefore refuses, and the operator lists it; it can never give one reader's bytes to another.
+A shared fetch does not send anything that is not part of the tape's key.  If an origin depends on a header that the
+route does not list as a credential, it refuses the fetch, and the operator lists the header.  It can never give one
+reader's bytes to another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gateway.upstream.reply import Bounds
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One stream at its origin, as one credential partition asks for it."""
+    """One stream at its origin, as one partition requests it."""
 
     base: str
     """Scheme, authority and path, percent-encoded, without a query."""
@@ -26,6 +27,6 @@ class Source:
     live_bounds: Bounds
 
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
-        """The URL of a read; protocol parameters in canonical order."""
+        """The URL of a read, with the protocol parameters in canonical order."""
         query = upstream_query(self.target, offset=offset, live=live, cursor=cursor)
         return f"{self.base}?{query}" if query else self.base

@@ -1,4 +1,4 @@
-"""The way to the origins, as the engine knows it."""
+"""The engine's interface to the origins."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Protocol
 
 from multidict import CIMultiDict
 
-from gateway.upstream.asking import Asker, Asking
+from gateway.upstream.asking import PendingRequest, Requester
 from gateway.upstream.reply import Body, Bounds, Reply
 
 
 class Upstream(Protocol):
-    """Whoever sends requests to origins: `client.OriginClient`, or a test's memory."""
+    """Sends requests to origins: `client.OriginClient`, or an in-memory one in tests."""
 
     def ask(
         self,
-        asker: Asker,
+        requester: Requester,
         method: str,
         url: str,
         headers: CIMultiDict[str],
@@ -24,8 +24,8 @@ class Upstream(Protocol):
         body: Body = None,
         *,
         is_live: bool = False,
-    ) -> Asking:
-        """Send one request.  `asker` is told what becomes of it, maybe before this returns."""
+    ) -> PendingRequest:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
 
     async def send(
         self,
@@ -38,7 +38,7 @@ class Upstream(Protocol):
         is_live: bool = False,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
-        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used.
         """

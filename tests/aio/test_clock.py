@@ -1,4 +1,4 @@
-"""Timers, and in whose name they run."""
+"""Timers, the context they run in, and the timer wheel."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import pytest
 from gateway.aio.clock import Clock, ManualClock, SystemClock
 from gateway.aio.wheel import TICK_S, Wheel
 
-whose: ContextVar[str] = ContextVar("whose", default="nobody")
+context_name: ContextVar[str] = ContextVar("context_name", default="detached")
 
 
-class Noting:
-    """An entry that notes in whose name it comes due."""
+class Recording:
+    """An entry that records the context in which it falls due."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.has_come = asyncio.Event()
+        self.has_fired = asyncio.Event()
 
     def due(self) -> None:
-        self.seen.append(whose.get())
-        self.has_come.set()
+        self.seen.append(context_name.get())
+        self.has_fired.set()
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "manual"])
-async def test_a_timer_is_not_run_in_the_name_of_who_set_it(clock: Clock) -> None:
-    whose.set("somebody")
-    wheel, entry, other = Wheel(clock), Noting(), Noting()
+async def test_a_timer_does_not_run_in_the_context_that_set_it(clock: Clock) -> None:
+    context_name.set("a request")
+    wheel, entry, other = Wheel(clock), Recording(), Recording()
     wheel.add(entry, 0.0)
     wheel.add(other, TICK_S)
     if isinstance(clock, ManualClock):
         clock.advance(1.0)
     async with asyncio.timeout(10):
-        await entry.has_come.wait()
-        await other.has_come.wait()
-    assert (entry.seen, other.seen) == (["nobody"], ["nobody"])
+        await entry.has_fired.wait()
+        await other.has_fired.wait()
+    assert (entry.seen, other.seen) == (["detached"], ["detached"])
 
 
 class TestWheel:
-    def test_nothing_comes_early_or_more_than_a_tick_late(self) -> None:
+    def test_an_entry_fires_never_early_and_at_most_one_tick_late(self) -> None:
         clock = ManualClock()
         wheel = Wheel(clock)
         came: dict[float, float] = {}
@@ -62,17 +62,18 @@ class TestWheel:
         assert all(delay_s <= at + 1e-6 and at <= delay_s + TICK_S + 0.01 for delay_s, at in came.items())
         assert clock.pending == len(wheel) == 0
 
-    def test_what_is_taken_off_does_not_come_and_wakes_nobody(self) -> None:
+    def test_a_dropped_entry_does_not_fire_and_leaves_no_timer(self) -> None:
         clock = ManualClock()
         wheel = Wheel(clock)
-        entry = Noting()
+        entry = Recording()
         tick = wheel.add(entry, 5.0)
+        assert repr(wheel) == "<Wheel 1 entries>"
         wheel.drop(entry, tick)
         clock.advance(10)
         assert entry.seen == []
         assert clock.pending == 0
 
-    def test_an_entry_that_fails_does_not_keep_others_from_coming(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_entry_that_raises_does_not_keep_the_others_from_firing(self, caplog: pytest.LogCaptureFixture) -> None:
         clock = ManualClock()
         wheel = Wheel(clock)
 
@@ -80,7 +81,7 @@ class TestWheel:
             def due(self) -> None:
                 raise RuntimeError
 
-        entries = [Noting() for _ in range(3)]
+        entries = [Recording() for _ in range(3)]
         wheel.add(entries[0], 1.0)
         wheel.add(Failing(), 1.0)
         for entry in entries[1:]:

@@ -1,4 +1,4 @@
-"""Who waits, who is woken, and that leaving costs the same however many stay."""
+"""Which waiters a firing wakes, and that leaving costs the same however many stay."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.waiting import pass_turns
 
 
 async def begun(*tasks: asyncio.Task[object]) -> None:
-    """The tasks have run up to their first wait."""
+    """Let the tasks run up to their first wait."""
     await pass_turns(1)
     assert not any(task.done() for task in tasks)
 
 
-async def test_a_firing_wakes_everyone_who_waits_and_nobody_who_comes_later() -> None:
+async def test_a_firing_wakes_every_waiter_and_none_that_comes_later() -> None:
     signal, clock = Signal(), ManualClock()
     early = [asyncio.create_task(signal.wait_within(clock, 10)) for _ in range(3)]
     await begun(*early)
@@ -28,18 +28,19 @@ async def test_a_firing_wakes_everyone_who_waits_and_nobody_who_comes_later() ->
     assert clock.pending == len(signal) == 0
 
 
-async def test_one_who_leaves_takes_nobody_along() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     signal, clock = Signal(), ManualClock()
     leaves, stays = asyncio.create_task(signal.wait()), asyncio.create_task(signal.wait_within(clock, 10))
     await begun(leaves, stays)
     leaves.cancel()
     await asyncio.gather(leaves, return_exceptions=True)
     assert len(signal) == 1
+    assert repr(signal) == "<Signal 1 waiting>"
     signal.fire()
     assert await stays is True
 
 
-async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() -> None:
+async def test_a_firing_at_the_moment_of_a_timeout_gives_one_result() -> None:
     signal, clock = Signal(), ManualClock()
     first = asyncio.create_task(signal.wait_within(clock, 1))
     await begun(first)
@@ -53,12 +54,12 @@ async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() ->
     assert await second is True
 
 
-async def test_nobody_who_leaves_is_looked_for_among_those_who_stay() -> None:
+async def test_leaving_does_not_search_the_other_waiters() -> None:
     signal, clock = Signal(), ManualClock()
     staying = [asyncio.create_task(signal.wait_within(clock, 30)) for _ in range(50)]
     leaving = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(50)]
     await begun(*staying, *leaving)
-    # One future for each, found by its key: a shared one would hold a callback for everybody.
+    # Each waiter has a future of its own, found by its key: a shared one would hold a callback per waiter.
     assert [len(gate._callbacks or ()) for gate in signal._waiting] == [1] * 100
     assert isinstance(signal._waiting, dict)
     clock.advance(15)

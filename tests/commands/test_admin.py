@@ -59,7 +59,7 @@ async def test_streams_are_lines_for_the_next_program(streams: dict[str, str], a
 
 async def test_streams_go_by_prefix_and_number(streams: dict[str, str], admin: str) -> None:
     status, out, err = await finished("streams", "/a/", "--limit", "1", "--json", "--admin", admin)
-    assert (status, err) == (0, "there are more than 1: --limit\n")
+    assert (status, err) == (0, "there are more than 1 streams: raise --limit\n")
     assert [json.loads(line)["path"] for line in out.splitlines()] == ["/a/one"]
     status, out, err = await finished("streams", "/a/", "--limit", "2", "--json", "--admin", admin)
     assert (len(out.splitlines()), err) == (2, "")
@@ -93,7 +93,7 @@ async def test_on_a_terminal_streams_are_a_table(streams: dict[str, str], admin:
         (["--prefix", "a/"], "purged 2 streams", ["/b/three"]),
         (["--prefix", "/a/"], "purged 2 streams", ["/b/three"]),
         (["--key", "nobody"], "purged 0 streams", ["/a/one", "/a/two", "/b/three"]),
-        (["--prefix", "/", "--soft"], "doubted 3 streams", ["/a/one", "/a/two", "/b/three"]),
+        (["--prefix", "/", "--soft"], "marked 3 streams stale", ["/a/one", "/a/two", "/b/three"]),
     ],
 )
 async def test_purging(streams: dict[str, str], admin: str, what: list[str], said: str, left: list[str]) -> None:
@@ -102,7 +102,7 @@ async def test_purging(streams: dict[str, str], admin: str, what: list[str], sai
     assert [json.loads(line)["path"] for line in out.splitlines()] == left
 
 
-async def test_a_doubted_stream_is_looked_at_before_the_next_hit(
+async def test_a_stale_stream_is_revalidated_before_the_next_hit(
     client: Client, streams: dict[str, str], durable_origin: RunningOrigin, url: str, admin: str
 ) -> None:
     counters = durable_origin.origin.counters
@@ -253,7 +253,7 @@ async def test_a_reload_says_what_changed_and_refuses_what_is_bad(
 async def test_the_token_comes_from_the_environment(durable_origin: RunningOrigin) -> None:
     async with serving(durable_origin, **{TOKEN: "sesame"}) as (_, _, admin):
         assert (await finished("streams", "--admin", admin, environ={TOKEN: "sesame"}))[0] == 0
-        missing = f"durable-gateway: the admin port wants its token: set {TOKEN}\n"
+        missing = f"durable-gateway: the admin port requires a token: set {TOKEN}\n"
         wrong = f"durable-gateway: the admin port does not accept the token in {TOKEN}\n"
         for environ, said in (({}, missing), ({TOKEN: "wrong"}, wrong)):
             for command in (["streams"], ["purge", "/s"]):
@@ -274,8 +274,8 @@ async def test_a_port_that_is_not_there_is_one_line(command: list[str], url: str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["purge"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
-        (["purge", "/s", "--key", "k"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
+        (["purge"], "Invalid value for PATH / '--prefix' / '--key': give exactly one of them"),
+        (["purge", "/s", "--key", "k"], "Invalid value for PATH / '--prefix' / '--key': give exactly one of them"),
         (["purge", "http://a/s"], "Invalid value for 'PATH': expected a path such as /demo, got 'http://a/s'"),
         (["top", "--by", "mood"], "Invalid value for '--by'"),
         (["top", "--admin", "ftp://x"], "Invalid value for '--admin': expected an http:// or https:// URL"),

@@ -171,15 +171,15 @@ async def test_bad_input_ends_it_behind_what_was_good(client: Client, url: str) 
         (
             ["{url}/json", "--create", "text/plain"],
             1,
-            "{url}/json: is there already, and not as an open stream of text",
+            "{url}/json: exists, but not as an open stream of text",
         ),
-        (["{url}/json", "--binary"], 1, "--binary is not for JSON streams: take --json or --lines"),
+        (["{url}/json", "--binary"], 1, "--binary is not for JSON streams: use --json or --lines"),
         (["{url}/text", "--json"], 1, "--json is for JSON streams, and this one is text/plain"),
         (["http://127.0.0.1:1/s"], 1, "cannot connect to 127.0.0.1:1: Connection refused"),
         (
             ["{url}/json", "--json", "--lines"],
             2,
-            "Invalid value for '--json' / '--lines' / '--binary': take one of them",
+            "Invalid value for '--json' / '--lines' / '--binary': use only one of them",
         ),
         (["{url}/json", "--create", "json"], 2, "Invalid value for '--create': expected a content type, got 'json'"),
         (["{url}/json", "--retry-for", "-1"], 2, "Invalid value for '--retry-for'"),

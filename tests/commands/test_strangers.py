@@ -49,7 +49,7 @@ async def test_a_redirected_write_fails_and_says_where_to(
     elsewhere = await serve(answer)
     status, out, err = await finished("append", f"{elsewhere}/s", *create, data=b"1 2")
     method = "PUT" if create else "POST"
-    said = f"{elsewhere}/s: {code}, it is at {url}/s; a {method} is not redirected"
+    said = f"{elsewhere}/s: {code}, redirected to {url}/s; a {method} does not follow"
     assert (status, out, err) == (
         1,
         "",
@@ -65,7 +65,9 @@ async def test_a_purge_is_not_redirected_either(admin: str, serve: Serve) -> Non
     elsewhere = await serve(answer)
     status, out, err = await finished("purge", "/s", "--admin", elsewhere)
     assert (status, out) == (1, "")
-    assert err == f"durable-gateway: {elsewhere}/api/purge: 302, it is at {admin}/api/purge; a POST is not redirected\n"
+    assert (
+        err == f"durable-gateway: {elsewhere}/api/purge: 302, redirected to {admin}/api/purge; a POST does not follow\n"
+    )
 
 
 async def test_headers_go_to_the_origin_that_was_asked_for_and_to_no_other(

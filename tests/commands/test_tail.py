@@ -123,7 +123,7 @@ async def test_a_catch_up_that_is_cut_short_is_read_again_whole(client: Client, 
         status, out, err = await tail.finished()
     assert (status, out) == (0, "x" * (settings.max_chunk_bytes + 10))
     assert "was lost; trying again from offset" in err
-    assert err.splitlines()[-1] == "it answers again"
+    assert err.splitlines()[-1] == "connected again"
 
 
 async def test_a_gateway_that_restarts_is_waited_for(client: Client, durable_origin: RunningOrigin) -> None:
@@ -193,7 +193,7 @@ async def test_an_offset_is_sent_back_as_it_was_named_beside_the_url_s_own_query
     ("body", "said"),
     [
         (b"event: control\ndata: {}\n\n", "control event has no streamNextOffset string"),
-        (b'event: data\ndata: [1\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n', "sent what is not"),
+        (b'event: data\ndata: [1\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n', "its content is not"),
     ],
 )
 async def test_what_is_no_stream_at_all_ends_it(body: bytes, said: str) -> None:
@@ -230,7 +230,7 @@ async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durab
     durable_origin.origin.faults.replace(200, headers, b"[7]")
     status, out, err = await finished("tail", f"{durable_origin.url}/s", "--from", offset)
     assert (status, out) == (1, "")
-    assert f"its tail lies before {offset}" in err
+    assert f"its tail is before {offset}" in err
 
 
 async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> None:
@@ -284,7 +284,7 @@ async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: sign
         (["http://127.0.0.1:1/s"], 1, "cannot connect to 127.0.0.1:1: Connection refused"),
         (["{admin}/healthz"], 1, "{admin}/healthz: not a durable stream: no Stream-Next-Offset in the answer"),
         (["{url}/s", "--from", "no offset"], 2, "Invalid value for '--from': expected an offset, now or start"),
-        (["{url}/s", "--sse", "--long-poll"], 2, "Invalid value for '--sse' / '--long-poll': take one of the two"),
+        (["{url}/s", "--sse", "--long-poll"], 2, "Invalid value for '--sse' / '--long-poll': use only one of them"),
         (["{url}/s?offset=1"], 2, "Invalid value for 'URL': leave offset= out of the stream's URL"),
         (["/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
         (["s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),

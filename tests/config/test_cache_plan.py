@@ -1,4 +1,4 @@
-"""The cache plan's document: the sample and the schema beside it, and the line of every error."""
+"""The cache plan document: the sample, its schema, and the error line of each mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLE = CONFIG / "cache-plan.json"
 
 
 def sample(**changes: Any) -> dict[str, Any]:
-    """The sample's document with other values under these keys."""
+    """The sample document with other values for these keys."""
     plan: dict[str, Any] = json.loads(SAMPLE.read_bytes())
     return plan | changes
 
@@ -26,8 +26,8 @@ def entry(stream: str = "/a", **changes: Any) -> dict[str, Any]:
     return {"route": "default", "stream": stream, "bytes": 1, "reason": "so"} | changes
 
 
-def refusal(plan: object) -> str:
-    """The one line with which a document is refused."""
+def error_line(plan: object) -> str:
+    """The error line for an invalid document."""
     with pytest.raises(PlanError) as caught:
         parse_plan(plan if isinstance(plan, bytes) else json.dumps(plan).encode())
     line = str(caught.value)
@@ -35,7 +35,7 @@ def refusal(plan: object) -> str:
     return line
 
 
-def test_the_sample_is_a_plan_that_is_written_as_it_was_read() -> None:
+def test_the_sample_plan_survives_a_round_trip() -> None:
     plan = parse_plan(SAMPLE)
     assert [one.stream for one in plan.pin] == ["/v1/stream/announcements"]
     assert plan.lifetimes[0].idle_s == 600
@@ -45,7 +45,7 @@ def test_the_sample_is_a_plan_that_is_written_as_it_was_read() -> None:
     assert parse_plan(plan.text.encode()) == plan
 
 
-def test_the_schema_beside_the_sample_is_the_one_in_effect() -> None:
+def test_the_committed_schema_is_current() -> None:
     assert json.loads((CONFIG / "cache-plan.schema.json").read_bytes()) == plan_schema()
 
 
@@ -74,16 +74,16 @@ def test_the_schema_beside_the_sample_is_the_one_in_effect() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(changes: dict[str, Any], line: str) -> None:
-    assert refusal(sample(**changes)).startswith(line)
+def test_a_mistake_is_one_line_that_names_the_field(changes: dict[str, Any], line: str) -> None:
+    assert error_line(sample(**changes)).startswith(line)
 
 
-def test_events_end_after_they_begin() -> None:
+def test_the_last_event_may_not_precede_the_first() -> None:
     made_from = sample()["made_from"] | {"last": "2026-11-19T00:00:00Z"}
-    assert refusal(sample(made_from=made_from)) == "made_from: last is before first"
+    assert error_line(sample(made_from=made_from)) == "made_from: last is before first"
 
 
-def test_a_file_is_named_in_its_refusal(tmp_path: Path) -> None:
+def test_an_error_names_the_plan_file(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     with pytest.raises(PlanError, match=r"none\.json: No such file"):
         parse_plan(missing)
@@ -94,12 +94,12 @@ def test_a_file_is_named_in_its_refusal(tmp_path: Path) -> None:
         parse_plan(Path("no\0ne"))
 
 
-def test_what_is_too_large_for_a_plan_is_not_looked_at() -> None:
-    assert refusal(b" " * (MOST_PLAN_BYTES + 1)) == "larger than 16 MiB: not a cache plan"
+def test_a_document_too_large_for_a_plan_is_not_parsed() -> None:
+    assert error_line(b" " * (MOST_PLAN_BYTES + 1)) == "larger than 16 MiB: not a cache plan"
 
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda key: json.dumps(sample(**{key: key})).encode()))
-def test_any_other_document_is_refused_in_one_line_that_can_be_printed(data: bytes) -> None:
+def test_any_other_document_fails_with_one_printable_line(data: bytes) -> None:
     try:
         parse_plan(data)
     except PlanError as error:

@@ -1,4 +1,4 @@
-"""What a running gateway makes of another configuration."""
+"""Changes from one configuration to another in a running gateway."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.change import TAKEN_LIVE, change
+from gateway.config.change import RELOADABLE, change
 from gateway.config.gateway import GatewayConfig
 
 BASE: dict[str, Any] = {"routes": [{"origin": "http://127.0.0.1:1"}]}
@@ -22,8 +22,8 @@ def test_the_same_configuration_changes_nothing() -> None:
     assert (result.config, result.changed, result.needs_restart) == (now, (), ())
 
 
-def test_every_value_that_is_taken_exists() -> None:
-    for name in TAKEN_LIVE:
+def test_every_reloadable_value_exists() -> None:
+    for name in RELOADABLE:
         section, _, field = name.partition(".")
         model = type(getattr(configured(), section))
         assert field in model.model_fields, name
@@ -39,7 +39,7 @@ def test_every_value_that_is_taken_exists() -> None:
         ("tracing", {"endpoint": "http://127.0.0.1:4318/v1/traces"}, [], ["tracing.endpoint"]),
     ],
 )
-def test_what_cannot_be_taken_keeps_its_old_value_and_is_named(
+def test_a_value_that_needs_a_restart_keeps_its_old_value_and_is_named(
     section: str, values: dict[str, Any], changed: list[str], waiting: list[str]
 ) -> None:
     now, wanted = configured(), configured(**{section: values})
@@ -53,7 +53,7 @@ def test_what_cannot_be_taken_keeps_its_old_value_and_is_named(
     assert (again.config, again.changed, list(again.needs_restart)) == (result.config, (), waiting)
 
 
-def test_a_table_in_a_section_is_taken_by_its_keys() -> None:
+def test_a_changed_table_in_a_section_is_named_by_its_keys() -> None:
     now, wanted = configured(), configured(cache={"plan": {"file": "a.json", "pin_share": 0.2}})
     result = change(now, wanted)
     assert result.changed == ("cache.plan.file", "cache.plan.pin_share")
@@ -61,7 +61,7 @@ def test_a_table_in_a_section_is_taken_by_its_keys() -> None:
     assert change(result.config, wanted).changed == ()
 
 
-def test_routes_are_taken_whole_and_named_by_what_differs() -> None:
+def test_routes_are_replaced_whole_and_named_by_their_differences() -> None:
     now = configured(
         routes=[
             {"origin": "http://a", "name": "stays"},

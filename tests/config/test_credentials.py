@@ -1,4 +1,4 @@
-"""Credentials for origins: where they come from, and the one line when they cannot be had."""
+"""Credentials for origins: their sources, and the error line when they cannot be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 
 
@@ -15,7 +15,7 @@ def configured(**table: str) -> GatewayConfig:
     return GatewayConfig.for_origin("http://a", origin_credentials=table)
 
 
-def test_a_value_is_read_from_a_file_or_a_variable_without_the_end_of_its_line(tmp_path: Path) -> None:
+def test_a_value_is_read_from_a_file_or_a_variable_without_its_line_end(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("Bearer abc def\r\n")
     found = load_credentials(configured(file=str(file)), {})["default"]
@@ -32,15 +32,13 @@ def test_a_value_is_read_from_a_file_or_a_variable_without_the_end_of_its_line(t
         (None, "cannot be read: No such file or directory"),
         (b"", "is empty"),
         (b" \n", "is empty"),
-        (b"two\nlines", "holds what no header may: it should be one line of ASCII"),
-        (b"nul\0", "holds what no header may: it should be one line of ASCII"),
-        ("schlüssel".encode(), "holds what no header may: it should be one line of ASCII"),
+        (b"two\nlines", "is not a header value: it should be one line of ASCII"),
+        (b"nul\0", "is not a header value: it should be one line of ASCII"),
+        ("schlüssel".encode(), "is not a header value: it should be one line of ASCII"),
         (b"x" * 20_000, "is larger than 16384 bytes"),
     ],
 )
-def test_a_file_that_will_not_do_is_one_line_that_does_not_show_it(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_an_unusable_file_is_one_line_without_its_content(tmp_path: Path, content: bytes | None, said: str) -> None:
     file = tmp_path / "secret"
     if content is not None:
         file.write_bytes(content)
@@ -49,6 +47,6 @@ def test_a_file_that_will_not_do_is_one_line_that_does_not_show_it(
     assert str(caught.value) == f"route.default.origin_credentials.file: {file}: {said}"
 
 
-def test_a_variable_that_is_not_set_is_named() -> None:
+def test_an_unset_variable_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^route\.default\.origin_credentials\.environment: KEY: is not set$"):
         load_credentials(configured(environment="KEY"), {})

@@ -1,4 +1,4 @@
-"""The configuration: values, layers, sources, the line of every error, and that the samples say what is true."""
+"""The configuration: values, layers, sources, the line of every error, and samples that match the models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.cache import CacheConfig
-from gateway.config.file import ConfigError, Flag, every_field, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.listener import ListenerConfig, ListenerTlsConfig
@@ -24,6 +25,7 @@ from gateway.config.origins import (
     OriginTlsConfig,
 )
 from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.toml_lines import key_lines
@@ -33,8 +35,8 @@ CONFIG = Path(__file__).parents[2] / "config"
 ORIGIN = "http://127.0.0.1:4438"
 
 
-def refusal(tmp_path: Path, text: str, **environ: str) -> str:
-    """The one line with which a file is refused, without its folder."""
+def error_line(tmp_path: Path, text: str, **environ: str) -> str:
+    """The error line for an invalid file, without its folder."""
     file = tmp_path / "gateway.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -58,7 +60,7 @@ def refusal(tmp_path: Path, text: str, **environ: str) -> str:
         (":4437", Address("0.0.0.0", 4437)),
     ],
 )
-def test_an_address_is_taken_apart(text: str, address: Address) -> None:
+def test_an_address_is_parsed(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert parse_address(str(address)) == address
 
@@ -67,7 +69,7 @@ def test_an_address_is_taken_apart(text: str, address: Address) -> None:
     "text",
     ["", "4437", "localhost", "localhost:", "localhost:x", "localhost:65536", "::1:80", "[::1]", "[x]:1", "a b:1"],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected HOST:PORT|a port is|not an IPv6 address"):
         parse_address(text)
 
@@ -84,18 +86,18 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         ("2TiB", 2 << 40),
     ],
 )
-def test_a_size_is_read(written: object, size: int) -> None:
+def test_a_size_is_parsed(written: object, size: int) -> None:
     assert parse_bytes(written) == size
 
 
 @pytest.mark.parametrize("written", ["", "MiB", "1MB", "1.5GiB", "-1", "1 mib", "1KiBs", "९"])
-def test_what_is_no_size_is_refused(written: str) -> None:
+def test_an_invalid_size_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="expected bytes"):
         parse_bytes(written)
 
 
 @given(st.integers(0, 1 << 44))
-def test_a_size_survives_being_written(size: int) -> None:
+def test_a_size_survives_formatting(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == size
 
 
@@ -108,7 +110,7 @@ def test_a_size_survives_being_written(size: int) -> None:
         ("http://origin/a%20b", "http://origin/a%20b"),
     ],
 )
-def test_an_origin_is_kept_without_a_trailing_slash(written: str, kept: str) -> None:
+def test_an_origin_loses_its_trailing_slash(written: str, kept: str) -> None:
     assert GatewayConfig.for_origin(written).routes[0].origin == kept
 
 
@@ -135,7 +137,7 @@ def test_an_origin_is_kept_without_a_trailing_slash(written: str, kept: str) -> 
         "http://örigin/",
     ],
 )
-def test_what_is_no_origin_is_refused(written: str) -> None:
+def test_an_invalid_origin_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="origin"):
         GatewayConfig.for_origin(written)
 
@@ -180,12 +182,12 @@ def test_names_and_paths_have_one_spelling() -> None:
         ("cache", "yes"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused(field: str, value: Any) -> None:
+def test_a_value_out_of_bounds_is_rejected(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         GatewayConfig.for_origin(ORIGIN, **{field: value})
 
 
-def test_a_configuration_for_tests_takes_any_field_by_its_own_name() -> None:
+def test_for_origin_takes_any_field_by_its_name() -> None:
     config = GatewayConfig.for_origin(
         ORIGIN, listen="127.0.0.1:0", cache_bytes="64KiB", long_poll_timeout_s=0.5, cors={"max_age_s": 5}
     )
@@ -198,7 +200,7 @@ def test_a_configuration_for_tests_takes_any_field_by_its_own_name() -> None:
 
 
 def test_no_field_name_occurs_in_two_sections() -> None:
-    """`for_origin` and the environment rely on it."""
+    """`for_origin` and the environment rely on this."""
     names = [field for section, field, _ in every_field() if not section.startswith(("route.", "listener"))]
     assert len(names) == len(set(names))
 
@@ -299,7 +301,7 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ),
         (
             '[[route]]\norigin = "http://a"\norigins = [{ url = "http://b" }]',
-            "gateway.toml:3: route.default.origins: is set beside origin: name one or the other",
+            "gateway.toml:3: route.default.origins: is set together with origin: set only one",
         ),
         (
             '[[route]]\norigins = [\n  { url = "http://a", wieght = 2 },\n]',
@@ -325,7 +327,7 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ),
         (
             '[[route]]\norigin = "http://a"\n[route.origin_credentials]\nfile = "x"\nenvironment = "X"',
-            "gateway.toml:5: route.default.origin_credentials.environment: is set beside file: name one place",
+            "gateway.toml:5: route.default.origin_credentials.environment: is set together with file: set only one",
         ),
         (
             '[[route]]\norigin = "http://a"\n[route.health_check]\npath = "health"',
@@ -368,12 +370,12 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ),
         (
             '[server]\nlisten = ":1"\nadmin = ":1"\n[[route]]\norigin = "http://a"',
-            "gateway.toml:3: server.admin: is 0.0.0.0:1, as listen is",
+            "gateway.toml:3: server.admin: is 0.0.0.0:1, the same as listen",
         ),
     ],
 )
-def test_a_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, text: str, line: str) -> None:
-    assert refusal(tmp_path, text) == line
+def test_an_invalid_file_is_one_line_that_names_file_line_and_key(tmp_path: Path, text: str, line: str) -> None:
+    assert error_line(tmp_path, text) == line
 
 
 @pytest.mark.parametrize(
@@ -391,12 +393,12 @@ def test_a_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, te
         ("ROUTE__DEFAULT__CACHE", "maybe", "route.default.cache: should be a valid boolean, got 'maybe'"),
     ],
 )
-def test_a_variable_is_refused_by_its_name(tmp_path: Path, variable: str, value: str, said: str) -> None:
+def test_an_invalid_variable_is_named(tmp_path: Path, variable: str, value: str, said: str) -> None:
     name = f"DURABLE_GATEWAY_{variable}"
-    assert refusal(tmp_path, f'[[route]]\norigin = "{ORIGIN}"\n', **{name: value}) == f"env {name}: {said}"
+    assert error_line(tmp_path, f'[[route]]\norigin = "{ORIGIN}"\n', **{name: value}) == f"env {name}: {said}"
 
 
-def test_several_origins_come_from_a_file_or_from_a_variable(tmp_path: Path) -> None:
+def test_several_origins_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[[route]]\norigins = [{ url = "http://a", weight = 2 }, { url = "http://b/" }]\n')
     loaded = load_config(file)
@@ -420,7 +422,7 @@ def test_several_origins_come_from_a_file_or_from_a_variable(tmp_path: Path) -> 
     assert GatewayConfig.for_origin(["http://a", "http://b"], breaker_failures=9).origins == config.origins
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file or directory"):
         load_config(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
@@ -473,7 +475,7 @@ _VALUE = st.sampled_from(["1", '"#"', "'[['", '"\\""', "[1,\n2]", '"""\nz = 1\n"
 
 
 @given(st.dictionaries(_NAME, st.dictionaries(_NAME, _VALUE, max_size=4), max_size=4))
-def test_the_line_found_is_the_line_where_the_key_is_written(tables: dict[str, dict[str, str]]) -> None:
+def test_the_line_found_is_the_line_of_the_key(tables: dict[str, dict[str, str]]) -> None:
     text = "".join(
         f"[{table}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()) for table, keys in tables.items()
     )
@@ -488,11 +490,11 @@ def test_the_line_found_is_the_line_where_the_key_is_written(tables: dict[str, d
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_full_sample_loads_and_is_all_defaults_but_the_origin() -> None:
+def test_the_full_sample_loads_as_all_defaults_except_the_origin() -> None:
     assert load_config(CONFIG / "gateway.toml").config == GatewayConfig.for_origin(ORIGIN)
 
 
-def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() -> None:
+def test_the_full_sample_shows_every_key_with_its_default_and_its_description() -> None:
     text = (CONFIG / "gateway.toml").read_text(encoding="utf-8")
     uncommented = tomllib.loads(re.sub(r"^#(?=\[|[a-z0-9_]+ =)", "", text, flags=re.MULTILINE))
     route, listener = uncommented["route"][0], uncommented["listener"][0]

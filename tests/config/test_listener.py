@@ -1,4 +1,4 @@
-"""Listeners in the configuration: places, what goes together, where an error points, and what a reload takes."""
+"""Listeners in the configuration: addresses, contradictions, the line of each error, and reload."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.config.change import change
-from gateway.config.file import ConfigError, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
-from gateway.config.listener import Place, SystemdPlace, UnixPlace, parse_place
+from gateway.config.listener import BindAddress, SystemdSockets, UnixAddress, parse_bind_address
 from gateway.config.values import Address
 from gateway.server.sockets import chosen, handed_over
 
@@ -19,32 +20,32 @@ PAIR = {"certificate": "/a.pem"}
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "address"),
     [
         ("127.0.0.1:80", Address("127.0.0.1", 80)),
         (":443", Address("0.0.0.0", 443)),
         ("[::]:443", Address("::", 443)),
-        ("unix:/run/a.sock", UnixPlace("/run/a.sock")),
-        ("systemd", SystemdPlace()),
-        ("systemd:https", SystemdPlace("https")),
-        ("systemd:80", SystemdPlace("80")),
+        ("unix:/run/a.sock", UnixAddress("/run/a.sock")),
+        ("systemd", SystemdSockets()),
+        ("systemd:https", SystemdSockets("https")),
+        ("systemd:80", SystemdSockets("80")),
     ],
 )
-def test_a_place_is_taken_apart(text: str, place: Place) -> None:
-    assert parse_place(text) == place
-    assert parse_place(str(place)) == place
+def test_a_bind_address_is_parsed(text: str, address: BindAddress) -> None:
+    assert parse_bind_address(text) == address
+    assert parse_bind_address(str(address)) == address
 
 
 @pytest.mark.parametrize(
     "text",
     ["unix:", "unix:relative", f"unix:/{'x' * 107}", "unix:/a\0b", "systemd:", "systemd:a:b", "systemd:a b", "80", ""],
 )
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_bind_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|bytes at most"):
-        parse_place(text)
+        parse_bind_address(text)
 
 
-def refusal(tmp_path: Path, text: str) -> str:
+def error_line(tmp_path: Path, text: str) -> str:
     file = tmp_path / "gateway.toml"
     file.write_text(f'[[route]]\norigin = "{ORIGIN}"\n{text}', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -76,7 +77,7 @@ SERVER = "[server]\ntrusted_proxies = "
         (TLS, 5, "listener[0].tls.certificates: is required"),
         (f"{TLS}certificates = []", 6, "listener[0].tls.certificates: "),
         (f"{TLS}certificates = [{{ key = 1 }}]", 6, "listener[0].tls.certificates[0].certificate: is required"),
-        (f'{SHOWN}client_ca = "/b"', 7, "listener[0].tls.client_ca: goes with"),
+        (f'{SHOWN}client_ca = "/b"', 7, "listener[0].tls.client_ca: needs client_certificates"),
         (f'{SHOWN}client_certificates = "required"', 7, "listener[0].tls.client_certificates: needs client_ca"),
         (f'{SHOWN}minimum_version = "1.1"', 7, "listener[0].tls.minimum_version: "),
         (SHOWN.replace("[listener.tls]", "redirect_to_https = true\n[listener.tls]"), 5,
@@ -85,8 +86,8 @@ SERVER = "[server]\ntrusted_proxies = "
         (f'{SERVER}["proxy.test"]', 4, "server.trusted_proxies[0]: expected a network"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
-    assert refusal(tmp_path, text).startswith(f"gateway.toml:{line}: {said}")
+def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    assert error_line(tmp_path, text).startswith(f"gateway.toml:{line}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, s
         ({"listen": ":1", "listeners": [{"address": ":2"}]}, ["0.0.0.0:2", "0.0.0.0:1"]),
     ],
 )
-def test_listeners_stand_in_for_the_default(overrides: dict[str, Any], addresses: list[str]) -> None:
+def test_listeners_replace_the_default_listener(overrides: dict[str, Any], addresses: list[str]) -> None:
     config = GatewayConfig.for_origin(ORIGIN, **overrides)
     assert [one.address for one in config.every_listener] == addresses
 
@@ -107,7 +108,7 @@ def configured(*listeners: dict[str, Any]) -> GatewayConfig:
     return GatewayConfig.for_origin(ORIGIN, listeners=list(listeners))
 
 
-def test_a_reload_takes_what_is_shown_and_leaves_where() -> None:
+def test_a_reload_applies_certificates_and_leaves_addresses() -> None:
     now = configured({"address": ":1"}, {"address": ":2", "tls": {"certificates": [PAIR]}})
     other = configured(
         {"address": ":1"}, {"address": ":2", "tls": {"certificates": [PAIR, PAIR], "minimum_version": "1.3"}}
@@ -128,7 +129,7 @@ def test_a_reload_takes_what_is_shown_and_leaves_where() -> None:
 FDS = [("plain", 3), ("secure", 4), ("plain", 5)]
 
 
-def test_sockets_of_systemd_are_found_by_name() -> None:
+def test_systemd_sockets_are_found_by_name() -> None:
     environ = {"LISTEN_PID": "7", "LISTEN_FDS": "3", "LISTEN_FDNAMES": "plain:secure:plain"}
     assert handed_over(environ, 7) == FDS
     assert handed_over(environ, 8) == handed_over({}, 7) == []

@@ -1,4 +1,4 @@
-"""An engine on a manual clock, whose origins are in memory."""
+"""An engine on a manual clock with an in-memory origin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Start = Callable[..., "EngineBench"]
 
 
 def part_of_stream(body: bytes, end: str, **more: str) -> Callable[[Asked], None]:
-    """Answers as an origin does that has these bytes up to its tail."""
+    """A script that answers reads with `body`, which ends at the tail `end`."""
     fields = {**TEXT, "Stream-Next-Offset": end, "Stream-Up-To-Date": "true"}
     fields |= {name.replace("_", "-"): value for name, value in more.items()}
     return lambda asked: asked.answer(200, fields, body if asked.method == "GET" else b"")
@@ -105,7 +105,7 @@ class LongPoll:
     def account(self, rendered: Rendered) -> None:
         """Nothing is counted here."""
 
-    def apart(self) -> list[LongPoll]:
+    def split(self) -> list[LongPoll]:
         return []
 
     def waits(self, waiter: Waiter) -> None:
@@ -144,7 +144,7 @@ class EventStream:
 
 
 class EngineBench:
-    """The engine and what is around it.  `close` is owed."""
+    """An engine with its clock, upstream, metrics and route.  The caller must call `close`."""
 
     def __init__(self, script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> None:
         config = GatewayConfig.for_origin("http://origin.test", **settings)
@@ -162,7 +162,7 @@ class EngineBench:
         return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
-        """A catch-up read, whole."""
+        """The status and whole body of a catch-up read."""
         answer = await self.engine.catch_up(self.read(target))
         try:
             return answer.status, await _whole(answer)
@@ -177,11 +177,11 @@ class EngineBench:
         async def chunks() -> Any:
             yield body
 
-        passed = RelayedRequest(
+        request = RelayedRequest(
             self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
             chunks() if body is not None else None,
         )  # fmt: skip
-        return await answer_to(lambda asker: self.engine.relay.ask(passed, asker))
+        return await answer_to(lambda asker: self.engine.relay.ask(request, asker))
 
     @property
     def live(self) -> list[Asked]:

@@ -1,4 +1,4 @@
-"""Refusals that are repeated: to whom, for how long, and until which write; and the rate of those that are new."""
+"""Negative caching: which readers get a remembered error, for how long, until which write; and the rate of new ones."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Bench:
         body: bytes = b"",
         asked_s_ago: float = 0.0,
     ) -> None:
-        refusal = OriginError(status, CIMultiDict(), body)
-        self.absences.add(key, offset, refusal, ALICE, self.route, self.clock.now() - asked_s_ago)
+        error = OriginError(status, CIMultiDict(), body)
+        self.absences.add(key, offset, error, ALICE, self.route, self.clock.now() - asked_s_ago)
 
 
-def test_a_stream_that_is_absent_is_so_at_every_offset_and_an_offset_that_has_gone_at_that_one() -> None:
+def test_a_missing_stream_answers_every_offset_and_a_trimmed_offset_only_itself() -> None:
     bench = Bench()
     bench.add(offset="5", status=410)
     assert [bench.absences.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [True, False, False]
@@ -46,7 +46,7 @@ def test_a_stream_that_is_absent_is_so_at_every_offset_and_an_offset_that_has_go
     assert [bench.absences.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [True] * 3
 
 
-def test_it_is_repeated_to_those_who_show_the_same_for_absent_s() -> None:
+def test_an_error_is_repeated_to_equal_credentials_for_absent_s() -> None:
     bench = Bench(absent_s=2)
     bench.add()
     assert bench.absences.find(KEY, "-1", BOB) is None
@@ -57,13 +57,13 @@ def test_it_is_repeated_to_those_who_show_the_same_for_absent_s() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
-def test_what_says_nothing_of_the_stream_is_not_repeated(status: int) -> None:
+def test_a_status_that_does_not_mean_absence_is_not_repeated(status: int) -> None:
     bench = Bench()
     bench.add(offset="5", status=status)
     assert bench.absences.find(KEY, "5", ALICE) is None
 
 
-def test_a_refusal_that_was_long_on_its_way_is_that_much_older() -> None:
+def test_the_lifetime_of_an_error_counts_from_its_request() -> None:
     bench = Bench(absent_s=2)
     bench.add(asked_s_ago=1.5)
     bench.clock.advance(0.4)
@@ -75,19 +75,20 @@ def test_a_refusal_that_was_long_on_its_way_is_that_much_older() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"absent_s": 0}, {"tail": "asked"}])
-def test_nothing_is_repeated_where_that_is_not_wanted(settings: dict[str, Any]) -> None:
+def test_nothing_is_repeated_if_the_route_disables_it(settings: dict[str, Any]) -> None:
     bench = Bench(**settings)
     bench.add()
     assert bench.absences.find(KEY, "-1", ALICE) is None
 
 
-def test_a_write_ends_it_for_every_stream_of_its_path_from_when_it_is_sent_until_it_is_answered() -> None:
+def test_nothing_is_remembered_for_a_path_while_a_write_to_it_is_under_way() -> None:
     bench = Bench()
     others = [KEY._replace(query="a=b"), KEY._replace(partition=Partition("other"))]
     for key in (KEY, *others):
         bench.add(key)
     bench.absences.write_begins(GROUP)
     bench.absences.write_begins(GROUP)
+    assert repr(bench.absences) == "<Absences 0 remembered, 2 writes under way>"
     bench.absences.write_ends(GROUP)
     for key in (KEY, *others):
         assert bench.absences.find(key, "-1", ALICE) is None
@@ -98,31 +99,31 @@ def test_a_write_ends_it_for_every_stream_of_its_path_from_when_it_is_sent_until
     assert bench.absences.find(KEY, "-1", ALICE) is not None
 
 
-def test_a_long_body_is_not_kept() -> None:
+def test_an_error_with_a_long_body_is_not_remembered() -> None:
     bench = Bench()
     bench.add(body=b"x" * 2_000)
     assert bench.absences.find(KEY, "-1", ALICE) is None
 
 
-def test_what_one_party_can_make_grow_is_bounded() -> None:
+def test_memory_is_bounded_for_ever_new_streams() -> None:
     bench = Bench()
     for number in range(45_000):
         bench.add(StreamKey(Group("http://origin", f"/{number}"), "", Partition("route")))
         bench.clock.advance(0.0001)
     assert len(bench.absences) <= 10_000
-    assert bench.absences.place_count <= 20_000
+    assert bench.absences.entry_count <= 20_000
 
 
-def test_ever_new_offsets_of_one_stream_are_bounded_as_well() -> None:
+def test_memory_is_bounded_for_ever_new_offsets_of_one_stream() -> None:
     bench = Bench()
     for number in range(45_000):
         bench.add(offset=str(number), status=410)
-    assert bench.absences.place_count <= 20_000
+    assert bench.absences.entry_count <= 20_000
     bench.absences.write_begins(GROUP)
-    assert (bench.absences.place_count, len(bench.absences)) == (0, 0)
+    assert (bench.absences.entry_count, len(bench.absences)) == (0, 0)
 
 
-def test_404s_come_at_a_bounded_rate() -> None:
+def test_404s_are_limited_to_a_rate() -> None:
     bench = Bench(absent_per_s=10)
     for number in range(50):
         assert bench.absences.may_ask(bench.route)
@@ -134,7 +135,7 @@ def test_404s_come_at_a_bounded_rate() -> None:
     assert not bench.absences.may_ask(bench.route)
 
 
-def test_without_a_bound_they_come_as_they_like() -> None:
+def test_404s_are_unlimited_if_the_rate_is_zero() -> None:
     bench = Bench(absent_per_s=0)
     for number in range(5_000):
         bench.add(KEY._replace(query=f"q={number}"))

@@ -1,4 +1,4 @@
-"""The coder: made once, kept within bounds, never in the way."""
+"""Content coding: each body is coded once, kept within bounds, and never delays an answer for long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = tuple(Coding)
 
 
 async def started(work: Any) -> asyncio.Task[Answer]:
-    """The work, gone on until it waits for something."""
+    """Start the work and let it run up to its first wait."""
     task: asyncio.Task[Answer] = asyncio.create_task(work)
     await pass_turns(3)
     return task
@@ -46,8 +46,8 @@ def is_coded(answer: Answer) -> bool:
 
 
 @pytest.mark.parametrize("coding", ALL)
-@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
-async def test_every_coding_can_be_undone(coding: Coding, body: bytes) -> None:
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["inline", "in the thread"])
+async def test_every_coding_can_be_decoded(coding: Coding, body: bytes) -> None:
     bench = Bench()
     stream = bench.stream()
     answer = await bench.code(stream, body, coding.value)
@@ -60,14 +60,14 @@ async def test_every_coding_can_be_undone(coding: Coding, body: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=5_000), st.sampled_from(ALL), st.integers(1, 9))
-def test_equal_bytes_give_equal_bytes_and_come_back(data: bytes, coding: Coding, level: int) -> None:
+def test_coding_is_deterministic_and_reversible(data: bytes, coding: Coding, level: int) -> None:
     coded = CODERS[coding](data, level)
     assert DECODERS[coding.value](coded) == data
     assert CODERS[coding](data, level) == coded
 
 
 @pytest.mark.parametrize(("coding", "low", "high"), [("zstd", 1, 19), ("br", 1, 9), ("gzip", 1, 9)])
-async def test_the_route_says_how_hard_to_try(coding: str, low: int, high: int) -> None:
+async def test_the_route_sets_the_level(coding: str, low: int, high: int) -> None:
     sizes = []
     for level in (low, high):
         bench = Bench(**{f"{'brotli' if coding == 'br' else coding}_level": level})
@@ -76,34 +76,35 @@ async def test_the_route_says_how_hard_to_try(coding: str, low: int, high: int) 
     assert sizes[0] > sizes[1]
 
 
-async def test_those_who_ask_for_the_same_share_one_coding() -> None:
+async def test_readers_of_the_same_run_share_one_job() -> None:
     bench = Bench()
     stream = bench.stream()
     tasks = [await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))) for _ in range(20)]
     assert bench.coder.making == len(bench.gate.held) == 1
+    assert repr(bench.coder) == "<Coder 0 bodies, 0 bytes, 1 being coded>"
     bench.gate.release()
     answers = await asyncio.gather(*tasks)
     assert all(is_coded(answer) and body_of(answer) == LARGE for answer in answers)
-    # Made once, and not made again.
+    # The result is kept and not made again.
     again = await bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))
     assert is_coded(again)
     assert bench.recorder.counts["coded", "gzip"] == 1
 
 
-async def test_what_is_there_is_given_without_waiting() -> None:
+async def test_kept_bytes_are_returned_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    shown = BodyRun(stream, "-1", "9", stream.edition)
-    assert bench.coder.ready(shown, Coding.BR) is None
+    run = BodyRun(stream, "-1", "9", stream.edition)
+    assert bench.coder.ready(run, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
-    data = bench.coder.ready(shown, Coding.BR)
+    data = bench.coder.ready(run, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
-    assert bench.coder.ready(shown, Coding.GZIP) is None
+    assert bench.coder.ready(run, Coding.GZIP) is None
     assert bench.coder.ready(BodyRun(stream, "-1", "8", stream.edition), Coding.BR) is None
 
 
-async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
+async def test_a_reader_that_leaves_does_not_cancel_the_job_for_others() -> None:
     bench = Bench()
     stream = bench.stream()
     leader = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
@@ -115,7 +116,7 @@ async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
     assert is_coded(await follower)
 
 
-async def test_who_has_waited_long_enough_gets_plain_bytes() -> None:
+async def test_a_reader_that_has_waited_too_long_gets_plain_bytes() -> None:
     bench = Bench()
     stream = bench.stream()
     task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
@@ -125,14 +126,14 @@ async def test_who_has_waited_long_enough_gets_plain_bytes() -> None:
     assert answer.headers["ETag"] == '"k:-1:9"'
     assert answer.headers["Vary"] == "Accept-Encoding"
     assert body_of(answer) == LARGE
-    # Plain for the moment only: nobody is to remember it.
+    # The answer is plain only for now, so it must not be remembered.
     assert answer.stream is None
     bench.gate.release()
     assert is_coded(await bench.code(stream, LARGE))
     assert bench.recorder.counts["coded", "gzip"] == 1
 
 
-async def test_a_gateway_that_leaves_codes_no_more() -> None:
+async def test_nothing_is_coded_after_close() -> None:
     bench = Bench()
     bench.coder.executor = ThreadPoolExecutor(1)
     bench.coder.close()
@@ -143,7 +144,7 @@ async def test_a_gateway_that_leaves_codes_no_more() -> None:
     assert not bench.coder.making
 
 
-async def test_when_too_much_waits_the_rest_goes_out_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_beyond_the_queue_bound_are_sent_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 2 * len(LARGE))
     bench = Bench()
     streams = [bench.stream(str(at)) for at in range(3)]
@@ -154,8 +155,8 @@ async def test_when_too_much_waits_the_rest_goes_out_plain(monkeypatch: pytest.M
     assert is_coded(await bench.code(streams[2], LARGE))
 
 
-@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
-async def test_a_coder_that_fails_costs_nobody_an_answer(
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["inline", "in the thread"])
+async def test_a_coding_error_costs_no_answer(
     body: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(data: bytes, level: int) -> bytes:
@@ -174,7 +175,7 @@ async def test_a_coder_that_fails_costs_nobody_an_answer(
     assert is_coded(await bench.code(stream, body))
 
 
-async def test_what_does_not_shrink_goes_out_plain_and_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_shrink_is_sent_plain_and_not_coded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     stream = bench.stream()
     noise = b"[" + Random(1).randbytes(3_000) + b"]"
@@ -190,13 +191,13 @@ async def test_what_does_not_shrink_goes_out_plain_and_is_not_tried_again(monkey
         answer = await bench.code(stream, noise, "br")
         assert not is_coded(answer)
         assert body_of(answer) == noise
-        # It will never be otherwise, so it may be remembered.
+        # It will always be plain, so the answer may be remembered.
         assert answer.stream is stream
     assert calls == [len(noise)]
     assert not bench.recorder.counts["coded", "br"]
 
 
-async def test_small_bodies_and_those_that_do_not_shrink_by_type_are_left_alone() -> None:
+async def test_small_bodies_and_incompressible_types_are_sent_plain() -> None:
     bench = Bench()
     stream = bench.stream()
     tiny = await bench.code(stream, messages(5))
@@ -205,12 +206,12 @@ async def test_small_bodies_and_those_that_do_not_shrink_by_type_are_left_alone(
     picture = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL, **{"Content-Type": "image/png"}))
     assert not is_coded(picture)
     assert "Vary" not in picture.headers
-    # But who refuses plain bytes gets none where that can be helped.
+    # A client that refuses identity gets coded bytes even for a small body.
     assert is_coded(await bench.code(stream, messages(5), "gzip, identity;q=0"))
 
 
 @pytest.mark.parametrize("cache_control", ["no-transform", "public, max-age=60, no-transform"])
-async def test_what_the_origin_wants_untouched_is_left_so(cache_control: str) -> None:
+async def test_a_body_with_no_transform_is_not_coded(cache_control: str) -> None:
     bench = Bench()
     stream = bench.stream()
     answer = bench.answer(stream, SMALL, **{"Cache-Control": cache_control})
@@ -221,14 +222,14 @@ async def test_what_the_origin_wants_untouched_is_left_so(cache_control: str) ->
     ("before", "after"),
     [("Origin", "Origin, Accept-Encoding"), ("accept-encoding", "accept-encoding"), ("*", "*")],
 )
-async def test_an_answer_varies_with_what_it_varied_with_before(before: str, after: str) -> None:
+async def test_vary_keeps_its_other_names(before: str, after: str) -> None:
     bench = Bench()
     stream = bench.stream()
     answer = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL, Vary=before))
     assert answer.headers["Vary"] == after
 
 
-async def test_a_route_without_codings_says_nothing_of_them() -> None:
+async def test_a_route_without_codings_does_not_set_vary() -> None:
     bench = Bench(compression=())
     stream = bench.stream()
     answer = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL))
@@ -236,7 +237,7 @@ async def test_a_route_without_codings_says_nothing_of_them() -> None:
     assert "Vary" not in answer.headers
 
 
-async def test_a_304_names_the_coding_that_the_client_has() -> None:
+async def test_a_304_names_the_coding_of_the_clients_copy() -> None:
     bench = Bench()
     stream = bench.stream()
     for field, etag in [
@@ -255,7 +256,7 @@ async def test_a_304_names_the_coding_that_the_client_has() -> None:
 # -- keeping
 
 
-async def test_coded_bytes_go_with_the_stream() -> None:
+async def test_coded_bytes_are_dropped_with_the_stream() -> None:
     bench = Bench()
     stream, other = bench.stream("a"), bench.stream("b")
     for one in (stream, other):
@@ -270,7 +271,7 @@ async def test_coded_bytes_go_with_the_stream() -> None:
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-async def test_what_was_being_made_of_dropped_bytes_is_not_kept(is_dropped: bool) -> None:
+async def test_the_result_of_a_job_on_dropped_bytes_is_not_kept(is_dropped: bool) -> None:
     bench = Bench()
     stream = bench.stream()
     task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
@@ -286,7 +287,7 @@ async def test_what_was_being_made_of_dropped_bytes_is_not_kept(is_dropped: bool
     assert (len(bench.coder), bench.store.lent, bench.coder.making) == (0, 0, 0)
 
 
-async def test_nobody_joins_a_coding_of_bytes_that_were_dropped() -> None:
+async def test_no_reader_joins_a_job_on_dropped_bytes() -> None:
     bench = Bench()
     stream = bench.stream()
     old = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
@@ -300,18 +301,18 @@ async def test_nobody_joins_a_coding_of_bytes_that_were_dropped() -> None:
     assert len(bench.coder) == 1
 
 
-async def test_a_stream_that_grows_keeps_its_latest_only() -> None:
+async def test_a_growing_stream_keeps_only_its_latest_run() -> None:
     bench = Bench()
     stream = bench.stream()
     for size in range(200, 210):
         await bench.code(stream, messages(size), end=str(size))
     assert len(bench.coder) == 1
     assert bench.store.lent == bench.coder.cost
-    # Whoever held on to the one before is told.
+    # `on_evict` reports each run that was replaced.
     assert bench.evicted == [stream] * 9
 
 
-async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago() -> None:
+async def test_coded_bytes_stay_within_their_share_and_evict_the_least_recently_used() -> None:
     bench = Bench(keep_bytes=60_000)
     hot = bench.stream("hot")
     await bench.code(hot, LARGE)
@@ -325,7 +326,7 @@ async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago
     assert hot not in bench.evicted
 
 
-async def test_a_body_too_large_to_be_kept_is_given_and_not_remembered() -> None:
+async def test_a_body_too_large_to_keep_is_sent_coded_and_not_remembered() -> None:
     bench = Bench(keep_bytes=10_000)
     stream = bench.stream()
     answer = await bench.code(stream, LARGE)
@@ -345,7 +346,7 @@ async def test_coded_bytes_count_within_the_budget() -> None:
     assert bench.store.cost + bench.store.lent <= 200_000
     assert cold.ended is End.EVICTED
     assert bench.recorder.cache_bytes == bench.store.cost + bench.store.lent
-    # Never from the stream whose bytes they are.
+    # A stream's own tape never makes room for its coded bytes.
     room = 200_000 - bench.store.cost - bench.store.lent
     bench.store.store(hot, "1", "2", [b"x" * (room - 1_000)], 0.0)
     before = hot.tape.size
@@ -355,7 +356,7 @@ async def test_coded_bytes_count_within_the_budget() -> None:
     assert bench.store.cost + bench.store.lent <= 200_000
 
 
-async def test_a_body_is_coded_on_the_loop_only_while_it_is_small() -> None:
+async def test_only_small_bodies_are_coded_on_the_loop() -> None:
     bench = Bench()
     stream = bench.stream()
     at = next(size for size in range(1, 1_000) if len(messages(size)) > INLINE_BYTES)
@@ -368,10 +369,10 @@ async def test_a_body_is_coded_on_the_loop_only_while_it_is_small() -> None:
     assert is_coded(await task)
 
 
-async def test_what_is_coded_already_is_left_alone() -> None:
+async def test_a_coded_answer_is_not_coded_again() -> None:
     bench = Bench()
     stream = bench.stream()
-    # What it is coded to would shrink once more.
+    # The coded form of this body would shrink once more.
     body = b"[" + b"1," * 1_000_000 + b"1]"
     answer = await bench.code(stream, body)
     again = bench.coder.code_now(bench.read(stream), answer)
@@ -379,8 +380,8 @@ async def test_what_is_coded_already_is_left_alone() -> None:
     assert body_of(again) == body
 
 
-@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
-async def test_bytes_of_before_are_neither_kept_nor_taken_for_those_of_now(body: bytes) -> None:
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["inline", "in the thread"])
+async def test_bytes_of_an_older_edition_are_neither_kept_nor_confused_with_current_ones(body: bytes) -> None:
     bench = Bench()
     stream = bench.stream()
     old = bench.answer(stream, body)

@@ -1,4 +1,4 @@
-"""The engine by itself: what it asks of its origins and when, on a manual clock and without a socket."""
+"""The engine: which requests it sends to its origins and when, on a manual clock and without sockets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.memory_upstream import BOUND_S, Asked
 from tests.waiting import eventually, pass_turns
 
 HALF = bytes(1 << 19)
-"""Of a body that is too large to be waited for."""
+"""Half of a body that is too large to be awaited."""
 SIZE = 2 * len(HALF)
 
 
 async def begun(bench: EngineBench) -> tuple[Asked, Answer]:
-    """A read of which the head has come, and the fetch that it rides on."""
+    """Start a read; return its upstream request and its answer, once the head has arrived."""
     reading = asyncio.create_task(bench.engine.catch_up(bench.read("/s")))
     asked = await bench.until(1)
     asked.begin(200, {**TEXT, "Stream-Next-Offset": "0010", "Stream-Up-To-Date": "true"}, SIZE)
@@ -27,15 +27,17 @@ async def begun(bench: EngineBench) -> tuple[Asked, Answer]:
         return asked, await reading
 
 
-async def test_many_who_ask_at_once_cost_the_origin_one_request(start: Start) -> None:
+async def test_concurrent_reads_cost_the_origin_one_request(start: Start) -> None:
     bench = start()
     asking = [asyncio.create_task(bench.body()) for _ in range(50)]
-    part_of_stream(b"0123456789", "0010")(await bench.until(1))
+    request = await bench.until(1)
+    assert repr(bench.engine.fetches) == "1 flights, 50 waiting"
+    part_of_stream(b"0123456789", "0010")(request)
     assert set(await asyncio.gather(*asking)) == {(200, b"0123456789")}
     assert [asked.method for asked in bench.upstream.asked] == ["GET"]
 
 
-async def test_readers_are_given_a_body_while_it_comes(start: Start) -> None:
+async def test_readers_receive_a_body_while_it_arrives(start: Start) -> None:
     bench = start()
     asked, answer = await begun(bench)
     assert answer.parts is not None
@@ -48,15 +50,15 @@ async def test_readers_are_given_a_body_while_it_comes(start: Start) -> None:
     answer.close()
 
 
-@pytest.mark.parametrize("trouble", [503, UpstreamUnreachable(), UpstreamTimeout(), UpstreamBroken()])
-async def test_a_read_is_tried_again_after_a_pause(start: Start, trouble: int | GatewayError) -> None:
+@pytest.mark.parametrize("failure", [503, UpstreamUnreachable(), UpstreamTimeout(), UpstreamBroken()])
+async def test_a_failed_read_is_retried_after_a_pause(start: Start, failure: int | GatewayError) -> None:
     bench = start()
     reading = asyncio.create_task(bench.body())
     first = await bench.until(1)
-    if isinstance(trouble, int):
-        first.answer(trouble)
+    if isinstance(failure, int):
+        first.answer(failure)
     else:
-        first.fail(trouble)
+        first.fail(failure)
     await eventually(lambda: bench.clock.pending > 0)
     await pass_turns(20)
     assert len(bench.upstream.asked) == 1
@@ -67,20 +69,20 @@ async def test_a_read_is_tried_again_after_a_pause(start: Start, trouble: int | 
 
 
 @pytest.mark.parametrize("says", [{"Retry-After": "7"}, {}])
-async def test_who_is_told_when_to_come_back_is_not_asked_again_before(start: Start, says: dict[str, str]) -> None:
+async def test_a_reply_with_retry_after_is_not_retried(start: Start, says: dict[str, str]) -> None:
     bench = start(lambda asked: asked.answer(503, says), retry_attempts=1 if says else 0)
     assert (await bench.body())[0] == 503
     assert len(bench.upstream.asked) == 1
 
 
-async def test_an_open_breaker_is_not_tried_again(start: Start) -> None:
+async def test_an_open_circuit_breaker_is_not_retried(start: Start) -> None:
     bench = start(lambda asked: asked.fail(CircuitOpen(3.0)))
     with pytest.raises(CircuitOpen):
         await bench.body()
     assert len(bench.upstream.asked) == 1
 
 
-async def test_a_body_that_breaks_off_is_not_kept(start: Start) -> None:
+async def test_a_truncated_body_is_not_stored(start: Start) -> None:
     bench = start(retry_attempts=0)
     reading = asyncio.create_task(bench.body())
     asked = await bench.until(1)
@@ -93,7 +95,7 @@ async def test_a_body_that_breaks_off_is_not_kept(start: Start) -> None:
     assert await bench.body() == (200, b"0123456789")
 
 
-async def test_a_reader_who_leaves_alone_ends_the_fetch(start: Start) -> None:
+async def test_the_last_reader_to_leave_ends_the_fetch(start: Start) -> None:
     bench = start()
     asked, answer = await begun(bench)
     answer.close()
@@ -104,7 +106,7 @@ async def test_a_reader_who_leaves_alone_ends_the_fetch(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "doubts"),
+    ("error", "stale_marks"),
     [
         (UpstreamTimeout(), 1),
         (UpstreamUnreachable(), 1),
@@ -112,18 +114,18 @@ async def test_a_reader_who_leaves_alone_ends_the_fetch(start: Start) -> None:
         (CircuitOpen(), 0),
     ],
 )
-async def test_a_write_without_an_answer_is_doubted_unless_it_was_never_sent(
-    start: Start, error: GatewayError, doubts: int
+async def test_a_write_without_an_answer_marks_the_stream_stale_unless_it_was_never_sent(
+    start: Start, error: GatewayError, stale_marks: int
 ) -> None:
     bench = start(part_of_stream(b"ab", "0002"))
     await bench.body()
     bench.upstream.script = lambda asked: asked.fail(error)
     with pytest.raises(type(error)):
         await bench.relay(Mode.APPEND, b"c")
-    assert bench.stream.stale_marks == doubts
+    assert bench.stream.stale_marks == stale_marks
 
 
-async def test_an_acknowledged_append_is_seen_by_the_next_read(start: Start) -> None:
+async def test_an_acknowledged_append_is_visible_to_the_next_read(start: Start) -> None:
     bench = start(part_of_stream(b"ab", "0002"), trust_s=60)
     await bench.body()
     bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0003"})
@@ -133,7 +135,7 @@ async def test_an_acknowledged_append_is_seen_by_the_next_read(start: Start) -> 
     assert bench.upstream.asked[-1].query == {"offset": "0002"}
 
 
-async def test_a_delete_overtakes_what_was_on_its_way(start: Start) -> None:
+async def test_a_fetch_overtaken_by_a_delete_stores_nothing(start: Start) -> None:
     bench = start()
     fetch, answer = await begun(bench)
     deleting = asyncio.create_task(bench.relay(Mode.DELETE))
@@ -142,7 +144,7 @@ async def test_a_delete_overtakes_what_was_on_its_way(start: Start) -> None:
     fetch.inflow.say(HALF + HALF)
     fetch.inflow.finish()
     assert answer.parts is not None
-    # Those who ride on it have it all; nobody else has.
+    # The fetch's own readers receive all of it; later readers do not.
     assert [piece async for piece in answer.parts.stream(is_json=False)] == [HALF + HALF]
     answer.close()
     bench.upstream.script = lambda asked: asked.answer(404)

@@ -1,4 +1,4 @@
-"""Requests that proved not to be for sharing: by their shape, for a time, and in bounds."""
+"""Requests that may not be shared are remembered by shape, for a time, within bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def shape(start: str, *, is_live: bool = False) -> Shape:
     return Shape(is_live, start)
 
 
-def test_one_odd_reply_stops_one_shape_of_one_streams_reads() -> None:
+def test_one_unshareable_reply_stops_one_shape_of_one_stream() -> None:
     unshared = Unshared(120, ManualClock().now)
     unshared.add(KEY, shape("snapshot"), "status 307")
     assert unshared.reason(KEY, shape("snapshot")) == "status 307"
@@ -23,11 +23,11 @@ def test_one_odd_reply_stops_one_shape_of_one_streams_reads() -> None:
     assert unshared.reason(OTHER, shape("snapshot")) is None
 
 
-def test_several_shapes_stop_all_of_the_kind_and_no_others() -> None:
+def test_several_shapes_stop_all_reads_of_that_kind_and_no_others() -> None:
     unshared = Unshared(120, ManualClock().now)
     for number in range(MOST_SHAPES):
         assert unshared.reason(KEY, shape("-1")) is None
-        # The same shape again says nothing new.
+        # Repeated proofs of one shape count once.
         for _ in range(3):
             unshared.add(KEY, shape(str(number)), "Vary")
     assert unshared.reason(KEY, shape("-1")) == "Vary"
@@ -35,7 +35,7 @@ def test_several_shapes_stop_all_of_the_kind_and_no_others() -> None:
     assert unshared.reason(OTHER, shape("-1")) is None
 
 
-def test_it_is_forgotten_when_its_time_is_over() -> None:
+def test_a_shape_is_forgotten_after_its_time() -> None:
     clock = ManualClock()
     unshared = Unshared(120, clock.now)
     for number in range(MOST_SHAPES):
@@ -47,7 +47,7 @@ def test_it_is_forgotten_when_its_time_is_over() -> None:
     assert len(unshared) == 0
 
 
-def test_what_one_party_can_make_grow_is_bounded() -> None:
+def test_memory_is_bounded_for_ever_new_streams() -> None:
     unshared = Unshared(120, ManualClock().now)
     for number in range(12_000):
         unshared.add(KEY._replace(query=f"q={number}"), shape("-1"), "cookie")

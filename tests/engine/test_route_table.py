@@ -1,4 +1,4 @@
-"""The table of routes, replaced while the gateway runs."""
+"""The route table, replaced while the gateway runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def partition(routes: RouteTable, number: int = 0, **credentials: str) -> Partit
     return routes.routes[number].partition(CIMultiDict(credentials))
 
 
-def test_a_route_that_stays_as_it_was_stays_with_what_it_has_learned() -> None:
+def test_an_unchanged_route_keeps_what_it_has_learned() -> None:
     routes = table(route(), route(name="b", prefix="/b"))
     before = routes.routes
     assert not routes.replace([route(), route(name="b", prefix="/b")])
@@ -40,7 +40,7 @@ def test_a_route_that_stays_as_it_was_stays_with_what_it_has_learned() -> None:
 @pytest.mark.parametrize(
     "fields", [{"trust_s": 1}, {"host": "example.org"}, {"compression": ["gzip"]}, {"cors": {"max_age_s": 9}}]
 )
-def test_a_change_of_manners_keeps_the_tapes(fields: dict[str, Any]) -> None:
+def test_a_change_that_does_not_affect_sharing_keeps_the_tapes(fields: dict[str, Any]) -> None:
     routes = table(route(cors={} if "cors" in fields else None))
     before = partition(routes), partition(routes, authorization="mine")
     assert routes.replace([route(**fields)])
@@ -59,7 +59,7 @@ def test_a_change_of_manners_keeps_the_tapes(fields: dict[str, Any]) -> None:
         {"cors": {}},
     ],
 )
-def test_a_change_of_who_may_share_begins_new_tapes_each_time(fields: dict[str, Any]) -> None:
+def test_a_change_of_sharing_starts_new_tapes_each_time(fields: dict[str, Any]) -> None:
     routes = table(route())
     seen = [partition(routes)]
     for config in (route(**fields), route(), route(**fields)):
@@ -72,7 +72,7 @@ def test_a_change_of_who_may_share_begins_new_tapes_each_time(fields: dict[str, 
     assert {key.partition.public} == routes.public_partitions
 
 
-def test_a_route_that_comes_back_does_not_find_what_it_left() -> None:
+def test_a_route_that_is_removed_and_added_again_gets_new_tapes() -> None:
     routes = table(route(), route(name="b", prefix="/b"))
     before = partition(routes, 1)
     routes.replace([route()])
@@ -92,10 +92,10 @@ def origin_of(routes: RouteTable, number: int = 0) -> str:
     return routes.routes[number].key(TARGET, Partition("")).group.origin
 
 
-def test_the_origins_of_a_route_have_one_name_in_the_keys_of_tapes() -> None:
+def test_the_origins_of_a_route_have_one_name_in_tape_keys() -> None:
     routes = table(several("http://a", "http://b"), route(name="b", prefix="/b", origin="http://b"))
     assert origin_of(routes) == origin_of(routes, 1) == "http://a"
-    # By way of a third: a and c serve the same streams because b is the same as each.
+    # Transitively: a and c serve the same streams because each serves those of b.
     routes = table(
         several("http://c", "http://b", name="one", prefix="/1"),
         route(name="two", prefix="/2", origin="http://x"),
@@ -108,7 +108,7 @@ def test_the_origins_of_a_route_have_one_name_in_the_keys_of_tapes() -> None:
     assert names == ["http://c", "http://x", "http://c", "http://c", "http://c", "http://c"]
 
 
-def test_an_origin_more_or_less_keeps_the_tapes_as_long_as_the_first_stays() -> None:
+def test_adding_or_removing_origins_keeps_the_tapes_while_the_first_stays() -> None:
     routes = table(several("http://a", "http://b"))
     before = partition(routes), origin_of(routes)
     for config in (several("http://a", "http://b", "http://c"), several("http://a"), route(origin="http://a")):
@@ -118,7 +118,7 @@ def test_an_origin_more_or_less_keeps_the_tapes_as_long_as_the_first_stays() -> 
     assert (partition(routes), origin_of(routes)) != before
 
 
-def test_a_route_whose_origin_becomes_another_s_too_begins_anew() -> None:
+def test_a_route_whose_origin_joins_another_set_starts_new_tapes() -> None:
     own = route(name="own", prefix="/own", origin="http://b")
     routes = table(own)
     before = partition(routes)
@@ -127,7 +127,7 @@ def test_a_route_whose_origin_becomes_another_s_too_begins_anew() -> None:
     assert partition(routes, 1) != before
 
 
-def test_routes_to_one_origin_have_one_budget_of_retries() -> None:
+def test_routes_to_one_origin_share_its_retry_budget() -> None:
     routes = table(
         route(retry_budget=0.5),
         route(name="b", prefix="/b", retry_budget=0.5),
@@ -146,7 +146,7 @@ def test_routes_to_one_origin_have_one_budget_of_retries() -> None:
     assert not routes.routes[0].retries.has_retry
 
 
-def test_a_location_at_any_of_the_origins_is_shown_as_clients_reach_it() -> None:
+def test_a_location_at_any_origin_is_rewritten_to_the_public_url() -> None:
     (own,) = table(
         several("http://a/v1", "http://b/v1", prefix="/p", strip_prefix=True, leaders=["http://l/v1"])
     ).routes

@@ -1,11 +1,11 @@
-"""A request whose header section was read before is the same request as without that."""
+"""A request whose header section is cached parses like one without the cache."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 
 SECTIONS = st.sampled_from(
@@ -41,7 +41,7 @@ REQUESTS = st.builds(lambda line, section, body: line + b"\r\n" + section + b"\r
 
 
 def whole(events: list[Event]) -> list[Event]:
-    """The same with each body in one piece."""
+    """The same events, with each body in one piece."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, bytes) and found and isinstance(found[-1], bytes):
@@ -53,34 +53,34 @@ def whole(events: list[Event]) -> list[Event]:
 
 @settings(max_examples=300, deadline=None)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=12))
-def test_a_known_section_changes_nothing_about_a_request(requests: list[bytes]) -> None:
-    known = KnownFields()
+def test_a_cached_section_changes_nothing_about_a_request(requests: list[bytes]) -> None:
+    cache = HeaderCache()
     for data in requests:
         parser = RequestParser()
         parsed = parser.feed(data)
-        found = known.read(data)
+        found = cache.lookup(data)
         if found is not None:
             assert found == whole(parsed)
         elif parsed and parsed[-1] in (Mark.END, Mark.BROKEN):
-            known.learn(data, parsed)
+            cache.store(data, parsed)
 
 
-def test_what_is_sent_again_behind_another_line_is_known() -> None:
-    known = KnownFields()
+def test_a_section_is_found_again_behind_another_request_line() -> None:
+    cache = HeaderCache()
     section = b"Host: h\r\nContent-Length: 3\r\n\r\n"
     first = b"POST /a HTTP/1.1\r\n" + section + b"abc"
-    assert known.read(first) is None
-    known.learn(first, RequestParser().feed(first))
-    found = known.read(b"POST /b?x=y HTTP/1.1\r\n" + section + b"def")
+    assert cache.lookup(first) is None
+    cache.store(first, RequestParser().feed(first))
+    found = cache.lookup(b"POST /b?x=y HTTP/1.1\r\n" + section + b"def")
     assert found is not None
     head, *rest = found
     assert isinstance(head, RequestHead)
     assert (head.target, head.headers["Host"], rest) == ("/b?x=y", "h", [b"def", Mark.END])
 
 
-def test_no_more_sections_are_kept_than_a_thousand() -> None:
-    known = KnownFields()
+def test_at_most_1024_sections_are_cached() -> None:
+    cache = HeaderCache()
     for number in range(3_000):
         data = b"GET /s HTTP/1.1\r\nHost: h\r\nX: %d\r\n\r\n" % number
-        known.learn(data, RequestParser().feed(data))
-    assert len(known) == 1_024
+        cache.store(data, RequestParser().feed(data))
+    assert len(cache) == 1_024

@@ -1,4 +1,4 @@
-"""What goes out is one request, whatever its parts say."""
+"""Request heads: the output is one request, whatever its parts contain."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.http.outgoing import FixedHeaders, UnfitRequest, request_head
+from gateway.http.outgoing import InvalidRequest, RenderedHeaders, request_head
 
 
 def head(*fields: tuple[str, str], method: str = "GET", target: str = "/s?x=1", length: int | None = None) -> bytes:
     return request_head(method, target, "h:1", CIMultiDict(fields), length)
 
 
-def test_a_head_says_what_it_was_given() -> None:
+def test_a_head_contains_what_it_was_given() -> None:
     assert head(("Accept", "*/*"), ("X-A", "é")) == (
         "GET /s?x=1 HTTP/1.1\r\nHost: h:1\r\nAccept: */*\r\nX-A: é\r\n\r\n".encode()
     )
     assert b"Host: other\r\n" in head(("Host", "other"))
     assert b"h:1" not in head(("Host", "other"))
-    # What came as bytes beyond UTF-8 goes out as it came.
+    # Bytes that are not UTF-8 leave as they came.
     assert b"X-A: \xe9\r\n" in head(("X-A", "\udce9"))
 
 
@@ -29,7 +29,7 @@ def test_a_head_says_what_it_was_given() -> None:
     ("method", "length", "said"),
     [("GET", None, b""), ("HEAD", None, b""), ("POST", None, b"0"), ("DELETE", None, b"0"), ("POST", 7, b"7")],
 )
-def test_framing_is_what_the_body_is_and_not_what_the_headers_say(method: str, length: int | None, said: bytes) -> None:
+def test_framing_follows_the_body_and_not_the_headers(method: str, length: int | None, said: bytes) -> None:
     for fields in ([], [("content-length", "99")], [("Transfer-Encoding", "chunked")]):
         raw = head(*fields, method=method, length=length)
         assert raw.lower().count(b"content-length: " + said + b"\r\n" if said else b"content-length") == bool(said)
@@ -51,14 +51,14 @@ def test_framing_is_what_the_body_is_and_not_what_the_headers_say(method: str, l
         {"target": ""},
     ],
 )
-def test_a_line_that_could_be_read_as_another_is_not_written(parts: dict[str, str]) -> None:
-    with pytest.raises(UnfitRequest):
+def test_an_ambiguous_request_line_is_refused(parts: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
         head(**parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "X ", "X:", "X\r\nY", "X\n", "é", "Content-Length "])
-def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
-    with pytest.raises(UnfitRequest):
+def test_a_name_that_is_not_a_token_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
         head((name, "y"))
 
 
@@ -66,12 +66,12 @@ def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
     "value", ["a\r\nX: y", "a\nX: y", "a\rX: y", "a\r\n", "a\x00", "a\x7f", "a\r\n\r\nGET / HTTP/1.1"]
 )
 @pytest.mark.parametrize("name", ["X-Any", "Accept"])
-def test_a_value_with_control_characters_is_not_written(name: str, value: str) -> None:
-    with pytest.raises(UnfitRequest):
+def test_a_value_with_control_characters_is_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest):
         head((name, value))
-    with pytest.raises(UnfitRequest):
-        request_head("GET", "/", "h", FixedHeaders.of(CIMultiDict({name: value})), None)
-    with pytest.raises(UnfitRequest):
+    with pytest.raises(InvalidRequest):
+        request_head("GET", "/", "h", RenderedHeaders.of(CIMultiDict({name: value})), None)
+    with pytest.raises(InvalidRequest):
         request_head("GET", "/", value, CIMultiDict(), None)
 
 
@@ -80,12 +80,12 @@ ANY = st.text(st.sampled_from("aé: \t\r\n\x00\x0b\x7f\x85\u2028Z-,"), max_size=
 
 @settings(max_examples=300, deadline=None)
 @given(method=ANY, target=ANY, fields=st.lists(st.tuples(st.one_of(ANY, st.just("Accept")), ANY), max_size=4))
-def test_what_is_written_is_read_as_one_request_with_the_same_fields(
+def test_a_head_parses_as_one_request_with_the_same_fields(
     method: str, target: str, fields: list[tuple[str, str]]
 ) -> None:
     try:
         raw = head(*fields, method=method or "GET", target="/" + target)
-    except UnfitRequest:
+    except InvalidRequest:
         return
     lines = raw.split(b"\r\n")
     framing = (method or "GET") not in ("GET", "HEAD", "OPTIONS", "TRACE")
@@ -100,8 +100,8 @@ def test_what_is_written_is_read_as_one_request_with_the_same_fields(
         assert isinstance(connection.next_event(), h11.EndOfMessage)
 
 
-def test_a_copy_of_fixed_headers_is_written_as_it_was_changed() -> None:
-    copied = FixedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
+def test_a_copy_of_rendered_headers_is_written_with_its_changes() -> None:
+    copied = RenderedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
     copied["Accept"] = "text/event-stream"
     head = request_head("GET", "/s", "origin", copied, 0, is_chunked=False)
     assert b"Accept: text/event-stream\r\n" in head

@@ -1,4 +1,4 @@
-"""What is read as a reply, and what is none: the hostile ones by name, the mutated ones beside another parser."""
+"""Valid and invalid replies: hostile ones by name, mutated ones compared with another parser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWO = OK + b"Content-Length: 2\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 Read = tuple[int, str, tuple[tuple[str, str], ...], int | None, bool, bytes, bool]
-"""Status, reason, fields, announced length, whether its end is told, body, whether it came to its end."""
+"""Status, reason, fields, announced length, whether it is delimited, body, whether the body ended."""
 
 
 def parts(data: bytes, cuts: list[int]) -> Iterator[bytes]:
@@ -38,7 +38,7 @@ def parts(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 
 def read(data: bytes, *, is_head: bool = False, cuts: list[int] | None = None, ends: bool = True) -> Read | None:
-    """The reply, and the connection's end behind it where it `ends`; None where there is none to be had."""
+    """The reply, with the end of the connection after it if `ends`; None if it is invalid."""
     parser = ReplyParser()
     parser.expect(is_head=is_head)
     events = []
@@ -58,12 +58,12 @@ def read(data: bytes, *, is_head: bool = False, cuts: list[int] | None = None, e
 
 
 def goes_on(data: bytes, *, is_head: bool = False) -> bool:
-    """Whether the connection may be used again behind a reply."""
+    """Whether the connection may be reused after a reply."""
     parser = ReplyParser()
     parser.expect(is_head=is_head)
     assert END in parser.feed(data)
     assert not parser.is_awaited
-    return parser.may_go_on
+    return parser.is_reusable
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def goes_on(data: bytes, *, is_head: bool = False) -> bool:
     ],
 )
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_what_is_no_reply_is_refused_however_it_comes(data: bytes, step: int) -> None:
+def test_an_invalid_reply_is_refused_in_any_pieces(data: bytes, step: int) -> None:
     assert read(data, cuts=list(range(0, len(data), step))) is None
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_reply_is_refused_however_it_comes(data: bytes, step: int) ->
         pytest.param(b"HTTP/1.1 204 N\r\nContent-Length: 2\r\n\r\nab", b"", True, False, id="204 with a body"),
     ],
 )  # fmt: skip
-def test_what_is_a_reply_is_read_and_its_connection_kept_if_nothing_speaks_against_it(
+def test_a_valid_reply_is_parsed_and_its_connection_kept_if_possible(
     data: bytes, body: bytes, is_delimited: bool, is_kept: bool
 ) -> None:
     found = read(data, ends=False)
@@ -218,7 +218,7 @@ def test_the_reply_to_a_head_has_no_body(field: bytes) -> None:
     assert not goes_on(OK + field + b"\r\nhello", is_head=True)
 
 
-def test_a_parser_reads_one_reply_after_the_other_and_none_that_nobody_awaits() -> None:
+def test_a_parser_reads_consecutive_replies_and_refuses_unrequested_ones() -> None:
     parser = ReplyParser()
     for data, is_head in [
         (TWO + b"\r\nab", False),
@@ -230,11 +230,11 @@ def test_a_parser_reads_one_reply_after_the_other_and_none_that_nobody_awaits() 
         assert parser.feed(data)[-1] is END
         assert parser.state is State.IDLE
     assert parser.feed_eof() == []
-    assert not parser.may_go_on
+    assert not parser.is_reusable
     parser = ReplyParser()
     with pytest.raises(ReplyBroken):
         parser.feed(TWO + b"\r\nab")
-    assert not parser.may_go_on
+    assert not parser.is_reusable
 
 
 def test_an_end_on_an_idle_connection_breaks_nothing_and_one_in_a_reply_does() -> None:
@@ -246,7 +246,7 @@ def test_an_end_on_an_idle_connection_breaks_nothing_and_one_in_a_reply_does() -
             parser.feed_eof()
 
 
-def test_what_does_not_come_to_an_end_is_bounded() -> None:
+def test_endless_input_is_bounded() -> None:
     for endless, most in [
         (b"x" * 1_000, 2 * MOST_LINE_BYTES),
         (OK + b"X: " + b"y" * 1_000, MOST_HEAD_BYTES),
@@ -258,24 +258,24 @@ def test_what_does_not_come_to_an_end_is_bounded() -> None:
         parser.expect(is_head=False)
         fed = 0
         piece = endless
-        while parser.may_go_on and fed < 10 * most:
+        while parser.is_reusable and fed < 10 * most:
             fed += len(piece)
             try:
                 assert all(isinstance(event, Head) for event in parser.feed(piece))
             except ReplyBroken:
                 break
             piece = b"X: y\r\n" * 100 if endless.endswith(b"\n") else b"y" * 1_000
-        assert not parser.may_go_on
+        assert not parser.is_reusable
         assert fed <= most + 3_000
 
 
-def test_fields_are_as_they_came() -> None:
+def test_fields_are_unchanged() -> None:
     found = read(OK + b"X-A:  b \t\r\nx-a: \xe9\xc3\xa9\r\nETag:\r\nContent-Length: 0\r\n\r\n")
     assert found is not None
     assert found[2] == (("X-A", "b"), ("x-a", "\udce9é"), ("ETag", ""), ("Content-Length", "0"))
 
 
-# -- beside another parser
+# -- compared with another parser
 
 FIELDS = st.sampled_from(
     [
@@ -305,7 +305,7 @@ BODIES = st.sampled_from(
 
 @st.composite
 def replies(draw: st.DrawFn) -> bytes:
-    """Replies, good ones among them, some of which have been tampered with."""
+    """Replies, valid ones among them, some with random changes."""
     line = draw(
         st.sampled_from(
             [
@@ -334,7 +334,7 @@ def replies(draw: st.DrawFn) -> bytes:
 
 
 def read_by_h11(data: bytes, *, is_head: bool) -> tuple[int, bytes, bool] | None:
-    """Status and body as h11 reads them, and whether it read the body to its end; None where it refuses."""
+    """Status and body as h11 parses them, and whether the body ended; None if h11 rejects the reply."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD_BYTES)
     request = h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "h")])
     connection.send(request)
@@ -364,8 +364,8 @@ def read_by_h11(data: bytes, *, is_head: bool) -> tuple[int, bytes, bool] | None
 @settings(max_examples=400, deadline=None)
 @given(data=replies(), is_head=st.booleans())
 @example(data=OK + b"Transfer-Encoding: identity\r\n\r\nab", is_head=False)
-def test_nothing_is_read_that_h11_refuses_or_reads_otherwise(data: bytes, is_head: bool) -> None:
-    """h11 takes more: it lets bare LF, obs-fold and equal lengths pass.  It knows no `identity`, and no reason less."""
+def test_no_reply_is_accepted_that_h11_refuses_or_parses_differently(data: bytes, is_head: bool) -> None:
+    """h11 accepts more: bare LF, obs-fold and equal lengths.  It does not know `identity` or a missing reason."""
     ours = read(data, is_head=is_head)
     theirs = read_by_h11(data, is_head=is_head)
     if ours is not None and b"identity" not in data:

@@ -1,4 +1,4 @@
-"""Requests off the wire: one meaning, whatever pieces they come in; what has two is none."""
+"""Parsing of requests: one meaning, in whatever pieces they arrive; ambiguous requests are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(*pieces: bytes) -> tuple[list[Event], State]:
 
 
 def joined(events: Sequence[Event]) -> list[Event]:
-    """With the pieces of each body in one."""
+    """The same events, with the pieces of each body joined."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, bytes) and found and isinstance(found[-1], bytes):
@@ -77,7 +77,7 @@ def head_of(events: Sequence[Event]) -> RequestHead:
         pytest.param(GET + b"X: y\r\n" * MOST_FIELDS + b"\r\n", id="many fields"),
     ],
 )
-def test_what_is_no_request_ends_the_connection_before_any_of_it_counts(raw: bytes) -> None:
+def test_an_invalid_request_ends_the_connection_without_an_event(raw: bytes) -> None:
     for pieces in ((raw + GET + b"\r\n",), tuple(bytes([byte]) for byte in raw + GET + b"\r\n")):
         events, state = read(*pieces)
         assert events == [Mark.BROKEN]
@@ -100,7 +100,7 @@ def test_what_is_no_request_ends_the_connection_before_any_of_it_counts(raw: byt
         pytest.param(b"ffffffffffffffffff\r\n", id="a size without bound"),
     ],
 )
-def test_a_body_without_a_certain_end_has_none(body: bytes) -> None:
+def test_a_body_with_an_ambiguous_end_is_refused(body: bytes) -> None:
     events, state = read(CHUNKED + b"1\r\na\r\n" + body + GET + b"\r\n")
     assert isinstance(events[0], RequestHead)
     assert events[-1] is Mark.BROKEN
@@ -118,7 +118,7 @@ def test_a_body_without_a_certain_end_has_none(body: bytes) -> None:
         (GET + b"\r\n", 0, b""),
     ],
 )
-def test_bodies_end_where_they_say(raw: bytes, length: int | None, body: bytes) -> None:
+def test_bodies_end_as_announced(raw: bytes, length: int | None, body: bytes) -> None:
     events, state = read(raw + GET + b"\r\n")
     head = head_of(events)
     assert (head.length, head.keeps_alive, state) == (length, True, State.IDLE)
@@ -127,7 +127,7 @@ def test_bodies_end_where_they_say(raw: bytes, length: int | None, body: bytes) 
     assert "X" not in head.headers
 
 
-def test_a_wish_for_another_protocol_is_not_heard() -> None:
+def test_an_upgrade_is_ignored() -> None:
     upgrade = b"Connection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     events, state = read(GET + upgrade + b"\r\n" + GET + b"\r\n")
     assert (events.count(Mark.END), state) == (2, State.IDLE)
@@ -148,14 +148,14 @@ def test_a_wish_for_another_protocol_is_not_heard() -> None:
         (b"GET /s HTTP/2.0\r\nHost: h\r\n\r\n", False),
     ],
 )
-def test_nothing_counts_behind_a_last_request(raw: bytes, keeps: bool) -> None:
+def test_bytes_after_the_last_request_are_ignored(raw: bytes, keeps: bool) -> None:
     events, state = read(raw, b"\x00nonsense")
     assert head_of(events).keeps_alive is keeps
     assert events[1:] == ([Mark.END, Mark.BROKEN] if keeps else [Mark.END])
     assert state is State.CLOSED
 
 
-def test_text_that_is_no_utf_8_comes_through_unchanged() -> None:
+def test_text_that_is_not_utf_8_is_unchanged() -> None:
     events, _ = read(GET + b"X: \xff\xc3\xa9\r\n\r\n")
     assert head_of(events).headers["X"].encode("utf-8", "surrogateescape") == b"\xff\xc3\xa9"
 
@@ -177,7 +177,7 @@ def test_a_head_that_never_ends_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"0\r\nX: ", b"1;x=", b"0\r\nX"])
-def test_what_frames_a_body_without_an_end_is_bounded(begun: bytes) -> None:
+def test_endless_body_framing_is_bounded(begun: bytes) -> None:
     parser = RequestParser()
     parser.feed(CHUNKED + b"1\r\na\r\n" + begun)
     fed = 0
@@ -187,7 +187,7 @@ def test_what_frames_a_body_without_an_end_is_bounded(begun: bytes) -> None:
         assert fed < LONGEST_HEAD + 200
 
 
-# -- whatever comes ----------------------------------------------------------------------------------------------------
+# -- any input ---------------------------------------------------------------------------------------------------------
 
 _LINES = [
     b"Host: h\r\n",
@@ -211,7 +211,7 @@ _STARTS = [b"GET /s?a=b HTTP/1.1\r\n", b"POST /s HTTP/1.1\r\n", b"HEAD /s HTTP/1
 
 @st.composite
 def messages(draw: st.DrawFn) -> bytes:
-    """What looks like one or two requests, here and there spoilt."""
+    """One or two requests, some of them corrupted."""
     raw = b""
     for _ in range(draw(st.integers(1, 2))):
         lines = draw(st.lists(st.sampled_from(_LINES), max_size=4))
@@ -232,11 +232,11 @@ def test_pieces_change_nothing(raw: bytes, sizes: list[int]) -> None:
 
 
 @given(messages())
-def test_what_is_a_request_here_is_the_same_request_to_another_parser(raw: bytes) -> None:
-    """h11 takes more, such as bare LF: what matters is that nothing is taken here that it takes for something else."""
+def test_an_accepted_request_is_the_same_to_another_parser(raw: bytes) -> None:
+    """h11 accepts more, such as bare LF.  What counts is that no request means something else to it."""
     events, _ = read(raw)
     other = h11.Connection(h11.SERVER)
-    # Empty lines before a request are skipped (RFC 9112 section 2.2); h11 knows of none.
+    # Empty lines before a request are skipped (RFC 9112 section 2.2); h11 does not do so.
     other.receive_data(raw.lstrip(b"\r\n"))
     for event in events:
         if event is Mark.BROKEN:
@@ -244,8 +244,8 @@ def test_what_is_a_request_here_is_the_same_request_to_another_parser(raw: bytes
         try:
             theirs = other.next_event()
         except h11.RemoteProtocolError:
-            # It has an opinion of its own on what needs a Host, on versions and on codings beside chunked: all of that
-            # is judged by the handler here.
+            # h11 has its own rules on Host, versions and codings beside chunked; in the gateway the handler decides on
+            # all of these.
             head = next(one for one in reversed(events[: events.index(event) + 1]) if isinstance(one, RequestHead))
             hosts, coding = head.headers.getall("Host", []), head.headers.get("Transfer-Encoding", "chunked")
             assert len(hosts) != 1 or coding != "chunked" or any(ord(c) > 127 for v in head.headers.values() for c in v)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.origin.positions import ZERO, Position, parse_token
-from gateway.origin.refusals import Refused
+from gateway.origin.refusals import RequestError
 from gateway.origin.store import Store
 from gateway.origin.streams import Stream
 
@@ -50,7 +50,7 @@ class Incarnation:
             return position
         try:
             self.stream.locate(position)
-        except Refused:
+        except RequestError:
             return None
         return position
 
@@ -67,7 +67,7 @@ class Incarnation:
             return None
         try:
             return self.stream.nearest(named)
-        except Refused:
+        except RequestError:
             return None
 
     def between(self, start: Position, end: Position) -> bytes:

@@ -23,7 +23,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.positions import Position
-from gateway.origin.store import AppendOrder, CreateOrder
+from gateway.origin.store import AppendParams, CreateParams
 from tests.invariant.log import Incarnation, Log, Moment
 from tests.waiting import eventually, pass_turns
 
@@ -421,9 +421,9 @@ class World:
         self.was_out_of_band = True
         self.made_unseen_at = self.log.now()
         self.origin.store.delete(PATH, now)
-        self.origin.store.create(PATH, CreateOrder(self.content_type, body=self.body(1)), now)
+        self.origin.store.create(PATH, CreateParams(self.content_type, body=self.body(1)), now)
         for _ in range(2):
-            self.origin.store.append(PATH, AppendOrder(body=self.body(1), content_type=self.content_type), now)
+            self.origin.store.append(PATH, AppendParams(body=self.body(1), content_type=self.content_type), now)
 
     # -- quiet
 

@@ -1,4 +1,4 @@
-"""The follower by itself: one live request for all, its pauses and its ends, on a manual clock and without a socket."""
+"""The follower: one live request for all readers, its pauses and ends, on a manual clock and without sockets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.memory_upstream import Asked
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 
 class Followed:
-    """A stream with one live reader, whose origin leaves live requests to the test."""
+    """A followed stream; the test answers its live requests."""
 
     def __init__(self, **settings: Any) -> None:
         self.bench = EngineBench(self._answer, live_linger_s=0, **settings)
@@ -37,24 +37,24 @@ class Followed:
 
     @property
     def position(self) -> str | None:
-        """Where the origin has said that the tail is, while it is being followed."""
+        """The tail as the live request has confirmed it; None while it is unconfirmed."""
         topic = self.bench.engine.live.find(self.bench.stream)
         return topic.position if topic is not None and topic.is_confirmed else None
 
     def join(self) -> None:
-        """A live reader comes; it is let in when the origin has confirmed its place, or has not for a while."""
+        """Add a live reader; it is admitted once the follower is confirmed, or after a short wait."""
         read = self.bench.read("/s?offset=-1&live=sse", is_live=True)
         self._joining.append(asyncio.create_task(self.bench.engine.open_sse(read)))
 
     async def asked(self, count: int) -> Asked:
-        """The live request of that number, however long the follower pauses before it."""
+        """The `count`-th live request, however long the follower pauses before it."""
 
-        def has_come() -> bool:
+        def has_arrived() -> bool:
             if len(self.live) < count:
                 self.bench.clock.advance(0.05)
             return len(self.live) >= count
 
-        await eventually(has_come)
+        await eventually(has_arrived)
         return self.live[count - 1]
 
     async def close(self) -> None:
@@ -74,12 +74,12 @@ async def followed() -> AsyncIterator[Followed]:
 
 
 def begin(asked: Asked, at: str) -> None:
-    """Open an SSE answer that confirms the place."""
+    """Open an SSE answer that confirms the offset `at` as the tail."""
     asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
     asked.inflow.say(encode_control(Control(at, "1", True, False)))
 
 
-async def test_one_live_request_follows_for_all_and_moves_them_on(followed: Followed) -> None:
+async def test_one_live_request_serves_all_readers_and_moves_the_topic(followed: Followed) -> None:
     for _ in range(5):
         followed.join()
     asked = await followed.asked(1)
@@ -89,10 +89,11 @@ async def test_one_live_request_follows_for_all_and_moves_them_on(followed: Foll
     asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
     await eventually(lambda: followed.position == "0004")
     assert followed.bench.stream.tape.tail == "0004"
+    assert repr(followed.bench.engine.live) == "1 topics, 1 followed, 5 readers"
     assert len(followed.live) == 1
 
 
-async def test_pauses_between_connections_that_fail_grow_up_to_a_bound(followed: Followed) -> None:
+async def test_pauses_between_failed_connections_grow_up_to_a_bound(followed: Followed) -> None:
     followed.join()
     pauses: list[float] = []
     for number in range(1, 12):
@@ -105,12 +106,12 @@ async def test_pauses_between_connections_that_fail_grow_up_to_a_bound(followed:
     assert all(2.4 < pause < 6.0 for pause in pauses[-3:])
 
 
-async def test_a_connection_that_is_lost_after_it_was_good_is_begun_anew_where_it_ended(followed: Followed) -> None:
+async def test_a_lost_connection_is_resumed_where_it_ended(followed: Followed) -> None:
     followed.join()
     asked = await followed.asked(1)
     begin(asked, "0002")
     asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
-    # Half an event is none.
+    # A data event without its control event does not count.
     asked.inflow.say(encode_data(b"ef", base64=True))
     await eventually(lambda: followed.position == "0004")
     followed.tail = "0004"
@@ -123,7 +124,7 @@ async def test_a_connection_that_is_lost_after_it_was_good_is_begun_anew_where_i
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_a_stream_that_is_no_more_is_followed_no_more(followed: Followed, status: int) -> None:
+async def test_a_stream_that_has_ended_is_no_longer_followed(followed: Followed, status: int) -> None:
     followed.join()
     (await followed.asked(1)).answer(status)
     stream = followed.bench.stream
@@ -132,7 +133,7 @@ async def test_a_stream_that_is_no_more_is_followed_no_more(followed: Followed, 
     assert len(followed.live) == 1
 
 
-async def test_a_stream_that_closes_needs_no_live_request_any_more(followed: Followed) -> None:
+async def test_a_closed_stream_needs_no_live_request(followed: Followed) -> None:
     followed.join()
     asked = await followed.asked(1)
     begin(asked, "0002")
@@ -143,7 +144,7 @@ async def test_a_stream_that_closes_needs_no_live_request_any_more(followed: Fol
     assert len(followed.live) == 1
 
 
-async def test_an_origin_that_speaks_no_sse_is_long_polled(followed: Followed) -> None:
+async def test_an_origin_without_sse_is_long_polled(followed: Followed) -> None:
     followed.join()
     (await followed.asked(1)).answer(406)
     asked = await followed.asked(2)
@@ -155,3 +156,38 @@ async def test_an_origin_that_speaks_no_sse_is_long_polled(followed: Followed) -
     )
     await eventually(lambda: followed.position == "0004")
     assert (await followed.asked(3)).query["offset"] == "0004"
+
+
+MOST_HELD = 1 << 16
+
+
+@pytest.fixture
+async def bounded() -> AsyncIterator[Followed]:
+    made = Followed(max_flight_bytes=MOST_HELD)
+    yield made
+    await made.close()
+
+
+async def test_events_without_a_control_event_are_held_up_to_a_bound_and_then_fetched(bounded: Followed) -> None:
+    """An origin that sends data and never says where it ends must not fill the memory."""
+    followed = bounded
+    followed.join()
+    asked = await followed.asked(1)
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    sent = 0
+    while not asked.inflow.is_over and sent < 4 * MOST_HELD:
+        asked.inflow.say(encode_data(b"x" * (MOST_HELD // 16), base64=True))
+        sent += MOST_HELD // 16
+        await pass_turns()
+    assert sent <= 2 * MOST_HELD
+    again = await followed.asked(2)
+    assert again.query["live"] == "long-poll"
+    again.begin(200, {"Content-Type": "application/octet-stream", "Stream-Next-Offset": "0009"})
+    sent = 0
+    while not again.inflow.is_over and sent < 4 * MOST_HELD:
+        again.inflow.say(b"x" * (MOST_HELD // 16))
+        sent += MOST_HELD // 16
+        await pass_turns()
+    assert sent <= 2 * MOST_HELD
+    assert followed.bench.stream.tape.tail == "0002"

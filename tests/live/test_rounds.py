@@ -1,4 +1,4 @@
-"""Rounds of deliveries on a manual clock."""
+"""Delivery rounds on a manual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.ops.metrics import Metrics
 
 
 class Bench:
-    """Rounds that are recorded, and the clock they go by."""
+    """Rounds with real metrics on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -21,25 +21,25 @@ class Bench:
         return self.metrics.registry.get_sample_value(name, {"route": "a"})
 
 
-def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
+def test_a_round_lasts_from_the_first_arrival_to_the_last_reader() -> None:
     bench = Bench()
-    bench.rounds.came()
+    bench.rounds.arrived()
     bench.clock.advance(0.25)
-    bench.rounds.came()
+    bench.rounds.arrived()
     bench.clock.advance(0.25)
-    bench.rounds.handed(40)
+    bench.rounds.delivered(40)
     assert bench.value("durable_gateway_deliveries_total") == 40
     assert bench.value("durable_gateway_delivery_delay_seconds_count") == 1
     assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0.5
 
 
-def test_a_look_without_news_is_no_round_nor_is_news_that_nobody_hears() -> None:
+def test_neither_a_delivery_without_bytes_nor_bytes_without_readers_make_a_round() -> None:
     bench = Bench()
-    bench.rounds.handed(40)
-    bench.rounds.came()
-    bench.rounds.handed(0)
+    bench.rounds.delivered(40)
+    bench.rounds.arrived()
+    bench.rounds.delivered(0)
     bench.clock.advance(60.0)
-    bench.rounds.came()
-    bench.rounds.handed(1)
+    bench.rounds.arrived()
+    bench.rounds.delivered(1)
     assert bench.value("durable_gateway_deliveries_total") == 1
     assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0

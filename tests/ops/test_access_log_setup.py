@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from gateway.app import start_gateway
-from gateway.config.file import ConfigError, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome

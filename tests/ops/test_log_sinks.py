@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from gateway.aio.clock import ManualClock, SystemClock
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.telemetry import LogConfig
 from gateway.ops.log_sinks import open_sink
 from gateway.ops.log_sinks.descriptor import DescriptorSink

@@ -446,7 +446,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
             span.park()
             parked.append(span)
             return None
-        span.tell(Mode.CATCHUP, Outcome.FAILED, "chat")
+        span.describe(Mode.CATCHUP, Outcome.FAILED, "chat")
         return Answered(502, CIMultiDict())
 
     handler = TracingHandler(handler, tracer)
@@ -457,7 +457,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR
     clock.advance(60)
-    parked[0].tell(Mode.SSE, Outcome.FOLLOWED, "chat")
+    parked[0].describe(Mode.SSE, Outcome.FOLLOWED, "chat")
     parked[0].end()
     parked[0].end()
     _, live = exporter.get_finished_spans()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.ops.unclaimed import Ledger, Unclaimed
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Place
+from gateway.telemetry.access_record import RecordedStream
 
-PLACES = [Place("default", f"/{name}", None) for name in "abcde"]
+PLACES = [RecordedStream("default", f"/{name}", None) for name in "abcde"]
 
 moves = st.one_of(
     st.tuples(st.just("add"), st.sampled_from(PLACES), st.integers(0, 3), st.integers(0, 100)),
@@ -21,10 +21,10 @@ moves = st.one_of(
 
 
 @given(st.lists(moves))
-def test_every_sum_is_taken_exactly_once(steps: list[tuple[str, Place, int, int]]) -> None:
+def test_every_sum_is_taken_exactly_once(steps: list[tuple[str, RecordedStream, int, int]]) -> None:
     ledger, now = Ledger(most=3), 0.0
-    added: Counter[Place] = Counter()
-    taken: Counter[Place] = Counter()
+    added: Counter[RecordedStream] = Counter()
+    taken: Counter[RecordedStream] = Counter()
 
     def take(found: Unclaimed | None) -> None:
         if found is not None:

@@ -13,7 +13,7 @@ Start = Callable[..., Awaitable[RunningOrigin]]
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts origins that are stopped after the test."""
+    """Starts origins and stops them after the test."""
     running: list[RunningOrigin] = []
 
     async def start_one(
@@ -30,7 +30,7 @@ async def start() -> AsyncIterator[Start]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[ClientSession]:
-    """A client that adds nothing of its own and opens as many connections as a test wants."""
+    """A client that adds no headers of its own and opens as many connections as a test needs."""
     async with ClientSession(
         connector=TCPConnector(limit=0),
         auto_decompress=False,
@@ -41,5 +41,5 @@ async def http() -> AsyncIterator[ClientSession]:
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both loops: programs run on uvloop, projects that test against the origin mostly do not."""
+    """Both loops: programs use uvloop; projects that test against the origin mostly do not."""
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

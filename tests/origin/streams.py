@@ -1,4 +1,4 @@
-"""Streams of the in-memory origin as its tests begin them."""
+"""Streams of the in-memory origin, for its tests."""
 
 from gateway.origin.streams import Lifetime, Stream
 

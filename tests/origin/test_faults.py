@@ -46,7 +46,7 @@ async def read(http: ClientSession, url: str, **query: str) -> tuple[int, bytes]
 
 
 async def raw(origin: RunningOrigin, target: str = "/s") -> bytes:
-    """All bytes of one answer, until the connection ends."""
+    """All bytes of one answer until the connection ends."""
     reader, writer = await asyncio.open_connection(origin.host, origin.port)
     try:
         writer.write(f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
@@ -78,16 +78,14 @@ async def test_a_switch_may_be_for_one_method_or_one_path(http: ClientSession, u
         assert deleted.status == 204
 
 
-async def test_nonsense_replaces_the_answer(http: ClientSession, url: str, faults: Faults) -> None:
+async def test_replace_sends_any_reply(http: ClientSession, url: str, faults: Faults) -> None:
     faults.replace(299, {"Stream-Next-Offset": "=/&", "Content-Type": "image/png"}, b"nonsense")
     async with http.get(url) as response:
         assert (response.status, response.headers["Stream-Next-Offset"]) == (299, "=/&")
         assert await response.read() == b"nonsense"
 
 
-async def test_a_hold_at_the_request_shows_what_happened_meanwhile(
-    http: ClientSession, url: str, faults: Faults
-) -> None:
+async def test_a_hold_at_the_request_shows_later_changes(http: ClientSession, url: str, faults: Faults) -> None:
     gate = faults.hold(kind="catchup")
     readers = [asyncio.create_task(read(http, url)) for _ in range(3)]
     await gate.waiting(3)
@@ -97,7 +95,7 @@ async def test_a_hold_at_the_request_shows_what_happened_meanwhile(
     assert (await read(http, url), gate.held, gate.hits) == ((200, b"0123456789+"), 0, 3)
 
 
-async def test_a_hold_at_the_reply_shows_the_past(http: ClientSession, url: str, faults: Faults) -> None:
+async def test_a_hold_at_the_reply_hides_later_changes(http: ClientSession, url: str, faults: Faults) -> None:
     gate = faults.hold(kind="catchup", times=1, when="reply")
     late = asyncio.create_task(read(http, url))
     await gate.waiting(1)
@@ -107,7 +105,7 @@ async def test_a_hold_at_the_reply_shows_the_past(http: ClientSession, url: str,
     assert await late == (200, b"0123456789")
 
 
-async def test_a_delay_is_the_clocks(
+async def test_a_delay_follows_the_clock(
     http: ClientSession, url: str, faults: Faults, counters: Counters, clock: ManualClock
 ) -> None:
     counters.reset()
@@ -120,7 +118,7 @@ async def test_a_delay_is_the_clocks(
     assert await late == (200, b"0123456789")
 
 
-async def test_a_drop_breaks_off_after_so_many_bytes(
+async def test_a_drop_resets_after_the_given_bytes(
     http: ClientSession, url: str, faults: Faults, counters: Counters
 ) -> None:
     counters.reset()
@@ -135,7 +133,7 @@ async def test_a_drop_breaks_off_after_so_many_bytes(
 @pytest.mark.parametrize(
     ("is_chunked", "framing"), [(False, b"Content-Length: 10"), (True, b"Transfer-Encoding: chunked")]
 )
-async def test_a_truncated_body_ends_politely_and_early(
+async def test_a_truncated_body_ends_cleanly_and_early(
     origin: RunningOrigin, url: str, faults: Faults, is_chunked: bool, framing: bytes
 ) -> None:
     assert url
@@ -174,7 +172,7 @@ async def test_a_stall_lasts_until_it_is_released(
     assert await reader == (200, b"0123456789")
 
 
-async def test_a_client_that_gives_up_frees_what_held_it(
+async def test_a_client_that_leaves_is_no_longer_held(
     http: ClientSession, url: str, faults: Faults, counters: Counters
 ) -> None:
     gate, stall = faults.hold(kind="catchup"), faults.stall(4, kind="sse")

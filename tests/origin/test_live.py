@@ -1,4 +1,4 @@
-"""Long-poll and SSE readers: what wakes them, what ends them.  Time stands still unless a test moves it."""
+"""Long-poll and SSE readers: wake-ups and ends.  Time stands still unless a test advances it."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ class Reader:
         self.response = response
 
     async def event(self) -> tuple[str, str]:
-        """The next event's name and data; EOFError at the end of the connection's body."""
+        """The next event's name and data; EOFError at the end of the body."""
         try:
             block = (await self.response.content.readuntil(b"\n\n")).decode()
         except asyncio.IncompleteReadError as error:
@@ -70,7 +70,7 @@ async def url(origin: RunningOrigin, http: ClientSession) -> str:
 
 @pytest.fixture
 async def events(url: str, http: ClientSession, counters: Counters) -> AsyncIterator[Reader]:
-    """A reader that has been told it is up to date and now waits."""
+    """A reader that has received its first control event and now waits."""
     async with http.get(url, params={"offset": "-1", "live": "sse"}) as response:
         reader = Reader(response)
         assert (await reader.control())["upToDate"]
@@ -80,7 +80,7 @@ async def events(url: str, http: ClientSession, counters: Counters) -> AsyncIter
 
 async def long_poll(http: ClientSession, url: str, offset: str = "now", **query: str) -> ClientResponse:
     response = await http.get(url, params={"offset": offset, "live": "long-poll", **query})
-    await response.read()  # which gives the connection back and keeps the body
+    await response.read()  # releases the connection and keeps the body
     return response
 
 
@@ -169,7 +169,7 @@ async def test_a_live_reader_keeps_a_sliding_window_open(
     assert (await waiting).status == 200
 
 
-async def test_sse_says_data_then_control(http: ClientSession, url: str, events: Reader) -> None:
+async def test_sse_sends_data_then_control(http: ClientSession, url: str, events: Reader) -> None:
     await http.post(url, headers=TEXT, data=b"one\ntwo")
     assert await events.event() == ("data", "one\ntwo")
     assert (await events.control())["upToDate"] is True
@@ -194,7 +194,7 @@ async def test_a_long_replay_is_sent_in_chunks(start: Start, http: ClientSession
         assert await reader.ended()
 
 
-async def test_a_quiet_connection_is_told_where_it_stands(clock: ManualClock, events: Reader) -> None:
+async def test_an_idle_connection_gets_control_events(clock: ManualClock, events: Reader) -> None:
     clock.advance(30)
     assert (await events.control())["upToDate"] is True
 
@@ -254,12 +254,12 @@ async def test_a_crash_cuts_readers_off(http: ClientSession, origin: RunningOrig
     "nonsense",
     [{"port": -1}, {"port": 70_000}, {"long_poll_timeout_s": 0}, {"sse_lifetime_s": -1}, {"max_chunk_bytes": 0}],
 )
-def test_settings_that_make_no_sense_are_refused(nonsense: dict[str, int]) -> None:
+def test_invalid_settings_are_refused(nonsense: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must"):
         OriginSettings(**nonsense)  # type: ignore[arg-type]
 
 
-async def test_stopping_is_bounded_whatever_is_held(http: ClientSession, url: str, origin: RunningOrigin) -> None:
+async def test_stopping_is_bounded_while_requests_wait(http: ClientSession, url: str, origin: RunningOrigin) -> None:
     gate = origin.origin.faults.hold(kind="catchup")
     held = asyncio.create_task(http.get(url))
     await gate.waiting(1)

@@ -51,6 +51,6 @@ def test_an_empty_array_holds_no_message(nothing: bytes) -> None:
         b'"\x01"',
     ],
 )
-def test_what_is_not_one_json_text_is_refused(body: bytes) -> None:
+def test_anything_but_one_json_text_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidJson):
         split_messages(body)

@@ -1,4 +1,4 @@
-"""The origin over HTTP: what the conformance suite does not look at, or only in passing."""
+"""The origin over HTTP, beyond what the conformance suite covers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ def url(origin: RunningOrigin) -> str:
 
 
 async def raw(origin: RunningOrigin, request: bytes) -> bytes:
-    """Everything the origin says to these bytes until it closes the connection."""
+    """All bytes of the origin's answer to these bytes until it closes the connection."""
     reader, writer = await asyncio.open_connection(origin.host, origin.port)
     try:
         writer.write(request)
@@ -38,7 +38,7 @@ async def raw(origin: RunningOrigin, request: bytes) -> bytes:
         await writer.wait_closed()
 
 
-async def test_a_reply_that_stops_short_of_the_tail_says_so_by_saying_nothing(http: ClientSession, url: str) -> None:
+async def test_a_reply_short_of_the_tail_is_not_marked_up_to_date(http: ClientSession, url: str) -> None:
     async with http.put(url, headers={**BYTES, "Stream-Closed": "true"}, data=b"0123456789") as created:
         tail = created.headers["Stream-Next-Offset"]
     async with http.get(url) as first:
@@ -86,7 +86,7 @@ async def test_a_body_is_stored_as_it_came(http: ClientSession, url: str) -> Non
 
 
 @pytest.mark.parametrize("nonsense", ["", "nonsense", "text/plain; x=é"])
-async def test_a_content_type_that_is_none_is_the_default(http: ClientSession, url: str, nonsense: str) -> None:
+async def test_an_invalid_content_type_means_the_default(http: ClientSession, url: str, nonsense: str) -> None:
     async with http.put(url, headers={"Content-Type": nonsense}) as created:
         assert created.headers["Content-Type"] == "application/octet-stream"
 
@@ -146,7 +146,7 @@ async def test_a_body_beyond_the_limit_is_refused_however_it_is_framed(http: Cli
         assert await read.read() == b""
 
 
-async def test_trimmed_data_is_gone_and_the_rest_is_not(http: ClientSession, url: str, origin: RunningOrigin) -> None:
+async def test_trimmed_data_is_gone_and_the_rest_remains(http: ClientSession, url: str, origin: RunningOrigin) -> None:
     async with http.put(url, headers=BYTES, data=b"old") as created:
         offset = created.headers["Stream-Next-Offset"]
     await http.post(url, headers=BYTES, data=b"new")

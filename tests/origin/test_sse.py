@@ -12,7 +12,7 @@ from tests.origin.streams import stream_of
 
 
 def parse(text: str) -> list[tuple[str, str]]:
-    """What a browser makes of it (WHATWG HTML, section 9.2.6)."""
+    """Parse events as a browser does (WHATWG HTML, section 9.2.6)."""
     events: list[tuple[str, str]] = []
     name, data = "message", list[str]()
     for line in re.split(r"\r\n|\r|\n", text):
@@ -58,13 +58,13 @@ def test_a_control_event_follows_every_data_event(is_closed: bool) -> None:
     assert last == {"streamNextOffset": stream.tail.token, **closing}
 
 
-def test_a_batch_short_of_the_tail_says_neither_up_to_date_nor_closed() -> None:
+def test_a_batch_short_of_the_tail_is_neither_up_to_date_nor_closed() -> None:
     found = stream_of([b"abc", b"def"]).read(None, 3)
     control = json.loads(events_of(found, is_text=False, is_closed=True)[-1][1])
     assert control == {"streamNextOffset": found.end.token, "streamCursor": "7"}
 
 
-def test_nothing_new_is_one_control_event() -> None:
+def test_an_empty_slice_is_one_control_event() -> None:
     stream = stream_of([b"abc"])
     events = events_of(stream.read(stream.tail, 10), is_text=False)
     assert events == [("control", f'{{"streamNextOffset":"{stream.tail.token}","streamCursor":"7","upToDate":true}}')]

@@ -13,14 +13,14 @@ from gateway.origin.refusals import (
     InvalidBody,
     NotFound,
     PathHeld,
-    Refused,
+    RequestError,
     SequenceConflict,
     SequenceGap,
     StaleEpoch,
     StreamClosed,
     TypeMismatch,
 )
-from gateway.origin.store import AppendOrder, CreateOrder, ForkOrder, Store
+from gateway.origin.store import AppendParams, CreateParams, ForkParams, Store
 from gateway.origin.streams import Lifetime
 
 TEXT = "text/plain"
@@ -34,11 +34,11 @@ def store() -> Store:
 
 
 def create(store: Store, path: str = "/s", now: float = 0.0, **order: Any) -> bool:
-    return store.create(path, CreateOrder(**{"content_type": TEXT, **order}), now)[1]
+    return store.create(path, CreateParams(**{"content_type": TEXT, **order}), now)[1]
 
 
 def append(store: Store, body: bytes, path: str = "/s", now: float = 0.0, **order: Any) -> str:
-    return store.append(path, AppendOrder(body, **{"content_type": TEXT, **order}), now).tail.token
+    return store.append(path, AppendParams(body, **{"content_type": TEXT, **order}), now).tail.token
 
 
 def content(store: Store, path: str = "/s", now: float = 0.0) -> bytes:
@@ -58,7 +58,7 @@ class TestCreate:
             {"lifetime": Lifetime(ttl_s=1)},
             {"lifetime": Lifetime(expires_at=9e9, expires_at_text="later")},
             {"is_closed": True},
-            {"fork": ForkOrder("/s")},
+            {"fork": ForkParams("/s")},
         ],
     )
     def test_another_creation_at_the_same_path_conflicts(self, store: Store, other: dict[str, Any]) -> None:
@@ -66,11 +66,11 @@ class TestCreate:
         with pytest.raises(DifferentConfiguration):
             create(store, **other)
 
-    def test_the_same_instant_may_be_written_otherwise(self, store: Store) -> None:
+    def test_the_same_instant_may_have_another_spelling(self, store: Store) -> None:
         create(store, lifetime=Lifetime(expires_at=60.0, expires_at_text="1970-01-01T00:01:00Z"))
         assert not create(store, lifetime=Lifetime(expires_at=60.0, expires_at_text="1970-01-01T01:01:00+01:00"))
 
-    def test_a_closed_stream_is_not_what_an_open_creation_asks_for(self, store: Store) -> None:
+    def test_an_open_creation_conflicts_with_a_closed_stream(self, store: Store) -> None:
         create(store, body=b"all", is_closed=True)
         assert not create(store, is_closed=True)
         with pytest.raises(DifferentConfiguration):
@@ -81,7 +81,7 @@ class TestCreate:
         with pytest.raises(InvalidBody):
             create(store, content_type=JSON, body=b"{")
         with pytest.raises(InvalidBody):
-            create(store, content_type=JSON, body=b"{", fork=ForkOrder("/source"))
+            create(store, content_type=JSON, body=b"{", fork=ForkParams("/source"))
         assert store.paths() == ["/source"]
         store.delete("/source", 0.0)
         assert store.paths() == []
@@ -106,7 +106,7 @@ class TestAppend:
             append(store, b"b", content_type=JSON)
         assert refused.value.headers == {"Stream-Closed": "true", "Stream-Next-Offset": tail}
 
-    def test_closing_again_is_no_mistake(self, store: Store) -> None:
+    def test_closing_again_succeeds(self, store: Store) -> None:
         create(store)
         tail = append(store, b"a", close=True)
         assert append(store, b"", close=True) == tail
@@ -129,7 +129,7 @@ class TestAppend:
                 append(store, b"c", seq=late)
         assert content(store) == b"ab"
 
-    def test_json_that_is_refused_moves_nothing(self, store: Store) -> None:
+    def test_refused_json_changes_nothing(self, store: Store) -> None:
         create(store, content_type=JSON)
         claim = Claim("p", 0, 0)
         for body in (b"[]", b"[1", b"\xff"):
@@ -144,7 +144,7 @@ class TestProducers:
         create(store)
         for seq, body in enumerate((b"a", b"b", b"c")):
             append(store, body, claim=Claim("p", 0, seq))
-        again = store.append("/s", AppendOrder(b"b", TEXT, claim=Claim("p", 0, 1)), 0.0)
+        again = store.append("/s", AppendParams(b"b", TEXT, claim=Claim("p", 0, 1)), 0.0)
         assert (again.is_duplicate, again.highest_seq) == (True, 2)
         assert content(store) == b"abc"
 
@@ -171,7 +171,7 @@ class TestProducers:
     def test_only_the_request_that_closed_may_close_again(self, store: Store) -> None:
         create(store)
         append(store, b"a", claim=Claim("p", 0, 0), close=True)
-        assert store.append("/s", AppendOrder(b"a", TEXT, close=True, claim=Claim("p", 0, 0)), 0.0).is_duplicate
+        assert store.append("/s", AppendParams(b"a", TEXT, close=True, claim=Claim("p", 0, 0)), 0.0).is_duplicate
         for body, claim in ((b"a", Claim("q", 0, 0)), (b"", Claim("p", 0, 1)), (b"a", None)):
             with pytest.raises(StreamClosed):
                 append(store, body, close=True, claim=claim)
@@ -205,9 +205,9 @@ class TestExpiry:
         assert create(store, now=5.0)
         assert content(store, now=5.0) == b""
 
-    def test_an_expired_stream_with_forks_is_gone_and_its_path_held(self, store: Store) -> None:
+    def test_an_expired_stream_with_forks_is_gone_and_keeps_its_path(self, store: Store) -> None:
         create(store, lifetime=Lifetime(ttl_s=10), body=b"abc")
-        create(store, "/fork", fork=ForkOrder("/s"), lifetime=Lifetime(ttl_s=1000))
+        create(store, "/fork", fork=ForkParams("/s"), lifetime=Lifetime(ttl_s=1000))
         with pytest.raises(PathHeld):
             create(store, now=10.0)
         with pytest.raises(Gone):
@@ -216,11 +216,11 @@ class TestExpiry:
 
 
 class TestForks:
-    def test_a_fork_goes_its_own_way(self, store: Store) -> None:
+    def test_a_fork_is_independent_of_its_source(self, store: Store) -> None:
         create(store, body=b"one")
         middle = append(store, b"two")
         append(store, b"three")
-        create(store, "/fork", fork=ForkOrder("/s", middle))
+        create(store, "/fork", fork=ForkParams("/s", middle))
         append(store, b"!", "/fork")
         append(store, b"four")
         assert content(store, "/fork") == b"onetwo!"
@@ -230,39 +230,39 @@ class TestForks:
         create(store, body=b"one")
         middle = append(store, b"two")
         append(store, b"three")
-        stream, _ = store.create("/fork", CreateOrder(fork=ForkOrder("/s", middle)), 0.0)
+        stream, _ = store.create("/fork", CreateParams(fork=ForkParams("/s", middle)), 0.0)
         assert stream.tail.token == middle
         assert stream.read(None, 3).end == store.get("/s", 0.0).read(None, 3).end
 
     def test_a_fork_may_begin_inside_a_chunk(self, store: Store) -> None:
         create(store, body=b"abcdef")
         inside = store.get("/s", 0.0).read(None, 4).end.token
-        create(store, "/fork", fork=ForkOrder("/s", inside))
+        create(store, "/fork", fork=ForkParams("/s", inside))
         append(store, b"!", "/fork")
         assert content(store, "/fork") == b"abcd!"
-        create(store, "/deeper", fork=ForkOrder("/fork", inside, 1))
+        create(store, "/deeper", fork=ForkParams("/fork", inside, 1))
         assert content(store, "/deeper") == b"abcd!"
 
     def test_a_sub_offset_divides_one_append(self, store: Store) -> None:
-        zero = store.create("/s", CreateOrder(content_type=JSON), 0.0)[0].tail.token
+        zero = store.create("/s", CreateParams(content_type=JSON), 0.0)[0].tail.token
         append(store, b'[1,"two",{"a":3}]', content_type=JSON)
         append(store, b"4", content_type=JSON)
-        create(store, "/fork", content_type=None, fork=ForkOrder("/s", zero, 2), body=b"[5]")
+        create(store, "/fork", content_type=None, fork=ForkParams("/s", zero, 2), body=b"[5]")
         assert content(store, "/fork") == b'[1,"two",5]'
         with pytest.raises(BadRequest):
-            create(store, "/other", content_type=None, fork=ForkOrder("/s", zero, 4))
+            create(store, "/other", content_type=None, fork=ForkParams("/s", zero, 4))
 
     @pytest.mark.parametrize(
         ("fork", "error"),
         [
-            (ForkOrder("/nowhere"), NotFound),
-            (ForkOrder("/s", "9999999999999999_9999999999999999"), BadRequest),
-            (ForkOrder("/s", "0000000000000000_0000000000000004"), BadRequest),
-            (ForkOrder("/s", "junk"), BadRequest),
-            (ForkOrder("/s", None, 1), BadRequest),
+            (ForkParams("/nowhere"), NotFound),
+            (ForkParams("/s", "9999999999999999_9999999999999999"), BadRequest),
+            (ForkParams("/s", "0000000000000000_0000000000000004"), BadRequest),
+            (ForkParams("/s", "junk"), BadRequest),
+            (ForkParams("/s", None, 1), BadRequest),
         ],
     )
-    def test_a_fork_from_nowhere_is_refused(self, store: Store, fork: ForkOrder, error: type[Refused]) -> None:
+    def test_a_fork_without_source_is_refused(self, store: Store, fork: ForkParams, error: type[RequestError]) -> None:
         create(store, body=b"abc")
         with pytest.raises(error):
             create(store, "/fork", fork=fork)
@@ -272,31 +272,31 @@ class TestForks:
     def test_a_fork_has_the_type_of_its_source(self, store: Store) -> None:
         create(store)
         with pytest.raises(Conflict):
-            create(store, "/fork", content_type=JSON, fork=ForkOrder("/s"))
+            create(store, "/fork", content_type=JSON, fork=ForkParams("/s"))
 
     def test_a_fork_inherits_lifetime_but_neither_closure_nor_writers(self, store: Store) -> None:
         create(store, lifetime=Lifetime(ttl_s=10))
         append(store, b"a", seq="5", claim=Claim("p", 4, 0), close=True)
-        create(store, "/fork", fork=ForkOrder("/s"))
+        create(store, "/fork", fork=ForkParams("/s"))
         append(store, b"b", "/fork", seq="1", claim=Claim("p", 0, 0))
         fork = store.get("/fork", 0.0)
         assert (fork.lifetime.ttl_s, fork.is_closed) == (10, False)
 
-    def test_what_a_fork_left_out_it_may_leave_out_again(self, store: Store) -> None:
+    def test_a_repeated_fork_may_leave_out_the_same_parameters(self, store: Store) -> None:
         create(store, body=b"abc", lifetime=Lifetime(ttl_s=10))
-        order = CreateOrder(fork=ForkOrder("/s"))
+        order = CreateParams(fork=ForkParams("/s"))
         assert store.create("/fork", order, 0.0)[1]
         append(store, b"more")
         assert not store.create("/fork", order, 0.0)[1]
         with pytest.raises(DifferentConfiguration):
-            store.create("/fork", CreateOrder(fork=ForkOrder("/s", None, 1)), 0.0)
+            store.create("/fork", CreateParams(fork=ForkParams("/s", None, 1)), 0.0)
 
 
 class TestDelete:
     def test_a_source_is_hidden_until_its_last_fork_goes(self, store: Store) -> None:
         create(store, body=b"abc")
-        create(store, "/fork", fork=ForkOrder("/s"))
-        create(store, "/deeper", fork=ForkOrder("/fork"))
+        create(store, "/fork", fork=ForkParams("/s"))
+        create(store, "/deeper", fork=ForkParams("/fork"))
         store.delete("/s", 0.0)
         store.delete("/fork", 0.0)
         for hidden in ("/s", "/fork"):
@@ -305,7 +305,7 @@ class TestDelete:
             with pytest.raises(PathHeld):
                 create(store, hidden)
             with pytest.raises(Conflict):
-                create(store, "/new", fork=ForkOrder(hidden))
+                create(store, "/new", fork=ForkParams(hidden))
         assert content(store, "/deeper") == b"abc"
         store.delete("/deeper", 0.0)
         assert len(store) == 0
@@ -320,7 +320,7 @@ class TestDelete:
         assert len(heard) == 3
 
 
-def test_trimming_is_refused_where_no_offset_is(store: Store) -> None:
+def test_trimming_needs_a_valid_offset(store: Store) -> None:
     create(store, body=b"abc")
     for offset in ("junk", "0000000000000009_0000000000000009", "0000000000000001_0000000000000001"):
         with pytest.raises(BadOffset):

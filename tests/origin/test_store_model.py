@@ -1,4 +1,4 @@
-"""The store against the simplest thing it could be: a dict of byte strings."""
+"""The store compared with the simplest model: a dict of byte strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gateway.origin.positions import parse_token
 from gateway.origin.producers import Claim
-from gateway.origin.refusals import Refused
-from gateway.origin.store import AppendOrder, CreateOrder, ForkOrder, Store
+from gateway.origin.refusals import RequestError
+from gateway.origin.store import AppendParams, CreateParams, ForkParams, Store
 from gateway.origin.streams import Lifetime
 
 PATHS = st.sampled_from(["/a", "/b", "/c"])
@@ -23,10 +23,10 @@ TYPE = "application/octet-stream"
 Result = TypeVar("Result")
 
 
-def attempt(call: Callable[[], Result]) -> Result | Refused:
+def attempt(call: Callable[[], Result]) -> Result | RequestError:
     try:
         return call()
-    except Refused as refused:
+    except RequestError as refused:
         return refused
 
 
@@ -75,7 +75,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         model = self.look(path)
         return None if model is None or model.is_hidden else model
 
-    # -- what happens
+    # -- rules
 
     @rule(seconds=st.integers(1, 8))
     def time_passes(self, seconds: int) -> None:
@@ -84,9 +84,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(path=PATHS, body=BODIES, closed=st.booleans(), ttl_s=st.none() | st.integers(1, 20))
     def create(self, path: str, body: bytes, closed: bool, ttl_s: int | None) -> None:
         known = self.look(path)
-        order = CreateOrder(TYPE, Lifetime(ttl_s=ttl_s), closed, body=body)
+        order = CreateParams(TYPE, Lifetime(ttl_s=ttl_s), closed, body=body)
         created = attempt(lambda: self.store.create(path, order, self.now))
-        if isinstance(created, Refused):
+        if isinstance(created, RequestError):
             assert known is not None
             assert known.is_hidden or known.source or (known.ttl_s, known.is_closed) != (ttl_s, closed)
             assert created.status == 409
@@ -100,8 +100,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def fork(self, path: str, source: str, point: int) -> None:
         known, of = self.look(path), self.readable(source)
         offset = sorted(of.offsets)[point % len(of.offsets)] if of else None
-        created = attempt(lambda: self.store.create(path, CreateOrder(fork=ForkOrder(source, offset)), self.now))
-        if isinstance(created, Refused):
+        created = attempt(lambda: self.store.create(path, CreateParams(fork=ForkParams(source, offset)), self.now))
+        if isinstance(created, RequestError):
             assert known is not None or of is None
             assert created.status == (409 if known or source in self.model else 404)
             return
@@ -119,8 +119,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(path=PATHS, body=BODIES, close=st.booleans())
     def append(self, path: str, body: bytes, close: bool) -> None:
         model = self.readable(path)
-        accepted = attempt(lambda: self.store.append(path, AppendOrder(body, TYPE, close), self.now))
-        if isinstance(accepted, Refused):
+        accepted = attempt(lambda: self.store.append(path, AppendParams(body, TYPE, close), self.now))
+        if isinstance(accepted, RequestError):
             if model is None:
                 assert accepted.status == (410 if path in self.model else 404)
             elif not body and not close:
@@ -139,10 +139,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(path=PATHS, epoch=st.integers(0, 2), seq=st.integers(0, 3), body=BODIES.filter(bool))
     def produce(self, path: str, epoch: int, seq: int, body: bytes) -> None:
         model = self.readable(path)
-        order = AppendOrder(body, TYPE, claim=Claim("p", epoch, seq))
+        order = AppendParams(body, TYPE, claim=Claim("p", epoch, seq))
         accepted = attempt(lambda: self.store.append(path, order, self.now))
         if model is None:
-            assert isinstance(accepted, Refused)
+            assert isinstance(accepted, RequestError)
             assert accepted.status == (410 if path in self.model else 404)
             return
         last_epoch, last_seq = model.producer
@@ -155,7 +155,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         elif seq > (last_seq + 1 if epoch == last_epoch else 0):
             expected = 409
         else:
-            assert not isinstance(accepted, Refused)
+            assert not isinstance(accepted, RequestError)
             assert accepted.is_duplicate == (epoch == last_epoch and seq <= last_seq)
             model.used_at = self.now
             if not accepted.is_duplicate:
@@ -163,14 +163,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
                 model.data += body
                 model.offsets[accepted.tail.token] = len(model.data)
             return
-        assert isinstance(accepted, Refused)
+        assert isinstance(accepted, RequestError)
         assert accepted.status == expected
 
     @rule(path=PATHS)
     def delete(self, path: str) -> None:
         model = self.readable(path)
         deleted = attempt(lambda: self.store.delete(path, self.now))
-        if isinstance(deleted, Refused):
+        if isinstance(deleted, RequestError):
             assert model is None
             assert deleted.status == (410 if path in self.model else 404)
             return
@@ -189,7 +189,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return path, found.end.token
 
     @rule(kept=consumes(offsets))
-    def an_offset_leads_to_the_same_place_for_ever(self, kept: tuple[str, str]) -> None:
+    def an_offset_always_leads_to_the_same_position(self, kept: tuple[str, str]) -> None:
         path, token = kept
         model = self.readable(path)
         if model is None or token not in model.offsets:
@@ -197,7 +197,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         found = self.store.get(path, self.now).read(parse_token(token), 1_000)
         assert found.body() == model.data[model.offsets[token] :]
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def every_stream_holds_what_was_written(self) -> None:
@@ -205,17 +205,17 @@ class StoreAgainstModel(RuleBasedStateMachine):
             model = self.look(path)
             stream = attempt(partial(self.store.get, path, self.now))
             if model is None or model.is_hidden:
-                assert isinstance(stream, Refused)
+                assert isinstance(stream, RequestError)
                 assert stream.status == (404 if model is None else 410)
                 continue
-            assert not isinstance(stream, Refused)
+            assert not isinstance(stream, RequestError)
             assert stream.read(None, 10_000).body() == model.data
             assert stream.is_closed == model.is_closed
             ordered = sorted(model.offsets)
             assert [model.offsets[token] for token in ordered] == sorted(model.offsets.values())
 
     @invariant()
-    def nothing_is_held_that_nobody_can_name(self) -> None:
+    def nothing_unreachable_is_held(self) -> None:
         assert set(self.store.paths()) == set(self.model)
 
 

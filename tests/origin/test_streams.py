@@ -1,4 +1,4 @@
-"""Reads of one stream: whatever the chunk limit, the pieces join to what was written."""
+"""Reads of one stream: with any chunk limit, the pieces join to the bytes written."""
 
 import json
 
@@ -77,7 +77,7 @@ def test_a_trimmed_stream_begins_where_it_was_trimmed(bodies: list[bytes], limit
 
 
 @given(BATCHES.filter(bool), LIMITS, st.data())
-def test_a_place_inside_a_json_batch_stays_where_it_was_when_the_stream_is_trimmed(
+def test_a_position_inside_a_json_batch_survives_a_trim(
     batches: list[list[str]], limit: int, data: st.DataObject
 ) -> None:
     stream = stream_of([json.dumps(batch).encode() for batch in batches], "application/json")
@@ -94,7 +94,7 @@ def test_a_place_inside_a_json_batch_stays_where_it_was_when_the_stream_is_trimm
 def test_a_token_inside_the_frame_of_a_record_has_the_whole_record(
     bodies: list[bytes], step: int, data: st.DataObject
 ) -> None:
-    # What the Yjs server makes of a snapshot's offset: one more than a position, and never a position.
+    # As the Yjs server makes of a snapshot's offset: one more than a position, and never a position itself.
     stream = stream_of(bodies)
     ends = [stream.read(None, 10_000).pieces[number].end for number in range(len(bodies))]
     number = data.draw(st.integers(0, len(bodies) - 1))
@@ -120,7 +120,7 @@ def test_a_token_between_two_json_messages_has_whole_messages(at: int, rest: lis
     assert json.loads(stream.read(Position(0, at), 10).body()) == rest
 
 
-def test_a_fork_or_a_trim_wants_a_position() -> None:
+def test_a_fork_or_a_trim_needs_a_position() -> None:
     stream = stream_of([b'[1,"ab"]', b"[2]"], "application/json")
     for position in (Position(0, 2), Position(0, 7), Position(1, 1), Position(0, 99)):
         with pytest.raises(BadOffset):

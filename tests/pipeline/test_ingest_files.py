@@ -18,7 +18,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.lock import held
+from gateway.pipeline.lock import locked
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
 from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
 
@@ -179,10 +179,10 @@ def test_following_goes_on_while_somebody_else_computes_gold(spark: SparkSession
         def wait(self, timeout: float | None = None) -> bool:
             return True
 
-    with held(lake, "aggregate"):
+    with locked(lake, "aggregate"):
         found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
     assert found.added == 1
-    assert sum("another aggregate is at work" in line for line in told) == 1
+    assert sum("another aggregate is running" in line for line in told) == 1
 
 
 def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:
@@ -209,7 +209,7 @@ def test_one_ingest_at_a_time(spark: SparkSession, lake: Lake, log: Path) -> Non
     log.write_bytes(lines(1))
 
     def second(_: str) -> None:
-        with pytest.raises(PipelineFailed, match="another ingest is at work"):
+        with pytest.raises(PipelineFailed, match="another ingest is running"):
             take(spark, lake, log)
         seen.append(1)
 

@@ -205,7 +205,7 @@ def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said
 def log_stream(url: str, options: dict[str, str], environ: dict[str, str] | None = None) -> LogStream:
     source = source_of([url], options, environ)
     assert isinstance(source, LogStream)
-    source.judge()
+    source.check()
     return source
 
 
@@ -217,7 +217,7 @@ def log_stream(url: str, options: dict[str, str], environ: dict[str, str] | None
         ({"mode": "FAILFAST"}, "option mode: lines are taken in as they are"),
         ({"catalogue": "http://h", "tails": "catalogue"}, "option tails: a log is written at its origin"),
         ({"catalogue": "http://[::1"}, "option catalogue: http"),
-        ({"endingOffsets": "latest"}, "option endingOffsets is for batches alone"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is only for batches"),
     ],
 )
 def test_an_option_that_cannot_be_is_one_line(options: dict[str, str], said: str) -> None:

@@ -40,24 +40,24 @@ def test_every_outcome_is_in_the_table_above_and_is_a_metric_label() -> None:
     assert all(outcome.value == outcome.name.lower() for outcome in Outcome)
 
 
-def test_stored_is_said_behind_the_status() -> None:
+def test_stored_follows_the_status() -> None:
     assert cache_status("gw", Outcome.MISS, fwd_status=200, stored=True) == "gw; fwd=uri-miss; fwd-status=200; stored"
 
 
-def test_a_relayed_write_says_that_its_method_was_the_reason() -> None:
+def test_a_relayed_write_names_its_method_as_the_reason() -> None:
     assert cache_status("gw", Outcome.PASS, fwd_status=204, by_method=True) == "gw; fwd=method; fwd-status=204"
 
 
-def test_a_hit_says_nothing_of_an_origin() -> None:
+def test_a_hit_does_not_mention_the_origin() -> None:
     assert cache_status("gw", Outcome.HIT, fwd_status=200, stored=True) == "gw; hit"
 
 
-def test_a_given_detail_replaces_the_outcomes_own_word_and_is_quoted_where_needed() -> None:
+def test_a_given_detail_replaces_the_default_and_is_quoted_if_needed() -> None:
     assert cache_status("gw", Outcome.FAILED, detail="connect timeout") == 'gw; fwd=miss; detail="connect timeout"'
     assert cache_status("gw", Outcome.HIT, detail='a"b\\c\n') == 'gw; hit; detail="a\\"b\\\\c?"'
 
 
-def test_a_node_name_that_is_no_token_is_quoted() -> None:
+def test_a_node_name_that_is_not_a_token_is_quoted() -> None:
     assert cache_status("edge 1", Outcome.HIT) == '"edge 1"; hit'
 
 

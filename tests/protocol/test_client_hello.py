@@ -1,4 +1,4 @@
-"""The name in a ClientHello: what is read is what OpenSSL's own client has asked for, however its bytes come."""
+"""The server name in a ClientHello equals the one that OpenSSL's client sent, in any pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSIONS = st.sampled_from([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 
 
 def hello(name: str | None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
-    """What OpenSSL's client sends first."""
+    """The first message of OpenSSL's client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.maximum_version = context.minimum_version = version
@@ -38,7 +38,7 @@ def in_records(data: bytes, size: int) -> bytes:
 
 
 @given(name=st.none() | NAMES, version=VERSIONS, record=st.integers(1, 600))
-def test_the_name_is_the_one_that_was_asked_for(name: str | None, version: ssl.TLSVersion, record: int) -> None:
+def test_the_name_is_the_one_that_was_sent(name: str | None, version: ssl.TLSVersion, record: int) -> None:
     data = hello(name, version)
     wanted = ClientHello(name.lower() if name is not None else None)
     assert read_client_hello(data) == wanted
@@ -46,8 +46,8 @@ def test_the_name_is_the_one_that_was_asked_for(name: str | None, version: ssl.T
 
 
 @given(name=NAMES, record=st.integers(1, 600))
-def test_nothing_is_said_before_the_message_is_whole(name: str, record: int) -> None:
-    """What is asked for is never more than the message takes, and asked for a few times only."""
+def test_an_incomplete_message_has_no_result(name: str, record: int) -> None:
+    """The number of bytes needed never exceeds the message, and changes a few times only."""
     data = in_records(hello(name), record)
     size, rounds = 1, 0
     while isinstance(found := read_client_hello(data[:size]), int):
@@ -58,7 +58,7 @@ def test_nothing_is_said_before_the_message_is_whole(name: str, record: int) -> 
 
 
 @given(name=NAMES, at=st.integers(0, 700), byte=st.integers(0, 255), cut=st.integers(0, 700))
-def test_spoilt_messages_have_an_end(name: str, at: int, byte: int, cut: int) -> None:
+def test_corrupted_messages_terminate(name: str, at: int, byte: int, cut: int) -> None:
     data = bytearray(hello(name))
     data[at % len(data)] = byte
     with suppress(BadServerName):
@@ -67,17 +67,17 @@ def test_spoilt_messages_have_an_end(name: str, at: int, byte: int, cut: int) ->
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_have_an_end(data: bytes) -> None:
+def test_any_bytes_terminate(data: bytes) -> None:
     for found in (data, b"\x16\x03\x01" + data, b"\x16\x03\x01\x00\xc0\x01\x00\x00\xbc" + data):
         with suppress(BadServerName):
             read_client_hello(found)
 
 
-def test_a_dot_at_the_end_is_dropped() -> None:
+def test_a_trailing_dot_is_dropped() -> None:
     assert read_client_hello(hello("edge.test").replace(b"edge.test", b"edge.tes.")) == ClientHello("edge.tes")
 
 
-def test_a_name_that_is_no_ascii_is_refused() -> None:
+def test_a_name_that_is_not_ascii_is_refused() -> None:
     with pytest.raises(BadServerName):
         read_client_hello(hello("edge.test").replace(b"edge.test", b"edg\xe9.test"))
 
@@ -92,5 +92,5 @@ def test_a_name_that_is_no_ascii_is_refused() -> None:
         b"\x16\x03\x01\x00\x04\x01\x00\x00\x00",
     ],
 )
-def test_what_is_no_message_of_this_kind_names_nothing(data: bytes) -> None:
+def test_another_message_yields_no_name(data: bytes) -> None:
     assert read_client_hello(data) == ClientHello(None)

@@ -1,4 +1,4 @@
-"""What clients take of the codings offered, and what is worth coding."""
+"""Codings that clients accept, and types worth coding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestNegotiate:
             ("gzip;q=0, x-gzip", None),
         ],
     )
-    def test_what_the_client_likes_best_is_given(self, accept_encoding: str | None, best: Coding | None) -> None:
+    def test_the_highest_weight_wins(self, accept_encoding: str | None, best: Coding | None) -> None:
         assert accepted(accept_encoding).best is best
 
     @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ class TestNegotiate:
         ["gzip;q=2", "gzip;q=-1", "gzip;q=", "gzip;q=0.0001", "gzip;q=.5", "gzip;q=1.5", "gzip;level=9", "gzip q=1",
          "gzip;q=0.5;q=1", "gzip/br", "gzip=1"],
     )  # fmt: skip
-    def test_what_cannot_be_read_is_a_refusal(self, member: str) -> None:
+    def test_a_malformed_member_is_a_refusal(self, member: str) -> None:
         assert accepted(member).best is None
-        assert accepted(f"{member}, br").taken == {BR}
-        assert accepted(f"*, {member}").taken == {ZSTD, BR}
+        assert accepted(f"{member}, br").codings == {BR}
+        assert accepted(f"*, {member}").codings == {ZSTD, BR}
 
     @pytest.mark.parametrize(
-        ("accept_encoding", "takes_identity"),
+        ("accept_encoding", "accepts_identity"),
         [
             ("gzip", True),
             ("", True),
@@ -77,18 +77,18 @@ class TestNegotiate:
             ("gzip, identity;q=0.1, *;q=0", True),
         ],
     )
-    def test_plain_bytes_are_refused_only_in_so_many_words(self, accept_encoding: str, takes_identity: bool) -> None:
-        assert accepted(accept_encoding).takes_identity is takes_identity
+    def test_identity_is_refused_only_explicitly(self, accept_encoding: str, accepts_identity: bool) -> None:
+        assert accepted(accept_encoding).accepts_identity is accepts_identity
 
     def test_the_order_of_the_offer_decides_among_equals(self) -> None:
         assert accepted("gzip, br, zstd", (GZIP, BR)).best is GZIP
         assert accepted("gzip, br, zstd", (BR, GZIP)).best is BR
 
-    def test_nothing_is_given_that_is_not_offered(self) -> None:
+    def test_only_offered_codings_are_used(self) -> None:
         assert accepted("gzip, br", (ZSTD,)) == AcceptedCodings()
         assert accepted("gzip, br", ()) is PLAIN
 
-    def test_who_wants_bytes_untouched_gets_them_so(self) -> None:
+    def test_no_transform_means_identity(self) -> None:
         assert negotiate("gzip", "no-transform", ALL) is PLAIN
         assert negotiate("gzip", "no-cache, No-Transform", ALL) is PLAIN
         assert negotiate("gzip", "no-cache", ALL).best is GZIP
@@ -102,7 +102,7 @@ class TestNegotiate:
 
     @given(members, st.permutations(ALL).flatmap(lambda order: st.sampled_from([tuple(order[:n]) for n in range(4)])),
            blanks, st.booleans())  # fmt: skip
-    def test_no_refused_coding_is_given_and_none_is_liked_better(
+    def test_the_best_coding_is_accepted_and_has_the_highest_weight(
         self, members: list[tuple[str, int | None]], offered: tuple[Coding, ...], blank: str, upper: bool
     ) -> None:
         field = f"{blank},{blank}".join(
@@ -114,19 +114,19 @@ class TestNegotiate:
         identity = liked.get("identity", liked.get("*"))
         answer = accepted(field, offered)
         if offered:
-            assert answer.taken == {coding for coding in offered if likes[coding]}
+            assert answer.codings == {coding for coding in offered if likes[coding]}
         if answer.best is None:
-            assert not answer.taken or (identity is not None and identity > max(likes.values()))
+            assert not answer.codings or (identity is not None and identity > max(likes.values()))
             return
-        assert answer.best in answer.taken
+        assert answer.best in answer.codings
         assert likes[answer.best] == max(likes.values())
         assert identity is None or likes[answer.best] >= identity
         assert all(likes[other] < likes[answer.best] for other in offered[: offered.index(answer.best)])
 
     @given(st.text(alphabet='gzipbrstd*;q=01.5, \t"x-'))
-    def test_whatever_a_client_sends_it_gets_only_what_it_named(self, field: str) -> None:
+    def test_a_client_gets_only_codings_it_named(self, field: str) -> None:
         answer = accepted(field)
-        for coding in answer.taken | ({answer.best} if answer.best else set()):
+        for coding in answer.codings | ({answer.best} if answer.best else set()):
             assert coding.value in field.lower() or "*" in field
 
 
@@ -136,7 +136,7 @@ class TestIsCompressible:
         ["application/json", "Application/JSON; charset=utf-8", "text/plain", "text/csv;x=y", "application/ld+json",
          "image/svg+xml", "application/x-ndjson", "application/x-protobuf", "application/atom+xml"],
     )  # fmt: skip
-    def test_it_shrinks(self, content_type: str) -> None:
+    def test_compressible_types(self, content_type: str) -> None:
         assert is_compressible(content_type)
 
     @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ class TestIsCompressible:
         [None, "", "application/octet-stream", "image/png", "image/jpeg", "video/mp4", "audio/ogg", "font/woff2",
          "application/zip", "application/gzip", "application/zstd", "application/pdf", "text/event-stream", "nonsense"],
     )  # fmt: skip
-    def test_it_does_not_or_nobody_knows(self, content_type: str | None) -> None:
+    def test_other_types(self, content_type: str | None) -> None:
         assert not is_compressible(content_type)

@@ -1,4 +1,4 @@
-"""Cursors: intervals, and never going back."""
+"""Cursors: intervals and monotonicity."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gateway.protocol.cursor import EPOCH_S, interval, next_cursor, parse_cursor
 
 
 class Highest(random.Random):
-    """Always the most jitter."""
+    """Always draws the most jitter."""
 
     def randint(self, a: int, b: int) -> int:
         return b
 
 
 class Lowest(random.Random):
-    """Always the least jitter."""
+    """Always draws the least jitter."""
 
     def randint(self, a: int, b: int) -> int:
         return a
@@ -37,12 +37,12 @@ def test_intervals_are_twenty_seconds_counted_from_the_epoch(wall_s: float, numb
     "text",
     [None, "", "abc", "-5", "+5", "5.0", " 5", "5 ", "٣", "²", "9" * 17, "9" * 5000, str(2**53 + 1), "1e3", "0x1"],
 )
-def test_what_is_no_cursor_counts_as_none(text: str | None) -> None:
+def test_an_invalid_cursor_counts_as_absent(text: str | None) -> None:
     assert parse_cursor(text) is None
     assert next_cursor(EPOCH_S + 2000, text, random.Random(0)) == "100"
 
 
-def test_the_largest_cursor_is_taken() -> None:
+def test_the_largest_cursor_is_accepted() -> None:
     assert parse_cursor(str(2**53)) == 2**53
 
 

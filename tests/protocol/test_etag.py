@@ -1,4 +1,4 @@
-"""Minting, comparing and reading entity tags."""
+"""Minting, comparing and parsing entity tags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.protocol import offsets
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
-from gateway.protocol.etag import coding_named, matches, mint, of_coding, stream_identity, without_codings
+from gateway.protocol.etag import matched_coding, matches, mint, of_coding, stream_identity, without_codings
 
 well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).filter(
     offsets.is_well_formed
@@ -137,36 +137,36 @@ class TestCodings:
             ("k:1:2:gzip", ANY, "k:1:2:gzip"),
         ],
     )
-    def test_tags_of_codings_that_the_client_takes_stand_for_the_bytes(
+    def test_tags_of_accepted_codings_stand_for_the_bytes(
         self, field: str | None, accepted: AcceptedCodings, expected: str | None
     ) -> None:
         assert without_codings(field, accepted) == expected
 
     @given(well_formed, well_formed, st.booleans(), st.sampled_from(ALL), st.booleans())
-    def test_what_was_given_in_a_coding_is_recognised(
+    def test_the_tag_of_a_coding_is_recognised(
         self, start: str, end: str, is_closed: bool, coding: Coding, is_weak: bool
     ) -> None:
         plain = mint("k", start, end, is_closed)
         field = ("W/" if is_weak else "") + of_coding(plain, coding)
         assert matches(without_codings(field, ANY), plain)
-        assert coding_named(field, plain, ANY) is coding
-        taken = negotiate(coding.value, None, ALL)
-        assert coding_named(f'"x", {field}', plain, taken) is coding
+        assert matched_coding(field, plain, ANY) is coding
+        accepted = negotiate(coding.value, None, ALL)
+        assert matched_coding(f'"x", {field}', plain, accepted) is coding
         others = negotiate(", ".join(other.value for other in ALL if other is not coding), None, ALL)
         assert not matches(without_codings(field, others), plain)
-        assert coding_named(field, plain, others) is None
+        assert matched_coding(field, plain, others) is None
 
-    def test_of_several_the_one_that_would_be_given_is_named(self) -> None:
+    def test_the_preferred_one_of_several_codings_is_named(self) -> None:
         field = '"k:1:2", "k:1:2:gzip", "k:1:2:zstd"'
-        assert coding_named(field, '"k:1:2"', ANY) is Coding.ZSTD
-        assert coding_named(field, '"k:1:2"', negotiate("gzip, zstd;q=0.5", None, ALL)) is Coding.GZIP
-        assert coding_named('"k:1:2"', '"k:1:2"', ANY) is None
-        assert coding_named("*", '"k:1:2"', ANY) is None
+        assert matched_coding(field, '"k:1:2"', ANY) is Coding.ZSTD
+        assert matched_coding(field, '"k:1:2"', negotiate("gzip, zstd;q=0.5", None, ALL)) is Coding.GZIP
+        assert matched_coding('"k:1:2"', '"k:1:2"', ANY) is None
+        assert matched_coding("*", '"k:1:2"', ANY) is None
 
     @given(st.text(alphabet='"W/a:gzip, *\\x\t'))
     def test_no_field_is_an_error(self, field: str) -> None:
         without_codings(field, ANY)
-        coding_named(field, '"a"', ANY)
+        matched_coding(field, '"a"', ANY)
 
 
 class TestStreamIdentity:

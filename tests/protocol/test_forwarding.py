@@ -1,4 +1,4 @@
-"""What passes, what stays, what is added."""
+"""Headers that pass, are dropped, or are added."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def asked(*headers: tuple[str, str], client: str | None = "192.0.2.7", host: str
 
 class TestRequest:
     @pytest.mark.parametrize("name", [*sorted(HOP_BY_HOP), "Host", "Expect"])
-    def test_what_is_for_this_connection_stays_here(self, name: str) -> None:
+    def test_hop_by_hop_fields_are_dropped(self, name: str) -> None:
         assert name not in asked((name, "x"), ("Stream-Seq", "1"))
         assert name.upper() not in asked((name.upper(), "x"))
 
-    def test_what_connection_names_stays_here_too(self) -> None:
+    def test_fields_that_connection_names_are_dropped(self) -> None:
         passed = asked(
             ("Connection", "close, X-Hop"), ("connection", "x-other"), ("X-Hop", "1"), ("X-Other", "1"), ("X-End", "1")
         )
@@ -107,15 +107,15 @@ class TestLoop:
     @pytest.mark.parametrize(
         "lines", [["gw"], ["GW"], ["a, gw"], ["a", "b,gw ; x=1"], ['a; x="1", gw'], [" gw"], ['a;x="unbalanced, gw']]
     )
-    def test_a_request_that_has_been_here_is_known(self, lines: list[str]) -> None:
+    def test_a_loop_is_detected(self, lines: list[str]) -> None:
         assert is_looping(CIMultiDict([("CDN-Loop", line) for line in lines]), "gw")
 
     @pytest.mark.parametrize("lines", [[], [""], ["gw2"], ["a; gw"], ["a; b=gw"], [",,"], ["g w"]])
-    def test_others_are_not(self, lines: list[str]) -> None:
+    def test_other_requests_are_not_loops(self, lines: list[str]) -> None:
         assert not is_looping(CIMultiDict([("CDN-Loop", line) for line in lines]), "gw")
 
     @given(st.lists(st.tuples(st.sampled_from(["CDN-Loop", "Via", "Connection"]), st.text(max_size=12)), max_size=4))
-    def test_what_the_gateway_sends_on_it_knows_again_whatever_was_there(self, headers: list[tuple[str, str]]) -> None:
+    def test_the_gateway_recognises_every_request_it_forwarded(self, headers: list[tuple[str, str]]) -> None:
         assert is_looping(asked(*headers), "gw")
 
 
@@ -151,7 +151,7 @@ class TestResponse:
             ({}, []),
         ],
     )
-    def test_a_relayed_event_stream_is_not_to_be_buffered(self, origin: dict[str, str], buffering: list[str]) -> None:
+    def test_a_relayed_event_stream_disables_buffering(self, origin: dict[str, str], buffering: list[str]) -> None:
         passed = response_headers_for_client(CIMultiDict(origin), node="gw", http_version="1.1")
         assert passed.getall("X-Accel-Buffering", []) == buffering
 
@@ -168,7 +168,7 @@ class TestResponse:
             ("X-Custom", "1"),
         ],
     )
-    def test_what_is_true_of_the_stream_may_be_replayed(self, name: str, value: str) -> None:
+    def test_headers_of_the_stream_may_be_replayed(self, name: str, value: str) -> None:
         assert storable_headers(CIMultiDict({name: value})) == CIMultiDict({name: value})
 
     @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ class TestResponse:
             "X-Accel-Buffering", "X-Accel-Expires",
         ],
     )  # fmt: skip
-    def test_what_is_true_of_one_reply_is_not(self, name: str) -> None:
+    def test_headers_of_one_reply_may_not_be_replayed(self, name: str) -> None:
         assert not storable_headers(CIMultiDict({name: "1"}))
 
-    def test_what_the_origins_connection_names_is_not_replayed(self) -> None:
+    def test_headers_that_the_origins_connection_names_are_not_replayed(self) -> None:
         assert not storable_headers(CIMultiDict({"Connection": "X-Hop", "X-Hop": "1"}))
 
 
@@ -212,26 +212,26 @@ def sent_on(headers: dict[str, str], *, is_from_proxy: bool) -> CIMultiDict[str]
     )
 
 
-def test_what_a_client_says_of_its_own_address_goes_no_further() -> None:
-    """The origin would take it for the gateway's word; in Forwarded the gateway's member is the last."""
+def test_a_clients_claims_about_its_address_are_dropped() -> None:
+    """The origin would take it for the gateway's claim; in Forwarded the gateway's member is the last."""
     passed = sent_on({**CUSTOMARY, "Forwarded": "for=6.6.6.6"}, is_from_proxy=False)
     assert not {name.lower() for name in passed} & {name.lower() for name in CUSTOMARY}
     assert passed["Forwarded"] == "for=6.6.6.6, for=10.0.0.1;host=h;proto=https"
 
 
-def test_what_a_trusted_proxy_says_goes_on_with_that_proxy() -> None:
+def test_a_trusted_proxys_claims_pass_with_that_proxy_appended() -> None:
     passed = sent_on(CUSTOMARY, is_from_proxy=True)
     assert {name: passed[name] for name in CUSTOMARY} == {**CUSTOMARY, "X-Forwarded-For": "203.0.113.7, 10.0.0.1"}
     assert passed["Forwarded"] == "for=10.0.0.1;host=h;proto=https"
     assert "X-Forwarded-For" not in sent_on({}, is_from_proxy=True)
 
 
-def test_what_a_trusted_proxys_client_has_made_up_goes_no_further() -> None:
+def test_claims_of_a_trusted_proxys_client_are_dropped() -> None:
     passed = sent_on({**CUSTOMARY, "Forwarded": "for=6.6.6.6"}, is_from_proxy=True)
     assert passed["Forwarded"] == "for=10.0.0.1;host=h;proto=https"
 
 
-def test_a_trusted_proxys_word_cannot_be_named_for_one_connection() -> None:
+def test_connection_cannot_drop_a_trusted_proxys_claims() -> None:
     passed = sent_on({**CUSTOMARY, "Connection": "X-Forwarded-For, X-Forwarded-Proto"}, is_from_proxy=True)
     assert passed["X-Forwarded-For"] == "203.0.113.7, 10.0.0.1"
     assert passed["X-Forwarded-Proto"] == "https"

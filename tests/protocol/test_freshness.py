@@ -1,4 +1,4 @@
-"""Cache-Control, Vary and the ends of streams' lives."""
+"""Cache-Control, Vary and stream lifetimes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestTtl:
     @pytest.mark.parametrize(
         "text", [None, "", "+3600", "03600", "00", "3600.0", "3.6e3", "-1", "٣", "1 0", "0x10", "5\n"]
     )
-    def test_what_the_grammar_refuses(self, text: str | None) -> None:
+    def test_invalid_by_the_grammar(self, text: str | None) -> None:
         assert parse_ttl(text) is None
 
     def test_a_number_of_a_million_digits_is_no_error(self) -> None:
@@ -111,11 +111,11 @@ class TestExpiresAt:
             "0000-01-01T00:00:00Z", "+970-01-01T00:00:00Z", "٠٠٠٠-01-01T00:00:00Z",
         ],
     )  # fmt: skip
-    def test_what_is_no_rfc_3339_moment(self, text: str | None) -> None:
+    def test_not_an_rfc_3339_date_time(self, text: str | None) -> None:
         assert parse_expires_at(text) is None
 
     @given(st.datetimes(_FIRST, _LAST), st.integers(-1439, 1439))
-    def test_what_is_written_is_read_again(self, moment: datetime, offset_minutes: int) -> None:
+    def test_round_trip(self, moment: datetime, offset_minutes: int) -> None:
         aware = moment.replace(tzinfo=timezone(timedelta(minutes=offset_minutes)))
         assert parse_expires_at(aware.isoformat()) == pytest.approx(aware.timestamp(), abs=1e-4)
         in_utc = aware.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
@@ -186,5 +186,5 @@ class TestVary:
             ("Accept-Encoding, X-Tenant", None, False),
         ],
     )
-    def test_what_may_be_shared(self, vary: str | None, allow_origin: str | None, is_shared: bool) -> None:
+    def test_sharing_by_vary(self, vary: str | None, allow_origin: str | None, is_shared: bool) -> None:
         assert vary_allows_sharing(vary, ("authorization", "Cookie"), allow_origin) is is_shared

@@ -1,4 +1,4 @@
-"""Taking arrays apart by their brackets."""
+"""Removal of arrays' outer brackets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_comma_before_the_last_bracket_is_dropped(values: list[object], one: s
     assert json.loads(b"[" + in_pieces(body, cuts)[0] + b"]") == values
 
 
-def test_the_text_between_is_the_writers() -> None:
+def test_the_elements_text_is_unchanged() -> None:
     assert unwrap(b' [ 1.0e+02 ,  {"a" : "\\u00e9"}\n] ') == b'1.0e+02 ,  {"a" : "\\u00e9"}'
 
 
@@ -74,7 +74,7 @@ def test_an_empty_array_has_no_text(body: bytes) -> None:
         assert in_pieces(body, cuts) == (b"", True)
 
 
-def test_brackets_at_the_end_are_held_until_it_is_known_whose_they_are() -> None:
+def test_trailing_brackets_are_held_back_until_the_end() -> None:
     unwrapper = ArrayUnwrapper()
     assert unwrapper.is_empty
     assert unwrapper.feed(b"[[1") == b"[1"
@@ -93,19 +93,19 @@ def test_brackets_at_the_end_are_held_until_it_is_known_whose_they_are() -> None
         b"[]x", b"[]]", b"[],", b"\xef\xbb\xbf[]", b"[1] x", b"[1, 2] {}", b"null",
     ],
 )  # fmt: skip
-def test_what_does_not_begin_and_end_as_an_array_is_refused_however_it_arrives(body: bytes) -> None:
+def test_a_body_that_is_not_an_array_is_refused_in_any_pieces(body: bytes) -> None:
     for cuts in ([], list(range(len(body)))):
         with pytest.raises(NotAnArray):
             in_pieces(body, cuts)
 
 
-def test_a_body_that_begins_wrongly_is_refused_at_once() -> None:
+def test_a_wrong_beginning_is_refused_at_once() -> None:
     with pytest.raises(NotAnArray):
         ArrayUnwrapper().feed(b"<html>")
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=4))
-def test_nonsense_is_only_ever_not_an_array(body: bytes, cuts: list[int]) -> None:
+def test_any_input_raises_at_most_not_an_array(body: bytes, cuts: list[int]) -> None:
     try:
         in_pieces(b"[" + body, cuts)
     except NotAnArray:

@@ -1,4 +1,4 @@
-"""The words for kinds of requests."""
+"""The names of the kinds of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the client is behind trusted proxies, whatever clients and proxies write."""
+"""The client's identity behind trusted proxies, whatever clients and proxies send."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_proxy_is_trusted_by_its_address(address: str | None, is_trusted: bool
     assert CUSTOMARY.trusts(address) is is_trusted
 
 
-def test_unix_sockets_are_trusted_by_that_word_alone() -> None:
+def test_unix_sockets_are_trusted_only_by_name() -> None:
     assert not Proxies(["0.0.0.0/0", "::/0"], "forwarded").trusts(None)
 
 
@@ -60,14 +60,14 @@ CUSTOMARY_CASES: list[tuple[str | list[str], str]] = [
     ("[2001:db8::7]", "2001:db8::7"),
     ("[2001:db8::7]:4711", "2001:db8::7"),
     ("::ffff:203.0.113.7", "203.0.113.7"),
-    # What stands before the first that is not trusted is that one's own word.
+    # Everything before the first untrusted address is that client's own claim.
     ("6.6.6.6, 203.0.113.7", "203.0.113.7"),
     ("6.6.6.6, 203.0.113.7, 10.0.0.2", "203.0.113.7"),
     (["6.6.6.6", "203.0.113.7", "10.0.0.2, 10.0.0.3"], "203.0.113.7"),
     ("10.0.0.9, 203.0.113.7", "203.0.113.7"),
-    # All of them are trusted: the first began.
+    # All addresses are trusted: the first one is the client.
     ("10.0.0.4, 10.0.0.3", "10.0.0.4"),
-    # What is no address ends it at the proxy that wrote it.
+    # A member that is not an address ends the search at the proxy that wrote it.
     ("unknown", PROXY),
     ("203.0.113.7, unknown, 10.0.0.2", "10.0.0.2"),
     ("203.0.113.7, _hidden", PROXY),
@@ -109,7 +109,7 @@ STANDARD_CASES: list[tuple[str | list[str], str, str]] = [
     ("for=_hidden, for=10.0.0.2", "10.0.0.2", "http"),
     ("proto=https", PROXY, "https"),
     ("proto=gopher;for=203.0.113.7", "203.0.113.7", "http"),
-    # A list that cannot be read as a whole says nothing.
+    # A list that does not parse completely counts as absent.
     ('for="6.6.6.6, for=203.0.113.7', PROXY, "http"),
     ("for = 203.0.113.7", PROXY, "http"),
     ("for=203.0.113.7;", "203.0.113.7", "http"),
@@ -136,20 +136,20 @@ def test_the_standard_header_is_read_in_the_same_way(lines: str | list[str], cli
     [("https", "https"), ("HTTPS", "https"), ("http", "http"), ("https, http", "http"), (["http", "https"], "https"),
      ("ftp", "https"), ("", "https")],
 )  # fmt: skip
-def test_the_customary_scheme_is_the_nearest_proxys_word(lines: str | list[str], scheme: str) -> None:
+def test_the_scheme_of_x_forwarded_proto_is_the_nearest_proxys(lines: str | list[str], scheme: str) -> None:
     headers = fields(X_Forwarded_For="203.0.113.7", X_Forwarded_Proto=lines)
     assert CUSTOMARY.scheme(PROXY, headers, "https") == scheme
     assert CUSTOMARY.scheme("203.0.113.99", headers, "https") == "https"
 
 
-def test_the_other_header_is_not_looked_at() -> None:
+def test_the_other_header_is_ignored() -> None:
     headers = fields(Forwarded="for=6.6.6.6;proto=https", X_Forwarded_For="203.0.113.7")
     assert CUSTOMARY.client(PROXY, headers) == "203.0.113.7"
     assert CUSTOMARY.scheme(PROXY, headers, "http") == "http"
     assert STANDARD.client(PROXY, headers) == "6.6.6.6"
 
 
-def test_a_list_without_end_is_read_for_a_bound_of_hops() -> None:
+def test_a_long_list_is_read_up_to_a_bound() -> None:
     many = ", ".join(["203.0.113.7", *["10.0.0.2"] * 1_000])
     assert CUSTOMARY.client(PROXY, fields(X_Forwarded_For=many)) == "10.0.0.2"
     members = ", ".join(["for=203.0.113.7", *["for=10.0.0.2"] * 1_000])
@@ -161,8 +161,8 @@ _PROXIES = st.lists(st.sampled_from(["10.0.0.2", "10.9.9.9", "192.0.2.200", "200
 
 
 @given(st.text(max_size=30), _OF_NO_PROXY, _PROXIES)
-def test_a_client_cannot_be_anybody_else(made_up: str, client: str, inside: list[str]) -> None:
-    """Whatever it writes: a proxy adds the address by which it was reached, and so on to the last."""
+def test_a_client_cannot_claim_another_address(made_up: str, client: str, inside: list[str]) -> None:
+    """Whatever the client sends: each proxy appends the address it was reached from."""
     assert CUSTOMARY.client(PROXY, fields(X_Forwarded_For=", ".join([made_up, client, *inside]))) == client
     members = [f'for="[{one}]"' if ":" in one else f"for={one}" for one in (client, *inside)]
     assert STANDARD.client(PROXY, fields(Forwarded=[made_up, ", ".join(members)])) == client

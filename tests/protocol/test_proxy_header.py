@@ -1,4 +1,4 @@
-"""PROXY headers: what is read of good ones, however they come, and that nothing else is believed."""
+"""PROXY headers: valid ones are parsed in any pieces, all others are refused."""
 
 from __future__ import annotations
 
@@ -91,18 +91,18 @@ def test_a_header_names_the_client_and_what_follows_is_the_clients(data: bytes, 
 
 
 @pytest.mark.parametrize("data", [row[1] for row in GOOD], ids=[row[0] for row in GOOD])
-def test_a_header_is_waited_for_to_its_last_byte(data: bytes) -> None:
+def test_an_incomplete_header_is_awaited(data: bytes) -> None:
     assert all(read_proxy_header(data[:size]) is None for size in range(len(data)))
 
 
 @pytest.mark.parametrize("data", [row[1] for row in BAD], ids=[row[0] for row in BAD])
-def test_what_is_wrong_in_a_byte_is_not_believed(data: bytes) -> None:
+def test_a_single_wrong_byte_is_refused(data: bytes) -> None:
     with pytest.raises(BadProxyHeader):
         read_proxy_header(data)
 
 
 @given(st.sampled_from(GOOD), st.integers(0, 60), st.integers(0, 255))
-def test_a_changed_byte_is_refused_waited_for_or_read_as_what_it_says_now(
+def test_a_changed_byte_is_refused_awaited_or_parsed_as_changed(
     row: tuple[str, bytes, str | None], at: int, byte: int
 ) -> None:
     data = bytearray(row[1] + b"tail")
@@ -115,7 +115,7 @@ def test_a_changed_byte_is_refused_waited_for_or_read_as_what_it_says_now(
 
 
 @given(st.binary(max_size=300))
-def test_anything_is_decided_on_within_its_bound(data: bytes) -> None:
+def test_any_input_is_decided_within_the_bound(data: bytes) -> None:
     padded = data + bytes(LONGEST_BYTES)
     try:
         header = read_proxy_header(padded)

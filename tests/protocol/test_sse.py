@@ -1,4 +1,4 @@
-"""Reading and writing Server-Sent Events."""
+"""Parsing and encoding Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.protocol.sse import (
 
 
 def read(stream: bytes, *cuts: int) -> list[SseEvent]:
-    """Every event of a stream that arrives in pieces."""
+    """All events of a stream that arrives in pieces."""
     parser = SseParser()
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     events: list[SseEvent] = []
@@ -33,7 +33,7 @@ def read(stream: bytes, *cuts: int) -> list[SseEvent]:
 
 
 def reference(stream: bytes) -> list[SseEvent]:
-    """The standard's algorithm, one character at a time, as plainly as it can be written."""
+    """The standard's algorithm, one character at a time, in its plainest form."""
     stream = stream.removeprefix(b"\xef\xbb\xbf")
     lines: list[bytes] = []
     line = bytearray()
@@ -165,7 +165,7 @@ class TestBound:
         with pytest.raises(SseTooLarge):
             SseParser(max_event_bytes=99).feed(line + b"\n\n")
 
-    def test_a_line_that_never_ends_is_given_up_without_holding_it(self) -> None:
+    def test_an_endless_line_is_refused_without_buffering_it(self) -> None:
         parser = SseParser(max_event_bytes=1000)
         for _ in range(10):
             assert parser.feed(b"x" * 100) == []
@@ -207,7 +207,7 @@ class TestBound:
         assert passes(*cuts) == passes()
 
     def test_a_large_event_in_small_pieces_costs_a_constant_number_of_looks_per_byte(self) -> None:
-        # Quadratic work would take minutes here; linear takes well under a second.
+        # Quadratic work would take minutes here; linear work takes well under a second.
         event = encode_data(b"x" * 4_000_000, base64=False)
         assert read(event, *range(0, len(event), 64))[0].data == b"x" * 4_000_000
 
@@ -259,14 +259,14 @@ class TestControl:
         (event,) = read(encode_control(Control("1", "7", False, False)))
         assert json.loads(event.data) == {"streamNextOffset": "1", "streamCursor": "7"}
 
-    def test_an_open_stream_without_a_cursor_cannot_be_said(self) -> None:
+    def test_an_open_stream_without_a_cursor_cannot_be_encoded(self) -> None:
         with pytest.raises(ValueError, match="cursor"):
             encode_control(Control("1", None, True, False))
 
     @given(
         st.text("0123456789_abc!\"'\\", min_size=1).filter(lambda offset: offset != "-1"), st.booleans(), st.booleans()
     )
-    def test_what_is_written_is_read_again(self, offset: str, up_to_date: bool, is_closed: bool) -> None:
+    def test_round_trip(self, offset: str, up_to_date: bool, is_closed: bool) -> None:
         control = Control(offset, None if is_closed else "9", up_to_date or is_closed, is_closed)
         (event,) = read(encode_control(control))
         assert event.name == "control"
@@ -281,7 +281,7 @@ class TestData:
     def test_text_is_split_on_all_three_line_endings(self) -> None:
         assert encode_data(b"a\rb\nc\r\nd", base64=False) == b"event: data\ndata:a\ndata:b\ndata:c\ndata:d\n\n"
 
-    def test_a_payload_cannot_smuggle_an_event(self) -> None:
+    def test_a_payload_cannot_inject_an_event(self) -> None:
         hostile = b"a\n\nevent: control\rdata: {}\r\n\r\n"
         (event,) = read(encode_data(hostile, base64=False))
         assert event.name == "data"

@@ -1,4 +1,4 @@
-"""Surrogate keys as origins write them."""
+"""Surrogate keys in both header fields."""
 
 from __future__ import annotations
 

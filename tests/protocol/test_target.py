@@ -1,4 +1,4 @@
-"""One spelling per target."""
+"""Canonical request targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.protocol.target import BadTarget, Target, parse_target, upstream_qu
 
 
 def again(target: Target) -> str:
-    """A canonical target's own text, as the origin would be asked with the client's own parameters."""
+    """The text of a canonical target, as in a request to the origin with the client's own parameters."""
     query = upstream_query(target, offset=target.offset, live=target.live, cursor=target.cursor)
     return target.path + ("?" + query if query else "")
 
@@ -174,7 +174,7 @@ def test_every_value_survives_and_order_of_names_does_not_matter(
     target = parse_target("/s?" + text)
     assert target.offset == offset
     got = parse_qsl(upstream_query(target, offset=offset), keep_blank_values=True)
-    # Equal names keep their order; others are sorted by their encoded spelling.
+    # Equal names keep their order; the others are sorted by their encoded text.
     for name in {name for name, _ in sent}:
         assert [v for n, v in got if n == name] == [v for n, v in sent if n == name]
     assert len(got) == len(sent)
@@ -207,7 +207,7 @@ def test_canonical_is_a_fixed_point_and_only_ever_a_bad_target(tail: str) -> Non
 
 
 @given(st.text(max_size=30))
-def test_no_text_is_another_error(raw: str) -> None:
+def test_any_text_raises_at_most_bad_target(raw: str) -> None:
     for text in (raw, "/" + raw, "/?" + raw, "http://" + raw):
         complaint = ""
         try:
@@ -226,5 +226,5 @@ def test_no_text_is_another_error(raw: str) -> None:
         ("*", "*"),
     ],
 )
-def test_no_password_is_left_where_a_target_is_written_down(target: str, path: str) -> None:
+def test_a_target_without_authority_holds_no_password(target: str, path: str) -> None:
     assert without_authority(target) == path

@@ -57,7 +57,7 @@ def test_who_tells_no_counts_is_spoken_of_once_and_asked_ever_more_seldom_until_
         found = []
         for number in range(batches):
             before = len(gateway.paths)
-            api.ask_again()
+            api.begin_batch()
             assert told(api) == told(api)
             if len(gateway.paths) > before:
                 found.append(number)
@@ -80,7 +80,7 @@ def test_who_tells_counts_of_some_streams_alone_is_spoken_of_once_all_the_same()
     gateway, said = Gateway(), list[str]()
     api = AdminApi(cast("Client", gateway), "", said.append)
     for _ in range(20):
-        api.ask_again()
+        api.begin_batch()
         gateway.runs = [RUN]
         told(api)
         gateway.runs = None

@@ -218,8 +218,8 @@ def test_a_stream_that_was_made_anew_is_found_out(urls: Mapping[str, str], gatew
     assert end["streams"]["anew"][2] == LONG
     assert gateway.request("DELETE", "/anew").status == 204
     fill(gateway, "anew", 2 * LONG, lambda n: {"n": n, "pad": "y" * 950})
-    with pytest.raises(DataLost, match="otherwise"):
+    with pytest.raises(DataLost, match="differs from what it was"):
         rows(reader, reader.partitions(start, end))
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="re-created"):
         reader.latestOffset(end, ReadAllAvailable())
     reader.stop()

@@ -345,7 +345,7 @@ def test_a_size_that_is_not_so_is_found_out_whatever_the_checksum(urls: Mapping[
     assert isinstance(task, Task)
     first = task.runs[0].share
     wrong = replace(first, stretch=replace(first.stretch, size=first.stretch.size + by, next=None))
-    with pytest.raises(DataLost, match="reads otherwise"):
+    with pytest.raises(DataLost, match="differs from what it was"):
         rows(reader, [Task([Run(wrong, None)])])
 
 

@@ -71,7 +71,7 @@ def test_the_same_lines_come_of_any_cut(values: list[object], size: int, block: 
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_what_is_no_array_is_no_reply(body: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadReply, match="a reply"):
+    with pytest.raises(BadReply, match="the reply"):
         elements_of(body, size, 1, monkeypatch)
 
 

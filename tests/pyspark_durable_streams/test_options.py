@@ -42,7 +42,7 @@ def test_a_path_is_a_stream() -> None:
 
 
 def test_sizes_may_have_a_unit() -> None:
-    assert read(maxBytesPerTrigger="2m").most_bytes == 2 << 20
+    assert read(maxBytesPerTrigger="2m").max_bytes == 2 << 20
     assert read(format="chunks", chunkBytes="4k").chunk_bytes == 4096
 
 
@@ -56,7 +56,7 @@ def test_headers_are_sent_and_never_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"startingOffset": "latest"}, "option startingoffset is unknown; is startingOffsets meant?"),
+        ({"startingOffset": "latest"}, "option startingoffset is unknown; did you mean startingOffsets?"),
         ({"foo": "1"}, "option foo is unknown"),
         ({"streams": "b"}, "there are stream and streams"),
         ({"maxRowsPerTrigger": "0"}, "option maxRowsPerTrigger: a whole number of at least 1"),
@@ -64,20 +64,20 @@ def test_headers_are_sent_and_never_shown() -> None:
         ({"minPartitions": "many"}, "option minPartitions"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss: true or false"),
         ({"format": "rows"}, "option format: one of messages, typed, chunks"),
-        ({"mode": "FAILFAST"}, "option mode is for format=typed"),
-        ({"chunkBytes": "7"}, "option chunkBytes is for format=chunks"),
-        ({"endingOffsets": "latest"}, "option endingOffsets is for batches alone"),
+        ({"mode": "FAILFAST"}, "option mode requires format=typed"),
+        ({"chunkBytes": "7"}, "option chunkBytes requires format=chunks"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is only for batches"),
         ({"startingOffsets": "first"}, "option startingOffsets: earliest, latest or"),
         ({"startingOffsets": '{"b": "1"}'}, "option startingOffsets: every stream needs an offset"),
         ({"startingOffsets": '{"a": 1}'}, "option startingOffsets: earliest, latest or"),
         ({"tails": "catalogue"}, "option tails=catalogue needs catalogue"),
-        ({"catalogueStream": "names"}, "catalogueStream goes with streamsPrefix"),
+        ({"catalogueStream": "names"}, "catalogueStream requires streamsPrefix"),
         ({"url": "ftp://h"}, "url: http"),
-        ({"url": "http://u:secret@h/"}, "url: credentials belong into the header Authorization"),
+        ({"url": "http://u:secret@h/"}, "url: credentials belong in the header Authorization"),
         ({"url": "http://[::1/"}, "url: http://host"),
         ({"url": "http://h:99999/"}, "url: http://host"),
         ({"catalogue": "http://[::1"}, "option catalogue: http://host"),
-        ({"catalogue": "http://u:secret@h"}, "option catalogue: credentials belong into the header Authorization"),
+        ({"catalogue": "http://u:secret@h"}, "option catalogue: credentials belong in the header Authorization"),
         ({"maxRowsPerTrigger": "9" * 5_000}, "option maxRowsPerTrigger: a whole number"),
         ({"startingOffsets": "[" * 100_000}, "option startingOffsets: earliest, latest or"),
         ({"headers.Authorization: Basic secret": ""}, "option headers.authorization: not the name of a header"),
@@ -100,14 +100,14 @@ def test_what_cannot_be_is_one_line(options: dict[str, str], said: str) -> None:
     ("options", "said"),
     [
         (_URL, "none is given"),
-        ({**_URL, "streamsPrefix": "a"}, "streamsPrefix needs to know"),
+        ({**_URL, "streamsPrefix": "a"}, "streamsPrefix needs a list of the streams"),
         ({**_URL, "streams": "a,,b"}, "a name is empty"),
         ({**_URL, "streams": "a,/a"}, "named twice"),
-        ({**_STREAM, "maxRowsPerTrigger": "1"}, "option maxRowsPerTrigger is for streaming alone"),
+        ({**_STREAM, "maxRowsPerTrigger": "1"}, "option maxRowsPerTrigger is only for streaming"),
         ({**_STREAM, "startingOffsets": "latest"}, "a batch cannot start at latest"),
         ({**_STREAM, "endingOffsets": "earliest"}, "not earliest"),
         ({**_URL, "streamsPrefix": "", "catalogue": "admin:9"}, "option catalogue: http"),
-        ({**_URL, "streamsPrefix": "", "catalogue": "http://h:1", "catalogueStream": "n"}, "leave one of them out"),
+        ({**_URL, "streamsPrefix": "", "catalogue": "http://h:1", "catalogueStream": "n"}, "exclude each other"),
     ],
 )
 def test_what_a_batch_cannot_be_is_one_line(options: dict[str, str], said: str) -> None:

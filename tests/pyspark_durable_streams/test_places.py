@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyspark_durable_streams.errors import BadOption
 from pyspark_durable_streams.framing import Unit
 from pyspark_durable_streams.places import Evidence, Offset, Place, Position, Stretch
-from pyspark_durable_streams.plan import Share, dealt, shares
-from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn
+from pyspark_durable_streams.plan import Share, shares, split_evenly
+from pyspark_durable_streams.rounds import Budget, allocate, rotated
 
 _NAMES = st.text("abc/é?", min_size=1, max_size=4)
 _COUNTS = st.integers(0, 1 << 40)
@@ -52,7 +52,7 @@ def test_tasks_share_a_batch_in_order_and_evenly(sizes: list[tuple[str, int]], p
         Share(name, Unit.ELEMENT, Stretch(Place("x", 0, number), 1, size, 0))
         for number, (name, size) in enumerate(sorted(sizes))
     ]
-    tasks = dealt(found, partitions)
+    tasks = split_evenly(found, partitions)
     assert [share for task in tasks for share in task] == found
     assert all(tasks)
     assert len(tasks) <= partitions
@@ -84,14 +84,14 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
 
 
 def test_a_turn_begins_behind_the_last() -> None:
-    assert in_turn(["c", "a", "b"], "a") == ["b", "c", "a"]
-    assert in_turn(["c", "a", "b"], "") == ["a", "b", "c"]
-    assert in_turn(["c", "a", "b"], "bb") == ["c", "a", "b"]
+    assert rotated(["c", "a", "b"], "a") == ["b", "c", "a"]
+    assert rotated(["c", "a", "b"], "") == ["a", "b", "c"]
+    assert rotated(["c", "a", "b"], "bb") == ["c", "a", "b"]
 
 
 @given(st.lists(st.text("abc", min_size=1), min_size=1, unique=True), st.integers(1, 20), st.integers(1, 9))
 def test_parts_never_exceed_the_bound(pending: list[str], units: int, width: int) -> None:
-    wave, allowance = dealt_out(pending, Budget(units), width)
+    wave, allowance = allocate(pending, Budget(units), width)
     assert wave
     assert allowance.units is not None
     assert allowance.units >= 1
@@ -99,7 +99,7 @@ def test_parts_never_exceed_the_bound(pending: list[str], units: int, width: int
 
 
 def test_only_the_first_of_a_batch_may_be_larger_than_its_bound() -> None:
-    _, allowance = dealt_out(["a"], Budget(size=10), 1)
+    _, allowance = allocate(["a"], Budget(size=10), 1)
     assert allowance.is_forced
-    _, allowance = dealt_out(["a"], Budget(size=100).less(1, 90), 1)
+    _, allowance = allocate(["a"], Budget(size=100).less(1, 90), 1)
     assert not allowance.is_forced

@@ -63,5 +63,5 @@ def test_a_name_is_a_path_below_the_url() -> None:
 
 @pytest.mark.parametrize("name", ["", "/", "a?offset=-1", "a#b", "..", "../up", "a/./b", "a/../../up", "a/%2e%2E/up"])
 def test_what_is_no_name_is_told(name: str) -> None:
-    with pytest.raises(BadRow, match="no name of a stream"):
+    with pytest.raises(BadRow, match="not a valid name of a stream"):
         path_of(name)

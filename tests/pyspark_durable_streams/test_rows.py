@@ -46,10 +46,10 @@ def listed(found: pa.RecordBatch | list[pa.RecordBatch]) -> dict[str, list[bytes
 @pytest.mark.parametrize(
     ("columns", "stream", "order", "text"),
     [
-        ("value string", None, (), "which stream"),
-        ("stream int, value string", None, (), "which stream"),
+        ("value string", None, (), "no stream"),
+        ("stream int, value string", None, (), "no stream"),
         ("stream string, value int", None, (), "of text or bytes"),
-        ("stream string", None, (), "no column to make messages of"),
+        ("stream string", None, (), "no column is left to make messages of"),
         ("stream string, value string", None, ("pos",), "no column pos"),
         ("stream string, value string, a array<int>", None, ("a",), "no order"),
         ("stream string, value string, stream string", None, (), "same name"),

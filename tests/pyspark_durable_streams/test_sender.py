@@ -82,7 +82,7 @@ def test_a_stream_that_was_made_anew_half_way_is_told(origin: Beside) -> None:
         assert origin.ask("DELETE", "a") == 204
         late = Producer(client, "a", QUERY, 3, JSON, creates=True)
 
-        with pytest.raises(Refused, match=r"a: 409 .*made anew"):
+        with pytest.raises(Refused, match=r"a: 409 .*re-created"):
             late.close(2)
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_overtaken_is_refused_and_writes_nothing(origin: Beside) 
     origin.create("a")
     send(origin, table(a=[1]), 4)
 
-    with pytest.raises(Refused, match="batch 4 of this query already, and this is batch 3"):
+    with pytest.raises(Refused, match="already has batch 4 of this query, and this is batch 3"):
         send(origin, table(a=[2]), 3)
 
     assert origin.messages("a") == [1]

@@ -29,11 +29,11 @@ def origin() -> Iterator[Beside]:
 
 def numbers(spark: SparkSession, count: int, streams: int = 5, partitions: int = 3) -> DataFrame:
     """n from 0 on, dealt out to `streams` streams."""
-    dealt = spark.range(0, count, 1, partitions).withColumnRenamed("id", "n")
-    return dealt.withColumn("stream", sf.concat(sf.lit("s/"), sf.col("n") % streams))
+    split_evenly = spark.range(0, count, 1, partitions).withColumnRenamed("id", "n")
+    return split_evenly.withColumn("stream", sf.concat(sf.lit("s/"), sf.col("n") % streams))
 
 
-def dealt(count: int, stream: int, streams: int = 5) -> list[dict[str, int]]:
+def split_evenly(count: int, stream: int, streams: int = 5) -> list[dict[str, int]]:
     return [{"n": n} for n in range(stream, count, streams)]
 
 
@@ -75,7 +75,7 @@ def test_a_frame_goes_out_to_its_streams_in_order(spark: SparkSession, origin: B
     save(by_stream(df, partitions=3) if is_laid_out else df, origin, orderBy="n", maxBatchBytes="300")
 
     for stream in range(5):
-        assert origin.messages(f"s/{stream}") == dealt(1000, stream)
+        assert origin.messages(f"s/{stream}") == split_evenly(1000, stream)
 
 
 def test_without_an_order_rows_go_out_in_the_order_of_collect(spark: SparkSession, origin: Beside) -> None:
@@ -116,14 +116,14 @@ def test_a_save_with_an_id_is_written_once_however_often_it_is_run(spark: SparkS
             maxBatchBytes="100",
         )
 
-    assert origin.messages("s/1") == dealt(100, 1)
+    assert origin.messages("s/1") == split_evenly(100, 1)
 
 
 def test_a_save_without_one_is_written_each_time(spark: SparkSession, origin: Beside) -> None:
     save(numbers(spark, 10), origin)
     save(numbers(spark, 10), origin)
 
-    assert origin.messages("s/1") == [*dealt(10, 1), *dealt(10, 1)]
+    assert origin.messages("s/1") == [*split_evenly(10, 1), *split_evenly(10, 1)]
 
 
 def test_streams_are_closed_behind_the_last_row_and_a_rerun_knows_its_own_end(
@@ -133,7 +133,7 @@ def test_streams_are_closed_behind_the_last_row_and_a_rerun_knows_its_own_end(
         save(by_stream(numbers(spark, 100)), origin, orderBy="n", close="true", writeId="once", maxBatchBytes="100")
 
     assert [origin.is_closed(f"s/{stream}") for stream in range(5)] == [True] * 5
-    assert origin.messages("s/4") == dealt(100, 4)
+    assert origin.messages("s/4") == split_evenly(100, 4)
     with pytest.raises(PySparkException, match="s/0: the stream is closed, and not by this write"):
         save(numbers(spark, 1), origin, close="true", writeId="another")
 
@@ -231,7 +231,7 @@ def test_a_query_writes_each_batch_once_and_in_order(
     run(by_stream(df, partitions=3) if is_laid_out else df, origin, tmp_path / "ck", orderBy="n", maxBatchBytes="200")
 
     for stream in range(5):
-        assert origin.messages(f"s/{stream}") == dealt(300, stream)
+        assert origin.messages(f"s/{stream}") == split_evenly(300, stream)
 
 
 def test_a_query_that_failed_goes_on_where_it_stopped_in_the_other_way_and_with_other_tasks(
@@ -252,7 +252,7 @@ def test_a_query_that_failed_goes_on_where_it_stopped_in_the_other_way_and_with_
     run(by_stream(df, partitions=5), origin, tmp_path / "ck", **options)
 
     for stream in range(5):
-        assert origin.messages(f"s/{stream}") == dealt(600, stream)
+        assert origin.messages(f"s/{stream}") == split_evenly(600, stream)
 
 
 def test_streams_are_copied_from_one_place_to_another(spark: SparkSession, origin: Beside, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_streams_are_copied_from_one_place_to_another(spark: SparkSession, origi
     run(by_stream(df), origin, tmp_path / "ck", orderBy="pos", maxBatchBytes="150")
 
     for stream in range(5):
-        assert origin.messages(f"copy/s/{stream}") == dealt(300, stream)
+        assert origin.messages(f"copy/s/{stream}") == split_evenly(300, stream)
 
 
 def test_a_query_goes_on_from_an_old_checkpoint_only_to_be_told(
@@ -280,10 +280,10 @@ def test_a_query_goes_on_from_an_old_checkpoint_only_to_be_told(
     (tmp_path / "ck" / "commits" / "0").unlink()
     (tmp_path / "ck" / "commits" / ".0.crc").unlink()
 
-    with pytest.raises(StreamingQueryException, match="batch 1 of this query already, and this is batch 0"):
+    with pytest.raises(StreamingQueryException, match="already has batch 1 of this query, and this is batch 0"):
         run(df, origin, tmp_path / "ck", orderBy="n")
 
-    assert origin.messages("s/0") == dealt(20, 0)
+    assert origin.messages("s/0") == split_evenly(20, 0)
 
 
 def test_a_query_cannot_write_what_it_writes_anew_each_time(

@@ -70,7 +70,7 @@ def test_a_batch_is_taken_once_however_often_it_comes(url: str) -> None:
 def test_a_run_that_was_overtaken_is_refused(url: str) -> None:
     with sender(url) as sends:
         sends.send(table("overtaken", 1), Batch("query", 4), may_come_again=True)
-        with pytest.raises(Refused, match="batch 4 of this query already, and this is batch 3"):
+        with pytest.raises(Refused, match="already has batch 4 of this query, and this is batch 3"):
             sends.send(table("overtaken", 2), Batch("query", 3), may_come_again=True)
 
     assert numbers(url, "overtaken") == [1]

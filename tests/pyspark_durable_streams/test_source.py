@@ -160,12 +160,12 @@ def test_a_query_ends_with_one_line_where_a_stream_was_made_anew(
     run(spark, origin, tmp_path, stream="n/1")
     assert origin.ask("DELETE", "n/1") == 204
     fill(origin, "n/1", *range(200)[::-1])
-    with pytest.raises(StreamingQueryException, match=r"DataLost: stream n/1.*; failOnDataLoss=false goes on"):
+    with pytest.raises(StreamingQueryException, match=r"DataLost: stream n/1.*; failOnDataLoss=false continues"):
         run(spark, origin, tmp_path, stream="n/1")
 
 
 def test_a_bad_option_is_one_line(spark: SparkSession, origin: Beside) -> None:
-    with pytest.raises(PySparkException, match="option startingoffset is unknown; is startingOffsets meant"):
+    with pytest.raises(PySparkException, match="option startingoffset is unknown; did you mean startingOffsets"):
         load(spark, origin, stream="a", startingOffset="earliest").collect()
     with pytest.raises(PySparkException, match=r"format=typed needs your columns: give them with \.schema"):
         load(spark, origin, stream="a", format="typed").collect()

@@ -13,10 +13,10 @@ import pytest
 
 from pyspark_durable_streams import survey
 from pyspark_durable_streams.admin import AdminApi, CountedRun
+from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.client import Client, OpenReply, Reply
 from pyspark_durable_streams.errors import DataLost, Unreachable
 from pyspark_durable_streams.survey import Surveyor, Target
-from pyspark_durable_streams.taken import Allowance
 from pyspark_durable_streams.walk import Gone
 
 
@@ -169,7 +169,7 @@ def test_a_stream_that_never_begins_as_it_did_is_an_error_or_taken_as_it_is() ->
     news = surveyor(Changing(set(range(2, 99))), fails_on_loss=False).news("s", None, Allowance())
     assert news is not None
     assert news.units == 15
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="re-created"):
         _crcs(Changing(set(range(2, 99))))
 
 
@@ -190,7 +190,7 @@ class Counted(Changing):
         with super().open(path, headers) as said:
             yield OpenReply(said.status, {**said.headers, "ETag": '"one"'}, said.chunks)
 
-    def ask_again(self) -> None:
+    def begin_batch(self) -> None:
         pass
 
     def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
@@ -311,7 +311,7 @@ class Endless:
         self.asked += 1
         return Reply(200, {"Stream-Next-Offset": f"{20 * self.asked:06}"}, b"")
 
-    def ask_again(self) -> None:
+    def begin_batch(self) -> None:
         pass
 
     def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:

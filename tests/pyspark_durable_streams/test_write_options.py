@@ -53,7 +53,7 @@ def test_create_says_the_content_type_too() -> None:
         ({"maxBatchBytes": "0"}, "maxBatchBytes"),
         ({"maxBatchBytes": "1x"}, "maxBatchBytes"),
         ({"maxBatchBytes": "k"}, "maxBatchBytes"),
-        ({"path": "a", "stream": "a"}, "twice"),
+        ({"path": "a", "stream": "a"}, "exclude each other"),
         ({"requestTimeout": "-1"}, "requestTimeout"),
         ({"maxDriverBytes": "-1"}, "maxDriverBytes"),
         ({"close": "yes"}, "close"),
@@ -70,5 +70,5 @@ def test_what_cannot_be_is_one_line(given: dict[str, str], text: str) -> None:
 
 @pytest.mark.parametrize("name", ["close", "writeId"])
 def test_a_streaming_query_has_no_end_and_no_other_id(name: str) -> None:
-    with pytest.raises(BadOption, match="is for batches alone"):
+    with pytest.raises(BadOption, match="is only for batches"):
         WriteOptions.of({**URL, name: "true"}, is_streaming=True)

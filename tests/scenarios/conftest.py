@@ -1,4 +1,4 @@
-"""A gateway in front of a real origin, both on one manual clock; what either is left with after a test is checked."""
+"""A gateway in front of a real origin, both on one manual clock; after each test both are checked for leftovers."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ TEST_BOUND_S = 30.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the programs run on: transports differ, and these tests are about what happens on them."""
+    """The loop that the programs run on: these tests depend on its transports."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 async def bounded(work: Awaitable[T]) -> T:
-    """`work`, which on loopback takes no time worth the name."""
+    """Await `work` with a bound; on loopback it takes almost no time."""
     async with asyncio.timeout(BOUND_S):
         return await work
 
 
 class Edge:
-    """A gateway, the origin behind it, and clients."""
+    """A gateway, its origin, and its clients."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Edge:
         self._kind = kind
         self.clock = clock
         self.tls = tls
-        """What clients of a gateway over TLS believe; None where it is plain."""
+        """The TLS trust of the gateway's clients; None for plain HTTP."""
         self._wires: list[Wire] = []
         self._tasks: list[asyncio.Task[Answer]] = []
 
@@ -65,16 +65,16 @@ class Edge:
 
     @property
     def scheme(self) -> str:
-        """By which clients ask."""
+        """The scheme of the gateway's URL."""
         return "http" if self.tls is None else "https"
 
     async def wire(self, receive_bytes: int | None = None) -> Wire:
-        """A connection of its own."""
+        """A new connection."""
         self._wires.append(await self._kind.open(self.url, receive_bytes, self.tls))
         return self._wires[-1]
 
     async def begin(self, target: str, headers: Mapping[str, str] | None = None, **more: Any) -> Wire:
-        """A connection on which a request has been sent."""
+        """A new connection on which a request has been sent."""
         wire = await self.wire(more.pop("receive_bytes", None))
         await wire.ask(target, headers, **more)
         return wire
@@ -85,13 +85,13 @@ class Edge:
     async def send(
         self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
-        """One request on a connection of its own."""
+        """One request on a new connection."""
         return await self.send_to(self.url, method, target, headers, body)
 
     async def send_to(
         self, url: str, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
-        """One request to whoever listens at `url`: the origin's, behind the gateway's back."""
+        """One request to the server at `url`, such as to the origin directly, without the gateway."""
         wire = await (self._kind.open(url, tls=self.tls) if url == self.url else Wire.open(url))
         try:
             await wire.ask(target, headers, method, body)
@@ -100,7 +100,7 @@ class Edge:
             await wire.closed()
 
     def asking(self, target: str, headers: Mapping[str, str] | None = None) -> asyncio.Task[Answer]:
-        """A read that goes on beside the test."""
+        """A read that runs beside the test."""
         self._tasks.append(asyncio.create_task(self.get(target, headers)))
         return self._tasks[-1]
 
@@ -115,12 +115,12 @@ class Edge:
         )
 
     def readers(self, count: int) -> Callable[[], bool]:
-        """Whether so many readers have joined shared fetches."""
+        """Whether this many readers have joined shared fetches."""
         fetches = self.gateway.engine.fetches
         return lambda: fetches.readers >= count
 
     def time_passing(self, step_s: float = 0.05) -> AbstractAsyncContextManager[None]:
-        """Let the manual clock run, fast, while the test waits for what comes of it."""
+        """Advance the manual clock continuously while the test waits for the effects."""
         return time_passing(self.clock, step_s)
 
     async def leave(self) -> None:
@@ -132,7 +132,7 @@ class Edge:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of any request is left."""
+        """Whether no trace of any request is left."""
         engine = self.gateway.engine
         return (
             not engine.fetches
@@ -143,7 +143,7 @@ class Edge:
         )
 
     async def until_idle(self) -> None:
-        """Wait until nothing of any request is left; lingering topics are let go by the clock."""
+        """Wait until no trace of any request is left; the clock ends lingering topics."""
 
         def has_come_to_rest() -> bool:
             self.clock.advance(1.0)
@@ -161,7 +161,7 @@ class Edge:
 
 @pytest.fixture(autouse=True)
 async def deadline() -> AsyncIterator[None]:
-    """No scenario hangs: its task is cancelled after a time that none takes."""
+    """Cancel a scenario that hangs, after a time that none takes."""
     loop = asyncio.get_running_loop()
 
     def give_up() -> None:
@@ -226,7 +226,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     ways = [(transport, is_fast) for transport in chosen(metafunc) for is_fast in (True, False)]
     if metafunc.config.getoption("--transports") == "some":
-        # What is remembered is the same bytes whatever they came by.
+        # Remembered answers have the same bytes over every transport.
         ways = [(transport, is_fast) for transport, is_fast in ways if is_fast or transport == HTTP_1]
     ids = [
         ("" if transport == HTTP_1 else f"{transport}, ") + ("fast path" if is_fast else "strict")
@@ -237,21 +237,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def fast_path(request: pytest.FixtureRequest) -> bool:
-    """Whether the door answers by itself what it remembers: nobody may see a difference."""
+    """Whether remembered answers are served by the fast path; clients must not see a difference."""
     value: bool = request.param
     return value
 
 
 @pytest.fixture
 def transport(request: pytest.FixtureRequest) -> str:
-    """What requests come by: nobody may see a difference."""
+    """The transport of requests; clients must not see a difference."""
     value: str = request.param
     return value
 
 
 @pytest.fixture(scope="session")
 def trust(tmp_path_factory: pytest.TempPathFactory) -> Trust:
-    """Whom the clients of gateways over TLS believe."""
+    """The TLS trust of the clients of gateways over TLS."""
     return made(tmp_path_factory.mktemp("trust"))
 
 
@@ -259,7 +259,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Trust:
 async def start(
     clock: ManualClock, hostile: Hostile, fast_path: bool, transport: str, trust: Trust
 ) -> AsyncIterator[Start]:
-    """Starts gateways, which stop before the hostile origins do; each must have come to rest by itself before that."""
+    """Starts gateways, which stop before the hostile origins; before that each must become idle by itself."""
     edges: list[Edge] = []
 
     async def start_one(origin_url: str, **settings: Any) -> Edge:

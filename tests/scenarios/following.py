@@ -1,4 +1,4 @@
-"""Streams whose tail the gateway follows, as scenarios begin them."""
+"""Streams with a followed tail, for scenarios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = {JSON: b'["a"]', "text/plain": b"a", "application/octet-stream": b"a"}
 
 
 def position(edge: Edge, path: str) -> str | None:
-    """Where the follower of the one stream at `path` stands confirmed."""
+    """The position that the follower of the stream at `path` has confirmed."""
     live = edge.gateway.engine.live
     topics = [live.find(stream) for stream in edge.gateway.engine.store if stream.key.group.path == path]
     return next((topic.position for topic in topics if topic is not None and topic.is_confirmed), None)
@@ -27,7 +27,7 @@ def position(edge: Edge, path: str) -> str | None:
 
 @asynccontextmanager
 async def followed(edge: Edge, counters: Counters, content_type: str = JSON, path: str = "/s") -> AsyncIterator[str]:
-    """A stream with one live reader at its tail, which is given; nothing that was asked for that is counted."""
+    """A stream with one live reader at its tail, which is returned; the counters start after that."""
     await edge.put(path, BODY[content_type], content_type)
     tail = (await edge.get(path)).next_offset
     wire = await edge.begin(f"{path}?offset={tail}&live=sse")
@@ -42,7 +42,7 @@ async def followed(edge: Edge, counters: Counters, content_type: str = JSON, pat
 
 @asynccontextmanager
 async def followed_until_silent(edge: Edge, counters: Counters, faults: Faults) -> AsyncIterator[str]:
-    """The same, where the live request stands still behind its first event, and its connection stays open."""
+    """The same, but the live request stalls after its first event, on an open connection."""
     cursor = str(interval(edge.clock.wall()))
     first_event = control_event(f"{0:016d}_{0:016d}", cursor, up_to_date=True, is_closed=False)
     stall = faults.stall(len(first_event), kind=Kind.SSE, times=None)

@@ -1,4 +1,4 @@
-"""An origin that does what no HTTP library would: it is handed each request and the bare connection."""
+"""An origin that behaves as no HTTP library would: it gets each request and the bare connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
 
 
 def answer(status: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    """A well-formed answer with a length, where `headers` name none."""
+    """A well-formed answer, with a Content-Length unless `headers` give one."""
     fields = (
         headers
         if "Content-Length" in headers or "Transfer-Encoding" in headers
@@ -36,7 +36,7 @@ def answer(status: str, headers: dict[str, str], body: bytes = b"") -> bytes:
 
 
 def part_of_stream(body: bytes, end: str, content_type: str = "text/plain", **more: str) -> bytes:
-    """What a well-behaved origin says of a catch-up read."""
+    """A correct origin's answer to a catch-up read."""
     headers = {"Content-Type": content_type, "Stream-Next-Offset": end, "Stream-Up-To-Date": "true"}
     return answer("200 OK", {**headers, **more}, body)
 
@@ -45,9 +45,9 @@ METADATA = answer("200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset":
 
 
 class HostileOrigin:
-    """Listens, and hands every request to `script`; HEAD is answered unless the script takes it.
+    """Listens and passes every request to `script`; it answers HEAD itself unless the script does.
 
-    Bodies are read before the script is asked, except by one that `leaves_bodies` in the connection.
+    Bodies are read before the script runs, unless `leaves_bodies` is set.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HostileOrigin:
         return [asked for asked in self.asked if asked.method == "GET"]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds; it is asked after every request."""
+        """Wait until `condition` holds; it is evaluated after every request."""
         async with asyncio.timeout(BOUND_S), self._changed:
             await self._changed.wait_for(condition)
 

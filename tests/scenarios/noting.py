@@ -1,4 +1,4 @@
-"""What the scenarios of the access log read: its lines, once they are written."""
+"""The lines of the access log, for its scenarios."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-async def noted(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
-    """So many lines, which is all there are."""
+async def log_lines(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
+    """The lines of the log, which must be exactly this many."""
 
     def has_come() -> bool:
         edge.clock.advance(1.0)

@@ -1,4 +1,4 @@
-"""What the access log says of requests that a real gateway answers in front of a real origin."""
+"""The access log of requests that a real gateway answers in front of a real origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge
-from tests.scenarios.noting import TRACE, TRACEPARENT, noted
+from tests.scenarios.noting import TRACE, TRACEPARENT, log_lines
 from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 
@@ -24,13 +24,13 @@ def settings(log: Path) -> dict[str, Any]:
     return {"sink": "file", "path": str(log), "client_address": "full", "node_name": "west"}
 
 
-async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, log: Path) -> None:
+async def test_each_request_has_one_line_with_its_answer(edge: Edge, log: Path) -> None:
     created = await edge.put("/s", b"0123456789")
     read = await edge.get("/s?offset=-1", {"User-Agent": "reader/1", "traceparent": TRACEPARENT})
     await edge.send("HEAD", "/s")
     await edge.get("/s?offset=-1&offset=now")
     await edge.get("/missing?offset=-1", {"traceparent": TRACEPARENT, "Traceparent": TRACEPARENT})
-    lines = await noted(edge, log, 5)
+    lines = await log_lines(edge, log, 5)
     told = ("method", "status", "next_offset")
     assert [tuple(line.get(name) for name in told) for line in lines] == [
         ("PUT", 201, created.headers["Stream-Next-Offset"]),
@@ -46,7 +46,7 @@ async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, 
     assert lines[4].get("trace_id") is None
 
 
-async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_so(
+async def test_bytes_of_a_shared_fetch_count_for_its_leader_and_all_sharers_are_marked(
     edge: Edge, log: Path, origin: RunningOrigin
 ) -> None:
     await edge.put("/s", b"x" * 1_000)
@@ -58,22 +58,22 @@ async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_
     gate.release()
     for read in reads:
         assert len((await read).body) == 1_000
-    lines = (await noted(edge, log, 6))[1:]
+    lines = (await log_lines(edge, log, 6))[1:]
     assert sorted(line["fetched_bytes"] for line in lines) == [0, 0, 0, 0, 1_000]
     assert {line["collapsed"] for line in lines} == {5}
-    # Nothing is fetched for who comes later.
+    # A later reader causes no fetch.
     assert (await edge.get("/s?offset=-1", {"Cache-Control": "max-age=60", "X-Later": "1"})).body == b"x" * 1_000
-    assert (await noted(edge, log, 7))[6]["fetched_bytes"] == 0
+    assert (await log_lines(edge, log, 7))[6]["fetched_bytes"] == 0
 
 
 def fetched(edge: Edge) -> float:
-    """Body bytes from the origin, as the series has them."""
+    """Body bytes from the origin, by the metric."""
     families = edge.gateway.metrics.registry.collect()
     (family,) = [family for family in families if family.name == "durable_gateway_upstream_bytes"]
     return sum(sample.value for sample in family.samples)
 
 
-async def test_bytes_of_a_fetch_whose_leader_has_left_are_those_of_who_stays(
+async def test_bytes_of_a_fetch_whose_leader_left_count_for_a_remaining_reader(
     edge: Edge, log: Path, origin: RunningOrigin
 ) -> None:
     await edge.put("/s", b"x" * 1_000)
@@ -87,20 +87,18 @@ async def test_bytes_of_a_fetch_whose_leader_has_left_are_those_of_who_stays(
     gate.release()
     for read in reads:
         assert len((await read).body) == 1_000
-    lines = await noted(edge, log, 5)
+    lines = await log_lines(edge, log, 5)
     assert sorted(line["fetched_bytes"] for line in lines) == [0, 0, 0, 0, 1_000]
     assert fetched(edge) == 1_000
 
 
-async def test_bytes_in_the_lines_add_up_to_what_came_from_the_origin(
-    edge: Edge, log: Path, origin: RunningOrigin
-) -> None:
+async def test_bytes_in_the_lines_add_up_to_the_origins_bytes(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b'[{"a":1},{"a":2}]', "application/json")
     assert (await edge.get("/s?offset=-1")).body == b'[{"a":1},{"a":2}]'
     refused = await edge.get("/missing?offset=-1")
     assert refused.status == 404
     assert refused.body
-    lines = await noted(edge, log, 3)
+    lines = await log_lines(edge, log, 3)
     assert [line["fetched_bytes"] for line in lines[1:]] == [17, len(refused.body)]
     assert sum(line["fetched_bytes"] for line in lines) == fetched(edge)
 
@@ -111,7 +109,7 @@ async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: E
     await wire.send(b"GET /s HTTP/1.1\r\nHost: a\r\nno header\r\n\r\n")
     answer = await wire.answer("GET")
     assert answer.status == 400
-    (line,) = await noted(edge, log, 1)
+    (line,) = await log_lines(edge, log, 1)
     told = ("method", "stream", "mode", "outcome", "status", "sent_bytes", "client", "is_final")
     assert [line[name] for name in told] == ["", "", "other", "refused", 400, len(answer.body), "127.0.0.1", True]
     assert line["time"] == pytest.approx(edge.clock.wall(), abs=5)
@@ -121,11 +119,11 @@ async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: E
     assert registry.get_sample_value("durable_gateway_response_bytes_total", labels) == len(answer.body)
 
 
-async def test_an_answer_that_was_cut_off_is_noted_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+async def test_an_answer_that_was_cut_off_is_logged_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b"x" * 500_000)
     origin.origin.faults.drop(300_000, kind="catchup", times=None)
     with pytest.raises(Dropped):
         await edge.get("/s?offset=-1")
-    line = (await noted(edge, log, 2))[1]
+    line = (await log_lines(edge, log, 2))[1]
     assert line["outcome"] == "aborted"
     assert "status" not in line

@@ -1,4 +1,4 @@
-"""What the access log says of hits at the door and of live reads, from their beginning to their end."""
+"""The access log of remembered answers and of live reads, from beginning to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gateway.protocol.mode import Mode
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
-from tests.scenarios.noting import TRACE, TRACEPARENT, confirmed, noted
+from tests.scenarios.noting import TRACE, TRACEPARENT, confirmed, log_lines
 from tests.waiting import eventually
 
 log = test_access_log.log
@@ -18,12 +18,12 @@ settings = test_access_log.settings
 
 
 async def of_mode(edge: Edge, log: Path, count: int, mode: Mode) -> dict[str, Any]:
-    """The one line of this mode among so many."""
-    (line,) = [line for line in await noted(edge, log, count) if line["mode"] == mode]
+    """The only line of this mode among this many lines."""
+    (line,) = [line for line in await log_lines(edge, log, count) if line["mode"] == mode]
     return line
 
 
-async def test_every_hit_has_a_line_whichever_way_it_goes(edge: Edge, log: Path) -> None:
+async def test_every_hit_has_a_line_on_either_path(edge: Edge, log: Path) -> None:
     tail = (await edge.put("/s", b"0123456789", Stream_Closed="true")).headers["Stream-Next-Offset"]
     for _ in range(3):
         await edge.get("/s?tenant=7&offset=-1", {"User-Agent": "a"})
@@ -31,7 +31,7 @@ async def test_every_hit_has_a_line_whichever_way_it_goes(edge: Edge, log: Path)
     for _ in range(5):
         await wire.ask("/s?tenant=7&offset=-1", {"User-Agent": "b", "traceparent": TRACEPARENT})
         assert (await wire.answer("GET")).body == b"0123456789"
-    lines = (await noted(edge, log, 9))[1:]
+    lines = (await log_lines(edge, log, 9))[1:]
     assert [line["outcome"] for line in lines] == ["miss"] + ["hit"] * 7
     assert [line["user_agent"] for line in lines] == ["a"] * 3 + ["b"] * 5
     assert [line.get("trace_id") for line in lines] == [None] * 3 + [TRACE] * 5
@@ -52,7 +52,7 @@ async def test_an_sse_reader_has_a_line_at_its_end(edge: Edge, log: Path, creden
     told = ("status", "outcome", "start", "next_offset", "subscribers", "is_final", "close_reason")
     expected = (200, "followed", "-1", tail["Stream-Next-Offset"], 1, True, "closed")
     assert tuple(line[name] for name in told) == expected
-    # Heads and the sizes of chunks are no part of it.
+    # Heads and chunk sizes do not count.
     assert line["sent_bytes"] == len((await bounded(reader.answer("GET"))).body)
     assert line["first_byte_s"] <= line["duration_s"]
     assert ("partition" in line) is bool(credentials)
@@ -106,7 +106,7 @@ async def test_the_line_of_a_long_poll_says_why_it_ended(edge: Edge, log: Path, 
     assert line["subscribers"] == 1
 
 
-async def test_lines_of_coded_answers_say_what_was_saved_whichever_way_they_went(edge: Edge, log: Path) -> None:
+async def test_lines_of_coded_answers_state_the_saved_bytes_on_either_path(edge: Edge, log: Path) -> None:
     text = b"the same again and " * 200
     coded = {"Accept-Encoding": "gzip"}
     tail = (await edge.put("/s", text)).headers["Stream-Next-Offset"]
@@ -116,7 +116,7 @@ async def test_lines_of_coded_answers_say_what_was_saved_whichever_way_they_went
     answers = [await bounded(waiting.answer("GET"))]
     answers += [await edge.get("/s?offset=-1", coded) for _ in range(3)]
     assert (await edge.get("/s?offset=-1", coded | {"If-None-Match": answers[1].headers["ETag"]})).status == 304
-    lines = [line for line in await noted(edge, log, 7) if line["method"] == "GET"]
+    lines = [line for line in await log_lines(edge, log, 7) if line["method"] == "GET"]
     assert [line["mode"] for line in lines] == ["longpoll", "catchup", "catchup", "catchup", "catchup"]
     for line, answer, size in zip(lines, answers, (len(text), *[2 * len(text)] * 3), strict=False):
         assert (line["coding"], line["sent_bytes"]) == ("gzip", len(answer.body))
@@ -124,7 +124,7 @@ async def test_lines_of_coded_answers_say_what_was_saved_whichever_way_they_went
     assert (lines[-1]["status"], "saved_bytes" in lines[-1]) == (304, False)
 
 
-async def test_readers_that_are_sent_off_are_drained(edge: Edge, log: Path) -> None:
+async def test_drained_readers_are_logged_as_drained(edge: Edge, log: Path) -> None:
     await edge.put("/s", b"0123456789")
     reader = await edge.begin("/s?live=sse&offset=-1")
     await reader.head()
@@ -132,6 +132,6 @@ async def test_readers_that_are_sent_off_are_drained(edge: Edge, log: Path) -> N
     await confirmed(edge, 2)
     edge.clock.advance(2)
     edge.gateway.drain(1.0)
-    lines = await noted(edge, log, 3)
+    lines = await log_lines(edge, log, 3)
     assert {line["mode"]: line.get("close_reason") for line in lines[1:]} == {"sse": "drained", "longpoll": "drained"}
     assert (await bounded(poll.answer("GET"))).status == 204

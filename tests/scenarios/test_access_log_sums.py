@@ -1,4 +1,4 @@
-"""The access log's sums are the counters': whatever is asked of the origin, exactly one line tells of it."""
+"""The sums of the access log equal the counters: exactly one line accounts for each request to the origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Place
+from gateway.telemetry.access_record import RecordedStream
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, Start, bounded
@@ -26,7 +26,7 @@ settings = test_access_log.settings
 
 
 def counted(edge: Edge) -> tuple[float, float]:
-    """Requests to the origin and body bytes from it, as the series have them."""
+    """Requests to the origin and body bytes from it, by the metrics."""
     families = {family.name: family for family in edge.gateway.metrics.registry.collect()}
 
     def total(name: str) -> float:
@@ -39,9 +39,8 @@ def summed(lines: list[dict[str, Any]]) -> tuple[int, int]:
     return sum(line.get("origin_requests", 0) for line in lines), sum(line["fetched_bytes"] for line in lines)
 
 
-async def all_told(edge: Edge, log: Path) -> list[dict[str, Any]]:
-    """The lines, once nothing is under way any more and every one that is due has been written; their sums are held to
-    be the counters'."""
+async def balanced_lines(edge: Edge, log: Path) -> list[dict[str, Any]]:
+    """All lines, once no request is under way and every due line is written; checks their sums against the counters."""
     await edge.leave()
     await edge.until_idle()
     access_log = edge.gateway.access_log
@@ -69,12 +68,12 @@ async def test_reads_of_all_kinds_and_writes(edge: Edge, log: Path, origin: Runn
     await edge.get(f"/s?live=long-poll&offset={tail}")
     await edge.get("/s?offset=-1", {"Authorization": "Bearer a"})
     await edge.send("DELETE", "/s")
-    lines = await all_told(edge, log)
+    lines = await balanced_lines(edge, log)
     assert counted(edge) == (summed(lines)[0], summed(lines)[1])
     assert all(line["is_final"] for line in lines if line["method"] in ("PUT", "POST", "PATCH", "DELETE"))
 
 
-async def test_what_a_follower_brings_is_told_by_its_readers_once(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+async def test_a_followers_bytes_are_logged_by_its_readers_once(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b"[1]", "application/json")
     readers = [await edge.begin("/s?live=sse&offset=-1") for _ in range(3)]
     await confirmed(edge, 3)
@@ -83,16 +82,16 @@ async def test_what_a_follower_brings_is_told_by_its_readers_once(edge: Edge, lo
     await edge.send("POST", "/s", {"Content-Type": "application/json", "Stream-Closed": "true"})
     for reader in readers:
         await bounded(reader.answer("GET"))
-    lines = await all_told(edge, log)
+    lines = await balanced_lines(edge, log)
     live = [line for line in lines if line["mode"] == "sse"]
     assert [line["is_final"] for line in live] == [True] * 3
     told = sorted(line["fetched_bytes"] for line in live)
-    # What was there before is fetched by the first, and nobody has both.
+    # The first reader fetches what was there before, and no line has both.
     assert told[:2] in ([0, 0], [0, 3])
     assert told[2] > len(b"[1][0][1][2][3][4]")
 
 
-async def test_what_comes_for_a_follower_that_lingers_has_a_line_of_its_own(
+async def test_bytes_for_a_lingering_follower_have_their_own_line(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, live_linger_s=200, sse_lifetime_s=600)
@@ -111,7 +110,7 @@ async def test_what_comes_for_a_follower_that_lingers_has_a_line_of_its_own(
     (topic,) = edge.gateway.engine.live.topics()
     tail = topic.stream.acked
     await eventually(lambda: topic.position == tail)
-    lines = await all_told(edge, log)
+    lines = await balanced_lines(edge, log)
     (own,) = [line for line in lines if not line["is_final"]]
     told = {name: own.get(name) for name in ("stream", "route", "mode", "outcome", "method", "status", "client")}
     assert told == {
@@ -121,9 +120,7 @@ async def test_what_comes_for_a_follower_that_lingers_has_a_line_of_its_own(
     assert own["fetched_bytes"] > 3
 
 
-async def test_clients_that_leave_and_an_origin_that_is_tried_again(
-    edge: Edge, log: Path, origin: RunningOrigin
-) -> None:
+async def test_clients_that_leave_and_retried_fetches(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b"x" * 1_000)
     gate = origin.origin.faults.hold(kind="catchup")
     leader = await edge.begin("/s?offset=-1")
@@ -135,7 +132,7 @@ async def test_clients_that_leave_and_an_origin_that_is_tried_again(
     gate.release()
     for read in reads:
         assert (await read).status == 200
-    # Nobody is left to take what a fetch has cost.
+    # No reader is left to account for the fetch.
     gate = origin.origin.faults.hold(kind="catchup")
     alone = await edge.begin("/s?offset=-1&q=2")
     await gate.waiting(1)
@@ -149,21 +146,21 @@ async def test_clients_that_leave_and_an_origin_that_is_tried_again(
     origin.origin.faults.drop(300_000, kind="catchup", times=None)
     with pytest.raises(Dropped):
         await edge.get("/long?offset=-1")
-    await all_told(edge, log)
+    await balanced_lines(edge, log)
 
 
-async def test_a_write_whose_client_has_left_is_told_all_the_same(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+async def test_a_write_whose_client_left_has_a_line(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b"x")
     gate = origin.origin.faults.hold(kind="append")
     writer = await edge.begin("/s", {"Content-Type": "text/plain"}, method="POST", body=b"abc")
     await gate.waiting(1)
     await writer.closed()
     gate.release()
-    lines = await all_told(edge, log)
+    lines = await balanced_lines(edge, log)
     assert [line["origin_requests"] for line in lines if line["mode"] == "append"] == [1]
 
 
-async def test_streams_fetched_before_anybody_asks_have_lines_of_their_own(
+async def test_warmed_streams_have_their_own_lines(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin, tmp_path: Path
 ) -> None:
     sample = json.loads((Path(__file__).parents[2] / "config" / "cache-plan.json").read_bytes())
@@ -177,19 +174,19 @@ async def test_streams_fetched_before_anybody_asks_have_lines_of_their_own(
     async with edge.time_passing():
         await eventually(lambda: warming.is_over)
     assert (await edge.get("/s?offset=-1")).body == b"0123456789"
-    lines = await all_told(edge, log)
+    lines = await balanced_lines(edge, log)
     (own,) = [line for line in lines if not line["is_final"]]
     assert (own["stream"], own["fetched_bytes"], own["origin_requests"], "client" in own) == ("/s", 10, 2, False)
 
 
-async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
+async def test_unclaimed_bytes_are_logged_in_time_with_one_line_per_live_read(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, live_interval_s=0)
     access_log = edge.gateway.access_log
     for number in range(300):
-        access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
-    lines = await all_told(edge, log)
+        access_log.unclaimed(RecordedStream("default", f"/{number}", None), Mode.SSE)
+    lines = await balanced_lines(edge, log)
     assert len([line for line in lines if line["mode"] == "sse"]) == 300
 
 
@@ -200,12 +197,12 @@ async def test_very_many_followed_streams_have_no_line_for_each_piece(
     access_log = edge.gateway.access_log
     for _ in range(3):
         for number in range(6_000):
-            access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
-    lines = await all_told(edge, log)
+            access_log.unclaimed(RecordedStream("default", f"/{number}", None), Mode.SSE)
+    lines = await balanced_lines(edge, log)
     assert len(lines) == 6_000
 
 
-async def test_a_drain_and_an_end_leave_nothing_untold(
+async def test_a_drain_and_a_shutdown_leave_no_bytes_unlogged(
     log: Path, settings: dict[str, Any], origin: RunningOrigin, clock: ManualClock
 ) -> None:
     config = GatewayConfig.for_origin(
@@ -230,5 +227,5 @@ async def test_a_drain_and_an_end_leave_nothing_untold(
         await edge.gateway.stop()
     lines = lines_of(log)
     assert summed(lines) == counted(edge)
-    # What came while the follower lingered is the last.
+    # The bytes that arrived while the follower lingered come last.
     assert [line["is_final"] for line in lines] == [True, True, True, False]

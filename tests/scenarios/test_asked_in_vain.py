@@ -1,4 +1,4 @@
-"""What is not there, has gone, or names no position: the origin is asked once for all, and no stream suffers for it."""
+"""Absent, gone and invalid reads: the origin is asked once for all of them, and no stream suffers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_the_first_answer_from_memory_alone_asks_how_long_the_stream_lives
     assert (await edge.get("/s")).status == 404
 
 
-# -- what is not there
+# -- absent streams
 
 
 @pytest.mark.parametrize("kind", ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
@@ -56,7 +56,7 @@ async def test_a_stream_that_does_not_exist_is_asked_for_once(edge: Edge, counte
     assert sum(counters.requests.values()) == 2
 
 
-async def test_a_stream_is_there_for_all_as_soon_as_its_put_is_answered(edge: Edge, counters: Counters) -> None:
+async def test_a_stream_exists_for_all_as_soon_as_its_put_is_answered(edge: Edge, counters: Counters) -> None:
     alice = {"Authorization": "Bearer alice"}
     for headers in ({}, alice):
         assert (await edge.get("/s", headers)).status == 404
@@ -66,10 +66,10 @@ async def test_a_stream_is_there_for_all_as_soon_as_its_put_is_answered(edge: Ed
 
 
 @pytest.mark.parametrize("when", ["request", "reply"])
-async def test_nothing_is_remembered_as_absent_across_a_put(
+async def test_absence_is_not_remembered_across_a_put(
     edge: Edge, faults: Faults, counters: Counters, when: str
 ) -> None:
-    """The origin has made the stream, or has not yet, and the answer is on its way."""
+    """The PUT is in flight; the origin may or may not have created the stream."""
     assert (await edge.get("/s")).status == 404
     gate = faults.hold(kind=Kind.CREATE, when=when, times=1)
     creating = asyncio.create_task(edge.put("/s", b'["a"]', JSON))
@@ -80,7 +80,7 @@ async def test_nothing_is_remembered_as_absent_across_a_put(
     assert (await edge.get("/s")).body == b'["a"]'
 
 
-async def test_a_404_in_the_air_across_a_put_is_not_remembered(edge: Edge, faults: Faults) -> None:
+async def test_a_404_in_flight_across_a_put_is_not_remembered(edge: Edge, faults: Faults) -> None:
     gate = faults.hold(kind=Kind.CATCHUP, when="reply", times=1)
     early = edge.asking("/s")
     await bounded(gate.waiting(1))
@@ -124,7 +124,7 @@ async def test_a_flood_of_unknown_names_costs_the_origin_a_bounded_rate(
     refused = await edge.get("/unknown/200")
     assert (refused.headers["Retry-After"], refused.is_one_line_of_text) == ("1", True)
     assert (await edge.send("HEAD", "/unknown/201")).status == 503
-    # What is in memory is answered as ever, and what is written is there.
+    # Streams in memory are answered as before, and written streams exist.
     assert (await edge.get("/known")).body == b'["a"]'
     assert (await edge.put("/new", b'["a"]', JSON)).status == 201
     assert (await edge.get("/new")).body == b'["a"]'
@@ -132,7 +132,7 @@ async def test_a_flood_of_unknown_names_costs_the_origin_a_bounded_rate(
     assert [(await edge.get(f"/unknown/{number}")).status for number in range(300, 312)] == [404] * 10 + [503] * 2
 
 
-# -- what has gone
+# -- gone
 
 
 async def test_a_410_for_one_old_offset_costs_that_offset_and_not_the_tape(hostile: Hostile, start: Start) -> None:
@@ -151,7 +151,7 @@ async def test_a_410_for_one_old_offset_costs_that_offset_and_not_the_tape(hosti
     asked = len(origin.asked)
     for _ in range(10):
         assert (await edge.get("/s?offset=0003")).status == 410
-    # Once for the offset, and once at the tail, by which the stream is seen to be there.
+    # Once for the offset, and once at the tail, which shows that the stream exists.
     assert (await edge.get("/s")).headers["ETag"] == incarnation
     assert (await edge.get("/s")).body == b"0123456789"
     assert len(origin.asked) <= asked + 2
@@ -174,10 +174,8 @@ async def test_a_410_at_the_tail_is_the_end_of_the_stream(hostile: Hostile, star
     assert not len(edge.gateway.engine.store)
 
 
-async def test_a_stream_made_anew_after_its_end_is_there_at_once(
-    edge: Edge, origin: RunningOrigin, counters: Counters
-) -> None:
-    """Clients take a 404 for final."""
+async def test_a_recreated_stream_exists_at_once(edge: Edge, origin: RunningOrigin, counters: Counters) -> None:
+    """Clients treat a 404 as final."""
     await edge.put("/s", b'["a"]', JSON, Stream_Expires_At="2026-09-21T14:13:25Z")
     assert (await edge.get("/s")).body == b'["a"]'
     edge.clock.advance(3_600.0)
@@ -185,11 +183,11 @@ async def test_a_stream_made_anew_after_its_end_is_there_at_once(
     assert (await edge.get("/s")).body == b'["b"]'
 
 
-# -- one odd reply
+# -- one unshareable reply
 
 
-async def test_an_odd_reply_stops_the_sharing_of_its_own_shape_alone(hostile: Hostile, start: Start) -> None:
-    """As a redirect at one offset does."""
+async def test_an_unshareable_reply_stops_sharing_of_its_own_shape_only(hostile: Hostile, start: Start) -> None:
+    """Such as a redirect at one offset."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if "offset=join" in asked.target:
@@ -216,7 +214,7 @@ async def test_an_odd_reply_stops_the_sharing_of_its_own_shape_alone(hostile: Ho
     assert sum("offset=-1" in asked.target for asked in origin.reads) == 1
 
 
-async def test_several_odd_replies_stop_the_sharing_of_a_streams_catch_up(hostile: Hostile, start: Start) -> None:
+async def test_several_unshareable_replies_stop_sharing_of_a_streams_catch_up(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(part_of_stream(b"x", "0009", Vary="X-User"))
 
@@ -224,7 +222,7 @@ async def test_several_odd_replies_stop_the_sharing_of_a_streams_catch_up(hostil
     edge = await start(origin.url)
     for number in range(4):
         await edge.get(f"/s?offset=000{number}")
-    # Each of them was tried once for all, and then relayed; whatever comes after is not tried any more.
+    # Each was tried once as a shared read and then relayed; later ones are not tried.
     assert len(origin.reads) == 8
     await edge.get("/s?offset=0005")
     assert len(origin.reads) == 9
@@ -251,14 +249,14 @@ async def test_live_answers_that_are_personal_are_relayed(hostile: Hostile, star
     assert [head.headers.get("Set-Cookie") for head in heads] == ["a=b"] * 3
 
 
-# -- offsets that name no position
+# -- offsets that are not positions
 
 
 @pytest.mark.parametrize("offset", ["snapshot", "0001_snapshot"])
-async def test_an_offset_that_names_no_position_is_relayed_and_teaches_nothing(
+async def test_an_offset_that_is_no_position_is_relayed_and_not_stored(
     hostile: Hostile, start: Start, offset: str
 ) -> None:
-    """Laid on the tape, a snapshot would be given to the next reader in front of the updates that it contains."""
+    """If it were stored, the next reader would get a snapshot in front of the updates that it contains."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if offset in asked.target:
@@ -274,7 +272,7 @@ async def test_an_offset_that_names_no_position_is_relayed_and_teaches_nothing(
     for _ in range(3):
         assert (await edge.get(f"/s?offset={offset}")).body == b"SNAPSHOT"
         assert (await edge.get("/s")).body == b"update"
-        # One behind what is there is what a Yjs client goes on from; the idle origin names the tail.
+        # A Yjs client continues at one behind the snapshot; the idle origin names the tail.
         after = await edge.get("/s?offset=0002")
         assert (after.body, after.next_offset, after.is_up_to_date) == (b"", "0001", True)
     assert sum("offset=-1" in asked.target for asked in origin.reads) == 1
@@ -315,8 +313,8 @@ async def test_live_readers_behind_the_tail_share_the_streams_one_live_request(e
     assert sum(counters.requests.values()) <= 1
 
 
-async def test_an_offset_behind_the_tail_that_the_tail_has_passed_is_asked_for(edge: Edge, counters: Counters) -> None:
-    """What comes before it is not given to a reader who stands behind that."""
+async def test_an_offset_that_the_tail_has_passed_is_fetched(edge: Edge, counters: Counters) -> None:
+    """A reader behind that offset must not get the bytes before it."""
     await edge.put("/s", b"0123456789", "text/plain")
     tail = (await edge.get("/s")).next_offset
     beyond = tail[:-1] + str(int(tail[-1]) + 1)
@@ -377,11 +375,11 @@ async def test_an_origin_that_is_down_is_not_asked_twice_for_one_read(
     assert counters.requests[Kind.HEAD] + counters.requests[Kind.CATCHUP] <= 2
 
 
-# -- what no tape can hold
+# -- replies too large for a tape
 
 
 @pytest.mark.parametrize("content_type", [JSON, "application/octet-stream"])
-async def test_a_replay_that_no_tape_can_hold_costs_no_live_connection_each(
+async def test_replays_too_large_for_a_tape_need_no_live_connection_each(
     start: Start, origin: RunningOrigin, counters: Counters, content_type: str
 ) -> None:
     edge = await start(origin.url, max_flight_bytes="1KiB", sse_lifetime_s=60)
@@ -395,18 +393,16 @@ async def test_a_replay_that_no_tape_can_hold_costs_no_live_connection_each(
             last = event.data
         assert f'"streamNextOffset":"{tail}"' in last
         assert '"upToDate":true' in last
-    # What is left is the stream's own, which lingers.
+    # Only the stream's own lingering connection is left.
     await bounded(counters.live_is(1))
-    # They come back to the tail, where they share.
+    # At the tail the readers share again.
     wires = [await edge.begin(f"/s?offset={tail}&live=sse") for _ in range(5)]
     for wire in wires:
         assert (await wire.head()).status == 200
     assert counters.live_open == 1
 
 
-async def test_a_replay_whose_length_its_origin_has_announced_ends_as_a_whole_answer_where_its_reader_is_up_to_date(
-    hostile: Hostile, start: Start
-) -> None:
+async def test_a_replay_with_a_length_ends_as_a_complete_answer(hostile: Hostile, start: Start) -> None:
     first = b'event: data\ndata: eA==\n\nevent: control\ndata: {"streamNextOffset":"0001","upToDate":true}\n\n'
     rest = b'event: data\ndata: eQ==\n\nevent: control\ndata: {"streamNextOffset":"0002","upToDate":true}\n\n'
 

@@ -1,4 +1,4 @@
-"""A real nginx in front of the gateway: its buffering, which is on unless told otherwise, holds back no live answer."""
+"""A real nginx in front of the gateway: its buffering, on by default, must not delay live answers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_long_poll_is_answered_when_something_is_appended(edge: Edge, co
         assert answer.headers["Stream-Cursor"].isdigit()
 
 
-async def test_live_answers_and_no_others_say_that_they_are_not_to_be_buffered(edge: Edge) -> None:
+async def test_only_live_answers_disable_buffering(edge: Edge) -> None:
     await edge.put("/s", b"0123456789")
     behind = await edge.get("/s?offset=-1&live=long-poll")
     assert behind.headers["X-Accel-Buffering"] == "no"
@@ -85,7 +85,7 @@ async def test_live_answers_and_no_others_say_that_they_are_not_to_be_buffered(e
     assert "X-Accel-Buffering" not in (await edge.send("HEAD", "/s")).headers
 
 
-async def test_a_long_poll_that_timed_out_says_so_too(edge: Edge, counters: Counters) -> None:
+async def test_a_long_poll_timeout_disables_buffering_too(edge: Edge, counters: Counters) -> None:
     await edge.put("/s", b"0123456789")
     tail = (await edge.get("/s")).next_offset
     waiting = edge.asking(f"/s?offset={tail}&live=long-poll")

@@ -1,4 +1,4 @@
-"""Origins that answer a shared fetch with nonsense, refusals, or what may not be shared."""
+"""Origins that answer a shared fetch with invalid, refusing or unshareable replies."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ NEXT = {**TEXT, "Stream-Next-Offset": "0001"}
 
 
 async def read_by_many(edge: Edge, faults: Faults, target: str = "/s") -> list[Answer]:
-    """A leader and three followers of one fetch, which is answered when all four wait."""
+    """A leader and three followers of one fetch, which is answered once all four wait."""
     gate = faults.hold(kind=Kind.CATCHUP, times=1)
     tasks = [edge.asking(target)]
     await bounded(gate.waiting(1))
@@ -29,7 +29,7 @@ async def read_by_many(edge: Edge, faults: Faults, target: str = "/s") -> list[A
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 403, 429])
-async def test_a_refusal_reaches_all_who_waited_and_is_not_kept(
+async def test_an_origin_error_reaches_all_waiters_and_is_not_kept(
     edge: Edge, faults: Faults, counters: Counters, status: int
 ) -> None:
     await edge.put("/s", b"0123456789")
@@ -40,26 +40,26 @@ async def test_a_refusal_reaches_all_who_waited_and_is_not_kept(
     assert {answer.headers["Retry-After"] for answer in answers} == {"7"}
     assert {answer.headers["Cache-Control"] for answer in answers} == {"no-store"}
     assert not any("ETag" in answer.headers for answer in answers)
-    # Retry-After is the origin's word that now is no use: nothing was asked again on anybody's behalf.
+    # Retry-After says that a repetition is useless now: the gateway does not retry.
     assert counters.requests[Kind.CATCHUP] <= 4
     faults.clear()
     assert (await edge.get("/s")).body == b"0123456789"
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_a_stream_that_is_no_more_is_no_more_for_all_who_waited(edge: Edge, faults: Faults, status: int) -> None:
+async def test_a_404_reaches_all_waiters(edge: Edge, faults: Faults, status: int) -> None:
     await edge.put("/s", b"0123456789")
     assert (await edge.get("/s")).body == b"0123456789"
     faults.status(status, kind=Kind.CATCHUP, times=None)
     answers = await read_by_many(edge, faults)
     assert {answer.status for answer in answers} == {status}
     faults.clear()
-    # What was refused is repeated for a moment, and not for longer.
+    # The refusal is repeated for a moment, and not for longer.
     edge.clock.advance(edge.gateway.config.routes[0].absent_s)
     assert (await edge.get("/s")).body == b"0123456789"
 
 
-async def test_a_retried_read_succeeds_without_anybody_noticing(edge: Edge, faults: Faults, counters: Counters) -> None:
+async def test_a_retried_read_succeeds_invisibly(edge: Edge, faults: Faults, counters: Counters) -> None:
     await edge.put("/s", b"0123456789")
     faults.status(503, kind=Kind.CATCHUP, times=1)
     async with edge.time_passing():
@@ -68,7 +68,7 @@ async def test_a_retried_read_succeeds_without_anybody_noticing(edge: Edge, faul
 
 
 async def test_retries_are_a_small_share_of_requests(edge: Edge, faults: Faults, counters: Counters) -> None:
-    """At most a burst of 10 and one for every fifth request: an origin that is down is not asked twice as often."""
+    """At most a burst of 10 and one for every fifth request: an origin that is down does not get twice the load."""
     await edge.put("/s", b"0123456789")
     faults.status(503, kind=Kind.CATCHUP, times=None)
     async with edge.time_passing():
@@ -127,7 +127,7 @@ async def test_a_write_on_a_connection_that_the_origin_has_just_closed_is_not_se
         pytest.param({**NEXT, "Content-Type": "application/json"}, b"", id="json nothing"),
     ],
 )
-async def test_nonsense_in_place_of_a_part_of_a_stream_is_a_502_for_all_and_not_kept(
+async def test_an_invalid_reply_is_a_502_for_all_and_not_kept(
     edge: Edge, faults: Faults, headers: dict[str, str], body: bytes
 ) -> None:
     await edge.put("/s", b"[1,2]", "application/json")
@@ -139,7 +139,7 @@ async def test_nonsense_in_place_of_a_part_of_a_stream_is_a_502_for_all_and_not_
     assert (await edge.get("/s")).body == b"[1,2]"
 
 
-async def test_bytes_that_lead_nowhere_are_a_502(edge: Edge, faults: Faults) -> None:
+async def test_bytes_without_a_next_offset_are_a_502(edge: Edge, faults: Faults) -> None:
     await edge.put("/s", b"0123456789")
     tail = (await edge.get("/s")).next_offset
     faults.replace(200, {**TEXT, "Stream-Next-Offset": tail}, b"more", times=None, kind=Kind.CATCHUP)
@@ -151,12 +151,12 @@ async def test_bytes_that_lead_nowhere_are_a_502(edge: Edge, faults: Faults) -> 
     assert (await edge.get("/s")).body == b"0123456789"
 
 
-async def test_an_offset_that_goes_backwards_is_another_stream(edge: Edge, faults: Faults, counters: Counters) -> None:
+async def test_an_offset_that_goes_back_means_another_stream(edge: Edge, faults: Faults, counters: Counters) -> None:
     await edge.put("/s", b"01234")
     await edge.post("/s", b"56789")
     tail = (await edge.get("/s")).next_offset
     await edge.send("GET", f"/s?offset={tail}")
-    # Behind the gateway's back: the stream is created anew, and shorter.
+    # Directly at the origin: the stream is re-created, and shorter.
     origin = edge.gateway.config.routes[0].members[0].url
     await edge.send_to(origin, "DELETE", "/s")
     await edge.send_to(origin, "PUT", "/s", {"Content-Type": "text/plain"}, b"abc")
@@ -179,7 +179,7 @@ async def test_an_offset_that_goes_backwards_is_another_stream(edge: Edge, fault
     ],
 )
 @pytest.mark.parametrize("target", ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
-async def test_what_is_no_answer_is_a_502(edge: Edge, faults: Faults, raw: bytes, target: str) -> None:
+async def test_a_reply_that_is_not_http_is_a_502(edge: Edge, faults: Faults, raw: bytes, target: str) -> None:
     await edge.send_to(
         edge.gateway.config.routes[0].members[0].url, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789"
     )
@@ -206,7 +206,7 @@ async def test_what_is_no_answer_is_a_502(edge: Edge, faults: Faults, raw: bytes
         pytest.param(200, {**NEXT, "Vary": "Accept-Encoding, Authorization"}, True, id="vary that is known"),
     ],
 )
-async def test_what_may_not_be_shared_is_passed_to_each_alone(
+async def test_an_unshareable_reply_is_relayed_to_each_reader(
     edge: Edge, faults: Faults, counters: Counters, status: int, headers: dict[str, str], is_kept: bool
 ) -> None:
     faults.replace(status, headers, b"0123456789", times=None, kind=Kind.CATCHUP)
@@ -222,10 +222,10 @@ async def test_what_may_not_be_shared_is_passed_to_each_alone(
         assert counters.requests[Kind.CATCHUP] == before + 1
 
 
-async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_next_do_not_even_wait(
+async def test_waiters_for_an_uncacheable_reply_continue_in_parallel_and_later_ones_do_not_wait(
     edge: Edge, faults: Faults, counters: Counters
 ) -> None:
-    """Serialised, ten waiters of an origin that takes 0.4 s would need 4 s."""
+    """One after the other, ten waiters of an origin that takes 0.4 s would need 4 s."""
     await edge.put("/s", b"shared again")
     faults.replace(200, {**NEXT, "Cache-Control": "no-store"}, b"0123456789", times=None, kind=Kind.CATCHUP)
     faults.delay(0.4, kind=Kind.CATCHUP)
@@ -235,7 +235,7 @@ async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_nex
     await eventually(edge.readers(10))
     began = edge.clock.now()
     edge.clock.advance(0.4)
-    # All ten are at the origin at once, with no further time gone by.
+    # All ten requests are at the origin at once, at the same moment.
     await bounded(counters.reached(Kind.CATCHUP, 11))
     edge.clock.advance(0.4)
     assert {answer.body for answer in await bounded(asyncio.gather(*tasks))} == {b"0123456789"}
@@ -253,9 +253,7 @@ async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_nex
     assert counters.body_bytes[Kind.CATCHUP] == 0
 
 
-async def test_what_proves_uncacheable_is_from_then_on_given_to_nobody_from_here(
-    hostile: Hostile, start: Start
-) -> None:
+async def test_a_stream_that_becomes_private_is_no_longer_served_from_memory(hostile: Hostile, start: Start) -> None:
     more: dict[str, str] = {}
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -271,12 +269,12 @@ async def test_what_proves_uncacheable_is_from_then_on_given_to_nobody_from_here
         assert (await edge.get("/s?offset=-1")).body == b"one"
     assert len(origin.reads) == 1
     more = {"Cache-Control": "private"}
-    # One reader goes on to where the origin has to be asked.
+    # One reader continues to the point where the origin must be asked.
     await edge.get("/s?offset=0001")
     before = len(origin.reads)
     for _ in range(3):
         assert (await edge.get("/s?offset=-1")).headers["Cache-Control"] == "private"
-    # The first of them by way of a look at the tail: what is held may be for nobody any more either.
+    # The first of them by a look at the tail: stored bytes may not be shareable any more either.
     assert len(origin.reads) == before + 1 + 3
 
 
@@ -293,7 +291,7 @@ async def test_a_body_longer_than_announced_is_never_read_as_the_next_answer(hos
         await edge.send("DELETE", "/a?x=1")
 
 
-async def test_a_body_shorter_than_announced_is_no_body(hostile: Hostile, start: Start) -> None:
+async def test_a_body_shorter_than_announced_is_refused(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(answer("200 OK", {**NEXT, "Content-Length": "100"}, b"short"))
 
@@ -316,17 +314,15 @@ async def test_a_chunked_json_reply_that_is_no_array_never_ends_cleanly(hostile:
     assert edge.gateway.engine.store.cost < 5_000
 
 
-async def test_an_origin_that_knows_no_head_is_followed_once_for_all(
-    edge: Edge, faults: Faults, counters: Counters
-) -> None:
-    """Also when the refusal of the HEAD comes after the first bytes did."""
+async def test_an_origin_without_head_is_followed_once_for_all(edge: Edge, faults: Faults, counters: Counters) -> None:
+    """Even if the HEAD is refused after the first bytes have arrived."""
     url = edge.gateway.config.routes[0].members[0].url
     await edge.send_to(url, "PUT", "/s", {"Content-Type": "application/octet-stream"}, b"0123456789")
     gate = faults.hold(kind=Kind.HEAD)
     faults.status(405, kind=Kind.HEAD, times=None)
     assert (await edge.get("/s")).body == b"0123456789"
     wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(3)]
-    # Their one live request asks which stream it is of.
+    # Their one live request first asks for the stream's identity.
     await eventually(edge.readers(1))
     gate.release()
     for wire in wires:

@@ -1,4 +1,4 @@
-"""Compressed answers through the whole gateway: who gets which bytes, and what they may be taken for."""
+"""Compressed answers through the whole gateway: their bytes for each client, and their tags."""
 
 import asyncio
 import threading
@@ -36,13 +36,13 @@ def plain(answer: Answer) -> bytes:
 
 
 def borrowed(edge: Edge) -> int:
-    """What ready answers and coded bytes say that they hold of the budget."""
+    """The bytes of the budget that ready answers and coded bytes claim to hold."""
     remembered = edge.gateway.clients.remembered
     return edge.gateway.engine.coder.cost + (remembered.cost if remembered is not None else 0)
 
 
 async def kept(edge: Edge, path: str, body: bytes, **put: str) -> None:
-    """A stream that has been read: what is still in the air when it is asked for is not waited for."""
+    """A stream whose bytes have been read and stored: a read does not wait for bytes in flight."""
     await edge.put(path, body, **put)
     assert (await edge.get(f"{path}?offset=-1")).body == body
 
@@ -71,7 +71,7 @@ def origin_settings() -> OriginSettings:
 @pytest.mark.parametrize(
     ("content_type", "body"), [(JSON, messages(60)), (JSON, messages(3_000)), ("text/plain", TEXT)]
 )
-async def test_everyone_gets_the_same_bytes_in_the_coding_they_ask_for(
+async def test_all_clients_get_the_same_bytes_in_their_coding(
     edge: Edge, counters: Counters, coding: str, content_type: str, body: bytes
 ) -> None:
     await edge.put("/s", body, content_type, **CLOSED)
@@ -107,7 +107,7 @@ async def test_on_one_connection_each_request_is_answered_for_itself(edge: Edge)
             assert plain(answer) == TEXT
 
 
-async def test_a_304_is_for_the_bytes_that_the_client_has_and_takes(edge: Edge) -> None:
+async def test_a_304_needs_a_coding_that_the_client_has_and_accepts(edge: Edge) -> None:
     await kept(edge, "/s", TEXT, **CLOSED)
     tags = {coding: (await edge.get("/s?offset=-1", taking(coding))).headers["ETag"] for coding in [*ALL, "identity"]}
     assert len(set(tags.values())) == 4
@@ -171,7 +171,7 @@ async def test_writes_are_read_at_once(edge: Edge) -> None:
         assert plain(await edge.get("/s?offset=-1", taking("gzip"))).endswith(b"more %d\n" % at)
 
 
-async def test_those_who_wait_are_woken_with_one_compressed_body(edge: Edge) -> None:
+async def test_waiting_readers_get_one_compressed_body(edge: Edge) -> None:
     await edge.put("/s", messages(1), JSON)
     tail = (await edge.get("/s?offset=-1")).next_offset
     waiting = [edge.asking(f"/s?offset={tail}&live=long-poll", taking("gzip")) for _ in range(30)]
@@ -201,7 +201,7 @@ async def test_what_coding_saves_is_counted_for_every_answer(start: Start, origi
 
 @pytest.mark.parametrize("compress_cache_bytes", ["32MiB", 0], ids=["kept", "not kept"])
 @pytest.mark.parametrize(("text", "coding"), [(TEXT[:8_000], "gzip"), (50 * TEXT, "identity")], ids=["small", "large"])
-async def test_one_who_waits_and_begins_anew_in_another_stream_is_sent_bytes_coded_once_at_most(
+async def test_a_waiter_restarted_in_another_stream_gets_bytes_coded_at_most_once(
     hostile: Hostile, start: Start, compress_cache_bytes: str | int, text: bytes, coding: str
 ) -> None:
     gate, is_anew = asyncio.Event(), False
@@ -222,7 +222,7 @@ async def test_one_who_waits_and_begins_anew_in_another_stream_is_sent_bytes_cod
     for _ in range(2):
         await edge.get("/s")
     is_anew = True
-    # It begins to wait in the stream that is remembered, and nobody vouches for that.
+    # It begins to wait in the remembered stream, which no follower confirms.
     polled = await bounded(edge.asking("/s?offset=0005&live=long-poll", taking("gzip")))
     assert (polled.status, coding_of(polled)) == (200, coding)
     assert plain(polled) == text
@@ -242,7 +242,7 @@ async def test_sse_is_never_compressed(edge: Edge) -> None:
 @pytest.mark.parametrize(
     ("content_type", "body"), [("image/png", TEXT), ("application/octet-stream", TEXT), (JSON, messages(3))]
 )
-async def test_what_is_small_or_does_not_shrink_goes_out_as_it_is(edge: Edge, content_type: str, body: bytes) -> None:
+async def test_small_or_incompressible_bodies_are_sent_uncoded(edge: Edge, content_type: str, body: bytes) -> None:
     await edge.put("/s", body, content_type, **CLOSED)
     for _ in range(3):
         answer = await edge.get("/s?offset=-1", taking("gzip, br, zstd"))
@@ -252,7 +252,7 @@ async def test_what_is_small_or_does_not_shrink_goes_out_as_it_is(edge: Edge, co
         assert ("Vary" in answer.headers) == (content_type == JSON)
 
 
-async def test_a_body_that_is_still_in_the_air_is_not_waited_for(edge: Edge, faults: Faults) -> None:
+async def test_a_body_in_flight_is_not_awaited_for_compression(edge: Edge, faults: Faults) -> None:
     body = 2 * TEXT
     await edge.put("/s", body)
     stall = faults.stall(100_000, kind="catchup", times=1)
@@ -267,7 +267,7 @@ async def test_a_body_that_is_still_in_the_air_is_not_waited_for(edge: Edge, fau
     assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
 
 
-async def test_compressed_bytes_die_with_the_stream(edge: Edge) -> None:
+async def test_compressed_bytes_are_dropped_with_the_stream(edge: Edge) -> None:
     coder, store = edge.gateway.engine.coder, edge.gateway.engine.store
     await edge.put("/s", TEXT, **CLOSED)
     for _ in range(3):
@@ -297,12 +297,12 @@ async def test_compressed_bytes_stay_within_the_budget(start: Start, origin: Run
     assert len(engine.coder) > 3
 
 
-async def test_a_large_body_blocks_nobody_while_it_is_compressed(edge: Edge) -> None:
+async def test_compressing_a_large_body_blocks_no_other_request(edge: Edge) -> None:
     await kept(edge, "/large", TEXT, **CLOSED)
     await edge.put("/small", messages(60), JSON, **CLOSED)
     coder = edge.gateway.engine.coder
     gate = threading.Event()
-    # The one thread is busy until the gate opens.
+    # The only thread is busy until the gate opens.
     busy = coder.executor.submit(gate.wait, BOUND_S)
     try:
         large = [edge.asking("/large?offset=-1", taking("gzip")) for _ in range(3)]
@@ -318,7 +318,7 @@ async def test_a_large_body_blocks_nobody_while_it_is_compressed(edge: Edge) -> 
     assert compressions(edge) == 2
 
 
-async def test_who_waits_too_long_for_the_thread_gets_plain_bytes(edge: Edge) -> None:
+async def test_a_long_wait_for_the_thread_ends_in_plain_bytes(edge: Edge) -> None:
     await kept(edge, "/s", TEXT, **CLOSED)
     coder = edge.gateway.engine.coder
     gate = threading.Event()
@@ -334,7 +334,7 @@ async def test_who_waits_too_long_for_the_thread_gets_plain_bytes(edge: Edge) ->
         gate.set()
     assert busy.result()
     await eventually(lambda: not coder.making)
-    # That it was plain once is not remembered.
+    # That the answer was plain once is not remembered.
     assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
 
 
@@ -397,7 +397,7 @@ async def test_cors_and_coding_both_stand_in_vary(start: Start, origin: RunningO
         assert coding_of(answer) == "gzip"
 
 
-async def test_head_and_what_is_passed_through_are_left_alone(edge: Edge) -> None:
+async def test_head_and_relayed_answers_are_not_coded(edge: Edge) -> None:
     await edge.put("/s", TEXT, **CLOSED)
     await edge.get("/s?offset=-1", taking("gzip"))
     head = await edge.send("HEAD", "/s", taking("gzip"))
@@ -407,9 +407,7 @@ async def test_head_and_what_is_passed_through_are_left_alone(edge: Edge) -> Non
     assert "Vary" not in none.headers
 
 
-async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kept(
-    start: Start, origin: RunningOrigin
-) -> None:
+async def test_a_compressed_hit_is_remembered_while_its_bytes_are_kept(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, compress_cache_bytes=60_000, fast_path=True)
     remembered, coder = edge.gateway.clients.remembered, edge.gateway.engine.coder
     assert remembered is not None
@@ -420,6 +418,6 @@ async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kep
             answer = await edge.get(f"{path}?offset=-1", taking("gzip"))
             assert (coding_of(answer), plain(answer)) == ("gzip", body)
     assert remembered.served >= 2 * len(bodies)
-    # What the coder has given up is not held by others beyond it.
+    # Nothing else holds the bytes that the coder has dropped.
     assert len(remembered) == len(coder) < len(bodies)
     assert compressions(edge) == len(bodies)

@@ -1,4 +1,4 @@
-"""Nothing that was fetched with one reader's credentials reaches a reader with others."""
+"""Bytes fetched with one reader's credentials never reach a reader with others."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ COOKIE = {"Cookie": "session=alice"}
 
 
 async def personal(hostile: Hostile, gate: asyncio.Event | None = None) -> HostileOrigin:
-    """An origin that shows everyone a stream of their own, and one of them none."""
+    """An origin that shows each user another stream, and one user none."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if gate is not None and asked.method == "GET":
@@ -49,7 +49,7 @@ async def test_readers_with_different_credentials_share_no_tape(hostile: Hostile
             event = await events.event()
             assert event is not None
             assert event.data == f"for {expected}"
-            # Caches between here and the client have no such partitions.
+            # Caches between gateway and client do not have these partitions.
             assert read.headers["Cache-Control"].startswith("private") or not who
 
 
@@ -84,7 +84,7 @@ async def test_readers_with_different_credentials_share_no_live_request(
         assert event is not None
 
 
-async def test_a_404_for_one_reader_takes_nobody_elses_tape(hostile: Hostile, start: Start) -> None:
+async def test_a_404_for_one_reader_drops_no_other_tape(hostile: Hostile, start: Start) -> None:
     origin = await personal(hostile)
     edge = await start(origin.url)
     assert (await edge.get("/s", ALICE)).body == b"for Bearer alice"
@@ -97,17 +97,15 @@ async def test_a_404_for_one_reader_takes_nobody_elses_tape(hostile: Hostile, st
     assert (await edge.send("POST", "/s", {**mallory, "Content-Type": "text/plain"}, b"x")).status == 404
     assert (await edge.get("/s", ALICE)).body == b"for Bearer alice"
     assert (await edge.get("/s")).body == b"for nobody"
-    # Closed to the end: both are answered from the tapes that nobody took away, after one look each since the DELETE.
+    # Closed to the end: both are answered from their remaining tapes, after one look each since the DELETE.
     assert len(origin.reads) == reads + 3
     assert [(await edge.get("/s", who)).body for who in ({}, ALICE)] == [b"for nobody", b"for Bearer alice"]
     assert len(origin.reads) == reads + 3
 
 
 @pytest.mark.parametrize("mode", ["", "&live=long-poll", "&live=sse"])
-async def test_a_delete_that_finds_nothing_makes_the_others_look(
-    start: Start, origin: RunningOrigin, mode: str
-) -> None:
-    """It may have been done by an attempt of the client's before, whose answer was lost on its way to here."""
+async def test_a_delete_answered_404_makes_others_revalidate(start: Start, origin: RunningOrigin, mode: str) -> None:
+    """An earlier attempt of the client may have deleted the stream, with its answer lost on the way."""
     edge = await start(origin.url)
     await edge.put("/s", b"0", Stream_Closed="true")
     for _ in range(2):
@@ -154,7 +152,7 @@ async def test_the_bypass_policy_asks_the_origin_for_everyone_with_credentials(
 
 
 @pytest.mark.parametrize("method", ["DELETE", "HEAD", "POST"])
-async def test_under_bypass_a_404_for_one_with_credentials_takes_not_the_publics_tape(
+async def test_under_bypass_a_404_with_credentials_keeps_the_public_tape(
     hostile: Hostile, start: Start, method: str
 ) -> None:
     origin = await personal(hostile)

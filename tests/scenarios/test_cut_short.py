@@ -1,4 +1,4 @@
-"""Origins that die in the middle: nobody takes a part for the whole, and nothing of it is kept."""
+"""Origins that fail in the middle of a body: no part is taken for the whole, and nothing of it is stored."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def test_a_small_body_that_is_cut_short_is_a_502_and_leaves_nothing(
     await edge.put("/s", b"0123456789")
     cut(faults, how, 4, times=10)
     if how == "without the last chunk":
-        # A body of no known length is passed on as it comes, so there is a head already when it breaks off.
+        # A body of unknown length is passed on as it arrives, so the head is sent before it breaks off.
         with pytest.raises(Dropped) as dropped:
             await edge.get("/s")
         assert b"0123".startswith(dropped.value.body)
@@ -92,7 +92,7 @@ async def test_a_joined_reply_whose_second_part_is_cut_short_keeps_the_first_par
     assert (BINARY + BINARY[:500_000]).startswith(dropped.value.body)
     counters.reset()
     assert (await edge.get("/s")).body == BINARY * 2
-    # Only what lies behind the first part was fetched again.
+    # Only the bytes after the first part were fetched again.
     assert counters.body_bytes[Kind.CATCHUP] == len(BINARY)
     assert first.body == BINARY
 
@@ -116,10 +116,10 @@ async def test_a_relayed_body_that_is_cut_short_drops_the_reader(
     assert len(dropped.value.body) <= 50_000
 
 
-async def test_no_half_event_of_a_dying_origin_reaches_a_reader_and_none_comes_twice(
+async def test_no_partial_or_repeated_event_of_a_failing_origin_reaches_a_reader(
     edge: Edge, faults: Faults, counters: Counters
 ) -> None:
-    """The cut goes through every place of the events' text, the blank lines included."""
+    """The cut is tried at every byte of the events' text, including the blank lines."""
     await edge.put("/s", b"[]", "application/json")
     reader = await edge.begin("/s?offset=-1&live=sse")
     await reader.head()
@@ -137,7 +137,7 @@ async def test_no_half_event_of_a_dying_origin_reaches_a_reader_and_none_comes_t
         sent.append(len(sent))
         await edge.post("/s", json.dumps(sent[-1]).encode(), "application/json")
         while len(got) < len(sent):
-            async with edge.time_passing():  # what the follower waits out before it comes back
+            async with edge.time_passing():  # the follower's pause before it reconnects
                 data, control = await anext(events)
             if data:
                 got += json.loads(data)
@@ -162,7 +162,7 @@ async def test_half_an_event_is_not_ended_by_the_end_of_the_connection(hostile: 
         control = b'event: control\ndata: {"streamNextOffset":"0001","streamCursor":"1","upToDate":true}\n\n'
         writer.write(b"%x\r\n%b\r\n" % (len(control), control))
         if live == 1:
-            # A whole data event, its control event cut off, and even the last chunk: a polite lie.
+            # A whole data event, a truncated control event, and even the last chunk: a clean but false end.
             half = b'event: data\ndata: [2]\n\nevent: control\ndata: {"streamNextOffset":"0002","upToDate":true}\n'
             writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(half), half))
             await writer.drain()

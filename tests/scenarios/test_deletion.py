@@ -1,4 +1,4 @@
-"""Streams that are deleted, or deleted and made anew, under their readers."""
+"""Streams that are deleted, or deleted and re-created, while they are read."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ async def with_live_readers(edge: Edge, counters: Counters, content_type: str) -
 
 
 async def ends(events: Wire) -> None:
-    """The SSE response ends in order, with no further data."""
+    """The SSE response ends cleanly, without further data."""
     while (event := await events.event()) is not None:
         assert event.name in ("control", ":")
 
@@ -60,7 +60,7 @@ async def test_a_delete_through_the_gateway_ends_live_readers_at_once(
 async def test_a_delete_behind_the_gateways_back_ends_live_readers_at_once(
     edge: Edge, origin: RunningOrigin, counters: Counters, content_type: str, is_recreated: bool
 ) -> None:
-    """The new stream has the same length, and so the same offsets: nothing but its identity tells it from the old."""
+    """The new stream has the same length and offsets: only its identity differs from the old one."""
     read, events, polling = await with_live_readers(edge, counters, content_type)
     await edge.send_to(origin.url, "DELETE", "/s")
     if is_recreated:
@@ -72,7 +72,7 @@ async def test_a_delete_behind_the_gateways_back_ends_live_readers_at_once(
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream"])
-async def test_live_readers_never_go_on_in_a_stream_made_anew_between_two_connections_of_the_follower(
+async def test_live_readers_end_if_the_stream_is_recreated_between_two_follower_connections(
     edge: Edge, origin: RunningOrigin, counters: Counters, faults: Faults, content_type: str
 ) -> None:
     _, events, polling = await with_live_readers(edge, counters, content_type)
@@ -106,7 +106,7 @@ async def no_old_bytes(edge: Edge, old: Answer, is_recreated: bool) -> None:
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
-async def test_a_read_in_the_air_across_a_delete_does_not_bring_the_old_stream_back(
+async def test_a_read_in_flight_across_a_delete_does_not_restore_the_old_stream(
     edge: Edge, faults: Faults, is_recreated: bool
 ) -> None:
     await edge.put("/s", OLD)
@@ -118,7 +118,7 @@ async def test_a_read_in_the_air_across_a_delete_does_not_bring_the_old_stream_b
         assert (await edge.put("/s", NEW)).status == 201
     gate.release()
     answer = await bounded(early)
-    # It began before the deletion: the old bytes, the new ones and 404 are all true answers to it.
+    # The read began before the deletion: the old bytes, the new ones and 404 are all correct answers.
     assert answer.status in (200, 404)
     for _ in range(3):
         late = await edge.get("/s")
@@ -127,7 +127,7 @@ async def test_a_read_in_the_air_across_a_delete_does_not_bring_the_old_stream_b
             assert answer.headers["ETag"] != late.headers.get("ETag")
 
 
-async def test_a_put_that_finds_the_stream_there_disturbs_nobody(edge: Edge, counters: Counters) -> None:
+async def test_a_put_on_an_existing_stream_affects_no_reader(edge: Edge, counters: Counters) -> None:
     _, events, polling = await with_live_readers(edge, counters, "text/plain")
     assert (await edge.put("/s", OLD)).status == 200
     await edge.post("/s", b"more")
@@ -160,12 +160,12 @@ async def test_a_head_that_is_told_404_forgets_the_readers_tape(
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream"])
-async def test_who_waited_for_more_of_one_stream_is_not_given_anothers(
+async def test_a_waiter_for_one_stream_never_gets_another_streams_bytes(
     edge: Edge, origin: RunningOrigin, content_type: str
 ) -> None:
     await edge.put("/s", b"old bytes", content_type)
     tail = (await edge.get("/s")).next_offset
-    # The first to wait: the follower comes to vouch for the stream only after it.
+    # The first waiter: the follower confirms the stream only afterwards.
     poll = edge.asking(f"/s?offset={tail}&live=long-poll")
     topics = edge.gateway.engine.live.topics
     await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics()))

@@ -17,7 +17,7 @@ TEXT = {"Content-Type": "text/plain"}
 
 @pytest.fixture
 def origin_settings() -> OriginSettings:
-    """Chunks of 10 bytes: a first part short of the tail is a plain hit, the answer that could outlive its stream."""
+    """Chunks of 10 bytes: a first part short of the tail is a plain hit, which could outlive its stream."""
     return OriginSettings(max_chunk_bytes=10)
 
 
@@ -63,7 +63,7 @@ async def test_hits_do_not_outlive_a_sliding_ttl(
     hit = await edge.get("/s")
     assert (hit.body, "; hit" in hit.headers["Cache-Status"]) == (b"0123456789", True)
     assert counters.requests[Kind.CATCHUP] == reads
-    # Hits renewed nothing at the origin: from the read at 0 s on, 100 s without another.
+    # Hits renewed nothing at the origin: its window runs from the read at 0 s to 100 s.
     clock.advance(60)
     for target in ("/s", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"):
         assert (await edge.get(target)).status == 404
@@ -80,7 +80,7 @@ async def test_a_stream_that_is_read_all_the_time_does_not_expire_behind_the_hit
     assert (await edge.send_to(origin.url, "HEAD", "/s")).status == 200
 
 
-async def test_a_sliding_ttl_renewed_by_others_is_the_origins_to_judge(
+async def test_the_origin_decides_on_a_sliding_ttl_renewed_by_others(
     edge: Edge, origin: RunningOrigin, clock: ManualClock
 ) -> None:
     await create(edge, origin, "gateway", Stream_TTL="100")
@@ -104,7 +104,7 @@ async def test_a_stream_with_live_readers_does_not_expire(
         await eventually(lambda: sum(topic.readers for topic in topics()) == 1)
         await bounded(counters.parked_is(1))
         clock.advance(20)
-        # A follower may be between two connections; what it takes to come back is no time for a TTL.
+        # The follower may be between two connections; its pause is shorter than any TTL.
         async with edge.time_passing(0.001):
             await bounded(counters.parked_is(1))
         clock.advance(5.0)

@@ -1,4 +1,4 @@
-"""What can be looked at is shown as it is, and what concerns the origin is counted by route."""
+"""Metrics and snapshots show the true state, and figures about the origin are counted by route."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def origin_settings() -> OriginSettings:
 
 
 def figure(edge: Edge, name: str, **labels: str) -> float:
-    """One series of the gateway as it is shown now."""
+    """The current value of one metric."""
     value = edge.gateway.metrics.registry.get_sample_value(name, labels)
     assert value is not None, name
     return value
@@ -59,7 +59,7 @@ async def test_a_followed_stream_is_one_live_connection(edge: Edge, counters: Co
     assert figure(edge, "durable_gateway_ready") == 1
 
 
-async def test_what_tapes_hold_is_right_whatever_became_of_them(start: Start, origin: RunningOrigin) -> None:
+async def test_the_bytes_of_tapes_are_always_counted_right(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, cache_bytes=4 * SMALL)
     for number in range(8):
         await edge.put(f"/s/{number}", b"x" * SMALL)
@@ -80,7 +80,7 @@ async def test_what_tapes_hold_is_right_whatever_became_of_them(start: Start, or
     assert figure(edge, "durable_gateway_tape_bytes", route="default") == held["bytes"] == store.cost
 
 
-async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: Faults) -> None:
+async def test_outcomes_of_origin_requests_are_distinguished(edge: Edge, faults: Faults) -> None:
     await edge.put("/s", b"text")
     faults.refuse(kind="append", times=1)
     assert (await edge.post("/s", b"more")).status == 502
@@ -94,7 +94,7 @@ async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: 
 
 
 @pytest.mark.parametrize("kind", ["sse", "head"])
-async def test_a_status_that_a_follower_is_refused_with_is_a_reply_and_no_failure(
+async def test_an_error_status_for_a_follower_counts_as_a_reply_and_not_as_a_failure(
     edge: Edge, faults: Faults, kind: Kind
 ) -> None:
     await edge.put("/s", b"[1]", "application/json")
@@ -121,7 +121,7 @@ async def test_a_follower_that_comes_back_says_whether_that_was_planned(edge: Ed
     assert figure(edge, "durable_gateway_upstream_retries_total", route="default") == 1
 
 
-async def test_what_a_client_has_not_taken_is_its_lag(edge: Edge) -> None:
+async def test_unsent_bytes_are_a_clients_lag(edge: Edge) -> None:
     await edge.put("/s", b"x" * 8_000_000)
     wire = await edge.begin("/s?offset=-1", receive_bytes=4_096)
     await eventually(lambda: figure(edge, "durable_gateway_lag_bytes") > 0)

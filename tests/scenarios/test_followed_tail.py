@@ -1,4 +1,4 @@
-"""A followed tail is answered from memory, in every mode that asks for it, and for no longer than is promised."""
+"""A followed tail is answered from memory in every mode, for no longer than configured."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_what_is_written_through_the_gateway_is_in_the_next_read(
 
 
 async def test_a_closure_through_the_gateway_is_in_the_next_read_of_all(edge: Edge, counters: Counters) -> None:
-    """Also of readers with tapes of their own, to which the writer's answer said nothing."""
+    """Also for readers with other tapes, which the write's answer did not confirm."""
     alice = {"Authorization": "Bearer alice"}
     async with followed(edge, counters) as tail:
         wire = await edge.begin(f"/s?offset={tail}&live=sse", alice)
@@ -87,7 +87,7 @@ async def test_a_closure_through_the_gateway_is_in_the_next_read_of_all(edge: Ed
             assert (answer.next_offset, answer.is_up_to_date, answer.is_closed) == (tail, True, True)
 
 
-async def test_what_is_written_behind_the_gateways_back_is_late_by_the_live_requests_delay_alone(
+async def test_a_direct_write_is_delayed_only_by_the_live_request(
     edge: Edge, counters: Counters, origin: RunningOrigin
 ) -> None:
     async with followed(edge, counters) as tail:
@@ -100,7 +100,7 @@ async def test_what_is_written_behind_the_gateways_back_is_late_by_the_live_requ
 
 
 @pytest.mark.parametrize("read", ["/s", "/s?offset=now"])
-async def test_a_live_request_that_says_nothing_is_believed_for_tail_heard_s(
+async def test_a_silent_live_request_is_trusted_for_tail_heard_s(
     start: Start, origin: RunningOrigin, counters: Counters, faults: Faults, read: str
 ) -> None:
     edge = await start(origin.url, tail_heard_s=10)
@@ -116,10 +116,10 @@ async def test_a_live_request_that_says_nothing_is_believed_for_tail_heard_s(
         assert late.next_offset > tail
 
 
-async def test_a_deletion_that_no_live_request_tells_of_is_seen_within_tail_heard_s(
+async def test_an_unreported_deletion_is_noticed_within_tail_heard_s(
     start: Start, origin: RunningOrigin, counters: Counters, faults: Faults
 ) -> None:
-    """The reference server leaves the SSE connections of a deleted stream open, without a word."""
+    """The reference server leaves the SSE connections of a deleted stream open and silent."""
     edge = await start(origin.url, tail_heard_s=10)
     async with followed_until_silent(edge, counters, faults):
         await edge.send_to(origin.url, "DELETE", "/s")
@@ -151,10 +151,10 @@ async def test_an_asked_tail_is_asked_for_at_every_read(
         assert (await edge.get("/s")).body == b'["a","b"]'
 
 
-# -- tails that are asked for often
+# -- frequently read tails
 
 
-async def test_a_hot_tail_is_followed_and_let_go_when_it_cools_down(edge: Edge, counters: Counters) -> None:
+async def test_a_hot_tail_is_followed_until_it_cools_down(edge: Edge, counters: Counters) -> None:
     await edge.put("/s", b'["a"]', JSON)
     await edge.get("/s")
     counters.reset()
@@ -163,7 +163,7 @@ async def test_a_hot_tail_is_followed_and_let_go_when_it_cools_down(edge: Edge, 
         assert (await edge.get("/s")).is_up_to_date
     assert sum(counters.requests.values()) <= 10
     assert live.hot_count == counters.live_open == 1
-    # Read on, it stays; `durable_gateway_subscribers` has nothing to do with it.
+    # With further reads it stays; `durable_gateway_subscribers` does not count it.
     for _ in range(4):
         edge.clock.advance(5.0)
         for _ in range(20):
@@ -183,9 +183,7 @@ async def test_a_tail_that_is_asked_for_now_and_then_is_not_followed(edge: Edge,
 
 
 @pytest.mark.parametrize("settings", [{"follow_above_per_s": 0}, {"tail": "asked"}])
-async def test_no_tail_is_followed_for_its_reads_where_that_is_not_wanted(
-    edge: Edge, counters: Counters, settings: dict[str, Any]
-) -> None:
+async def test_hot_tails_are_not_followed_if_disabled(edge: Edge, counters: Counters, settings: dict[str, Any]) -> None:
     await edge.put("/s", b'["a"]', JSON)
     for _ in range(50):
         await edge.get("/s")
@@ -205,7 +203,7 @@ async def test_hot_tails_leave_room_for_live_readers(edge: Edge, counters: Count
         assert (await wire.head()).status == 200
 
 
-async def test_a_drain_lets_hot_tails_go(edge: Edge, counters: Counters) -> None:
+async def test_a_drain_ends_the_followers_of_hot_tails(edge: Edge, counters: Counters) -> None:
     await edge.put("/s", b'["a"]', JSON)
     for _ in range(10):
         await edge.get("/s")
@@ -216,12 +214,10 @@ async def test_a_drain_lets_hot_tails_go(edge: Edge, counters: Counters) -> None
     assert (await edge.get("/s")).is_up_to_date
 
 
-# -- tails that may be repeated without being followed
+# -- tails that may be reused without a follower
 
 
-async def test_a_tail_is_repeated_for_as_long_as_the_operator_lets_it(
-    start: Start, origin: RunningOrigin, counters: Counters
-) -> None:
+async def test_a_tail_is_reused_as_long_as_configured(start: Start, origin: RunningOrigin, counters: Counters) -> None:
     edge = await start(origin.url, tail_fresh_s=2.0, follow_above_per_s=0)
     await edge.put("/s", b'["a"]', JSON)
     await edge.get("/s")
@@ -240,7 +236,7 @@ async def test_a_tail_is_repeated_for_as_long_as_the_operator_lets_it(
 
 
 class Cached:
-    """An origin that says how long its tails may be repeated, as a CDN in front of one does."""
+    """An origin that allows its tails to be reused for a while, like a CDN in front of one."""
 
     def __init__(self, cache_control: str) -> None:
         self.cache_control = cache_control
@@ -256,7 +252,7 @@ class Cached:
         writer.write(part_of_stream(body, end, **{"Cache-Control": self.cache_control}))
 
 
-async def test_a_tail_is_repeated_for_as_long_as_the_origin_lets_it(hostile: Hostile, start: Start) -> None:
+async def test_a_tail_is_reused_as_long_as_the_origin_allows(hostile: Hostile, start: Start) -> None:
     """`public, max-age=60, stale-while-revalidate=300` is what section 10.1 recommends."""
     script = Cached("public, max-age=60, stale-while-revalidate=300")
     origin = await hostile(script)
@@ -269,7 +265,7 @@ async def test_a_tail_is_repeated_for_as_long_as_the_origin_lets_it(hostile: Hos
     fresh = await edge.get("/s")
     assert (fresh.next_offset, fresh.is_up_to_date, fresh.headers["Age"]) == ("0001", True, "59")
     assert len(origin.asked) == asked
-    # Then it is given without a word about the tail, while the origin is asked behind it.
+    # Then it is served without `Stream-Up-To-Date` while it is revalidated in the background.
     edge.clock.advance(2.5)
     script.gate = asyncio.Event()
     stale = [await edge.get("/s") for _ in range(5)]
@@ -287,7 +283,7 @@ async def test_a_tail_is_repeated_for_as_long_as_the_origin_lets_it(hostile: Hos
     "cache_control",
     ["no-cache", "max-age=0", "max-age=60, no-cache", "max-age=-5", "max-age=abc", "must-revalidate", "immutable"],
 )
-async def test_a_tail_is_asked_for_where_the_origin_does_not_let_it_be_repeated(
+async def test_a_tail_is_revalidated_if_the_origin_forbids_reuse(
     hostile: Hostile, start: Start, cache_control: str
 ) -> None:
     script = Cached(cache_control)
@@ -298,7 +294,7 @@ async def test_a_tail_is_asked_for_where_the_origin_does_not_let_it_be_repeated(
         script.messages.append("b")
 
 
-async def test_an_asked_tail_is_asked_for_whatever_the_origin_lets_be_repeated(hostile: Hostile, start: Start) -> None:
+async def test_an_asked_tail_is_revalidated_whatever_the_origin_allows(hostile: Hostile, start: Start) -> None:
     script = Cached("max-age=60")
     edge = await start((await hostile(script)).url, tail="asked")
     for count in range(1, 5):
@@ -307,7 +303,7 @@ async def test_an_asked_tail_is_asked_for_whatever_the_origin_lets_be_repeated(h
 
 
 async def test_an_answer_without_bytes_is_never_stale(hostile: Hostile, start: Start) -> None:
-    """A client that is told neither bytes nor that it is up to date would ask again at once, and for ever."""
+    """A client without bytes and without `Stream-Up-To-Date` would ask again at once, and for ever."""
     script = Cached("max-age=1, stale-while-revalidate=300")
     origin = await hostile(script)
     edge = await start(origin.url, follow_above_per_s=0)
@@ -319,7 +315,7 @@ async def test_an_answer_without_bytes_is_never_stale(hostile: Hostile, start: S
     assert len(origin.asked) == asked + 1
 
 
-async def test_tails_are_seen_to_move_by_many_who_read_at_once(edge: Edge, counters: Counters) -> None:
+async def test_concurrent_readers_see_tails_move(edge: Edge, counters: Counters) -> None:
     async with followed(edge, counters):
         ends: list[str] = []
         for _ in range(5):
@@ -328,5 +324,5 @@ async def test_tails_are_seen_to_move_by_many_who_read_at_once(edge: Edge, count
             assert {answer.next_offset for answer in answers} == {acked.next_offset}
             ends.append(acked.next_offset)
         assert ends == sorted(ends)
-        # The follower brings the bytes; what was acknowledged need not be asked for.
+        # The follower delivers the bytes; an acknowledged write need not be fetched.
         assert counters.requests[Kind.CATCHUP] + counters.requests[Kind.HEAD] == 0

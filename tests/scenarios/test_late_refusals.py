@@ -1,7 +1,7 @@
-"""A refusal that the origin gave before it acknowledged a write says nothing of the stream after the write.
+"""A refusal that the origin gave before it acknowledged a write says nothing about the stream after the write.
 
-The gateway asks; the origin refuses, and its answer is long on its way.  Meanwhile a write through the gateway is
-acknowledged.  Whoever comes after that is not told the refusal, and nobody's live read ends by it.
+The gateway sends a request; the origin refuses it, and the answer takes long.  Meanwhile a write through the gateway is
+acknowledged.  Later readers do not get the refusal, and it ends no live read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.waiting import eventually
 
 JSON = "application/json"
 ZERO = f"{0:016d}_{0:016d}"
-"""Where a stream of the in-memory origin begins."""
+"""The first offset of a stream at the in-memory origin."""
 EARLY = {
     "catch-up": "/s?offset=-1",
     "now": "/s?offset=now",
@@ -31,18 +31,17 @@ EARLY = {
     "long-poll of all": "/s?offset=-1&live=long-poll",
     "sse": "/s?offset=-1&live=sse",
 }
-"""Reads that ask the origin for what it has not, by a GET each but for the first long-poll, which asks by a HEAD."""
+"""Reads of bytes that are not in memory: each asks the origin by a GET, except that the first long-poll uses a HEAD."""
 
 
 def late(faults: Faults, kind: Kind, status: int) -> GatedSwitch:
-    """Refuse the next request of the kind, when the gate is opened."""
+    """Refuse the next request of this kind when the gate opens."""
     faults.status(status, kind=kind, times=1)
     return faults.hold(kind=kind, times=1)
 
 
 async def write(edge: Edge, origin: RunningOrigin) -> str:
-    """Have the stream there, and a write to it acknowledged through the gateway, which was not there to see it begun;
-    its tail."""
+    """Create the stream directly at the origin and write to it through the gateway; returns the acknowledged tail."""
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": JSON}, b'["a"]')
     assert (await edge.put("/s", b'["a"]', JSON)).status == 200
     acked = await edge.post("/s", b'["b"]', JSON)
@@ -51,13 +50,13 @@ async def write(edge: Edge, origin: RunningOrigin) -> str:
 
 
 def readers(edge: Edge, count: int) -> Callable[[], bool]:
-    """Whether so many live readers have found their places."""
+    """Whether this many live readers have subscribed."""
     return lambda: sum(topic.readers for topic in edge.gateway.engine.live.topics()) >= count
 
 
 @asynccontextmanager
 async def undisturbed(edge: Edge, tail: str) -> AsyncIterator[None]:
-    """Two live readers at the tail, who are given the next message and nothing else by what happens inside."""
+    """Two live readers at the tail, which must get the next message and nothing else."""
     polling = edge.asking(f"/s?offset={tail}&live=long-poll")
     events = await edge.begin(f"/s?offset={tail}&live=sse")
     async with edge.time_passing():
@@ -73,7 +72,7 @@ async def undisturbed(edge: Edge, tail: str) -> AsyncIterator[None]:
 
 
 async def until_sent(events: Wire, message: str) -> None:
-    """Wait until an SSE reader is sent the message."""
+    """Wait until an SSE reader gets the message."""
     while (event := await events.event()) is not None:
         if event.name == "data" and message in json.loads(event.data):
             return
@@ -82,7 +81,7 @@ async def until_sent(events: Wire, message: str) -> None:
 
 @pytest.mark.parametrize("status", [404, 410])
 @pytest.mark.parametrize("early", EARLY.values(), ids=EARLY)
-async def test_a_late_refusal_ends_no_live_read_that_came_after_an_acknowledged_write(
+async def test_a_late_refusal_ends_no_live_read_after_an_acknowledged_write(
     edge: Edge, origin: RunningOrigin, faults: Faults, early: str, status: int
 ) -> None:
     kind = Kind.HEAD if ZERO in early else Kind.CATCHUP
@@ -90,7 +89,7 @@ async def test_a_late_refusal_ends_no_live_read_that_came_after_an_acknowledged_
     asking = edge.asking(early)
     await bounded(gate.waiting(1))
     tail = await write(edge, origin)
-    # The late one's own place is left in peace: who reads there waits for it.
+    # The late answer's own offset is left out: its readers wait for that answer.
     assert (await edge.get("/s?offset=now" if "now" not in early else "/s")).status == 200
     async with undisturbed(edge, tail):
         gate.release()
@@ -106,7 +105,7 @@ READS = ["/s?offset=-1", "/s?offset=now", *(f"/s?offset={at}&live=long-poll" for
 @pytest.mark.parametrize("status", [404, 410])
 @pytest.mark.parametrize("early", EARLY.values(), ids=EARLY)
 @pytest.mark.parametrize("read", [*READS, "/s?offset=-1&live=sse", "/s?offset=now&live=sse"])
-async def test_no_read_that_came_after_an_acknowledged_write_takes_a_late_refusal(
+async def test_no_read_after_an_acknowledged_write_gets_a_late_refusal(
     edge: Edge, origin: RunningOrigin, faults: Faults, early: str, read: str, status: int
 ) -> None:
     gate = late(faults, Kind.HEAD if ZERO in early else Kind.CATCHUP, status)
@@ -148,7 +147,7 @@ async def test_a_late_refusal_of_what_was_relayed_ends_no_live_read(
     ("content_type", "kind"),
     [(JSON, Kind.SSE), (JSON, Kind.HEAD), ("text/plain", Kind.CATCHUP), ("text/plain", Kind.LONGPOLL)],
 )
-async def test_a_live_request_that_was_refused_before_an_acknowledged_write_is_made_again(
+async def test_a_live_request_refused_before_an_acknowledged_write_is_repeated(
     edge: Edge, faults: Faults, content_type: str, kind: Kind, status: int
 ) -> None:
     is_json = content_type == JSON
@@ -174,10 +173,8 @@ async def test_a_live_request_that_was_refused_before_an_acknowledged_write_is_m
     assert "b" in sent
 
 
-async def test_a_late_part_of_another_stream_ends_no_live_read_of_the_one_that_is_known_since(
-    hostile: Hostile, start: Start
-) -> None:
-    """The first answer is of a stream that was made anew at the origin before it came."""
+async def test_a_late_answer_of_an_old_stream_ends_no_live_read_of_the_new_one(hostile: Hostile, start: Start) -> None:
+    """The first answer belongs to a stream that was re-created at the origin before the answer arrived."""
     gate, is_first = asyncio.Event(), True
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -214,7 +211,7 @@ async def test_a_late_part_of_another_stream_ends_no_live_read_of_the_one_that_i
 async def test_a_late_refusal_that_was_true_after_all_ends_live_reads_soon(
     hostile: Hostile, start: Start, method: str
 ) -> None:
-    """The stream was deleted at the origin behind the write, and its live request there stays open for ever."""
+    """The stream was deleted at the origin after the write, and its live request there stays open for ever."""
     gate, is_first, is_there = asyncio.Event(), True, True
     binary = "application/octet-stream"
 
@@ -240,7 +237,7 @@ async def test_a_late_refusal_that_was_true_after_all_ends_live_reads_soon(
     origin = await hostile(script, takes_head=True)
     edge = await start(origin.url, follow_above_per_s=0)
     if method == "HEAD":
-        # What is relayed says something of a stream only where that is known.
+        # A relayed answer tells something about a stream only if the stream is in memory.
         assert (await edge.get("/s?offset=-1")).status == 200
     early = asyncio.create_task(edge.send(method, "/s" if method == "HEAD" else "/s?offset=now"))
     await origin.until(lambda: not is_first)

@@ -1,4 +1,4 @@
-"""Long-polls: answered at once when there is something to say, and in time when there is not."""
+"""Long-polls: answered at once if there is data, and in time if there is none."""
 
 import asyncio
 from typing import Any
@@ -70,7 +70,7 @@ async def test_one_append_wakes_all_and_costs_one_live_request(
     assert counters.live_peak == 1
 
 
-async def test_a_closed_stream_is_answered_at_once_and_closing_wakes_those_who_wait(
+async def test_a_closed_stream_is_answered_at_once_and_closing_wakes_waiting_readers(
     edge: Edge, counters: Counters
 ) -> None:
     await edge.put("/s", b"0123456789")
@@ -86,7 +86,7 @@ async def test_a_closed_stream_is_answered_at_once_and_closing_wakes_those_who_w
     assert counters.total_requests == before
 
 
-async def test_closing_behind_the_gateways_back_wakes_those_who_wait(
+async def test_closing_at_the_origin_wakes_waiting_readers(
     edge: Edge, origin: RunningOrigin, counters: Counters
 ) -> None:
     await edge.put("/s", b"x", "application/octet-stream")
@@ -131,12 +131,12 @@ async def test_now_is_the_tail_in_every_mode(
     await edge.post("/s", b"[2]" if content_type == "application/json" else b"2", content_type)
     answer = await bounded(polling)
     assert answer.body == (b"[2]" if content_type == "application/json" else b"2")
-    # Read-your-writes: what was acknowledged lies before `now`.
+    # Read-your-writes: acknowledged bytes lie before `now`.
     assert (await edge.get("/s?offset=now")).next_offset == answer.next_offset
 
 
 @pytest.mark.parametrize("mode", ["", "&live=long-poll", "&live=sse"])
-async def test_an_offset_that_is_none_is_a_400(edge: Edge, counters: Counters, mode: str) -> None:
+async def test_an_invalid_offset_is_a_400(edge: Edge, counters: Counters, mode: str) -> None:
     await edge.put("/s", b"0123456789")
     for offset in ("", "a,b", "a/b", "a%26b", "x" * 257, "%00", "a%20b", "garbage"):
         refused = await edge.get(f"/s?offset={offset}{mode}")
@@ -150,7 +150,7 @@ async def test_a_live_read_needs_an_offset(edge: Edge, live: str) -> None:
     assert (await edge.get(f"/s?live={live}")).status == 400
 
 
-async def test_an_offset_beyond_the_tail_gets_what_the_origin_says_and_disturbs_nobody(
+async def test_an_offset_beyond_the_tail_gets_the_origins_answer_and_affects_no_other(
     edge: Edge, counters: Counters
 ) -> None:
     await edge.put("/s", b"0123456789")
@@ -226,7 +226,7 @@ class TestAtTheLimitOfFollowedStreams:
     def settings(self) -> dict[str, Any]:
         return {"followed_streams": 1}
 
-    async def test_who_would_need_one_more_is_sent_away_for_a_while(self, edge: Edge, counters: Counters) -> None:
+    async def test_a_reader_beyond_the_limit_gets_a_503(self, edge: Edge, counters: Counters) -> None:
         for path in ("/a", "/b"):
             await edge.put(path, b"0123456789")
         tail = (await edge.get("/a")).next_offset

@@ -1,4 +1,4 @@
-"""What is no proper request, from bare sockets: a status, one line, and nothing left behind."""
+"""Invalid requests from bare sockets: a status, one line of text, and nothing left behind."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ def settings() -> dict[str, Any]:
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 \r\n\r\n", 400, id="a tls hello"),
     ],
 )
-async def test_what_is_no_request_is_a_400_and_never_reaches_the_origin(
+async def test_an_invalid_request_is_a_400_and_never_reaches_the_origin(
     edge: Edge, counters: Counters, raw: bytes, status: int
 ) -> None:
     wire = await edge.wire()
@@ -156,9 +156,7 @@ async def test_parameters_in_any_order_are_one_key_and_unknown_ones_another(edge
 
 @pytest.mark.parametrize("sent", [b"", b"GET /s HT", b"GET /s HTTP/1.1\r\nHost: h\r\nX: "])
 @pytest.mark.parametrize("is_second", [False, True])
-async def test_a_head_that_does_not_come_to_its_end_costs_a_bounded_time(
-    start: Start, origin: RunningOrigin, sent: bytes, is_second: bool
-) -> None:
+async def test_an_incomplete_head_times_out(start: Start, origin: RunningOrigin, sent: bytes, is_second: bool) -> None:
     edge = await start(origin.url, client_header_timeout_s=0.3, keepalive_timeout_s=0.6)
     wire = await edge.wire()
     if is_second:
@@ -171,8 +169,8 @@ async def test_a_head_that_does_not_come_to_its_end_costs_a_bounded_time(
     assert time.monotonic() - began < 2.0
 
 
-async def test_a_head_that_drips_is_bounded_as_a_whole(edge: Edge) -> None:
-    """One byte a time keeps no connection alive."""
+async def test_a_slow_head_times_out(edge: Edge) -> None:
+    """Sending single bytes does not keep a connection alive."""
     wire = await edge.wire()
     began = time.monotonic()
     ended = asyncio.create_task(wire.is_ended())
@@ -193,7 +191,7 @@ async def test_pipelined_requests_are_answered_in_order(edge: Edge) -> None:
     assert [(await wire.answer()).body for _ in range(4)] == [b"aaaaa", b"bbbbb", b"ccccc", b"aaaaa"]
 
 
-async def test_a_client_of_http_1_0_is_answered_and_told_the_end_by_the_end(edge: Edge) -> None:
+async def test_an_http_1_0_answer_ends_with_the_connection(edge: Edge) -> None:
     await edge.put("/s", b"0123456789" * 100_000, "application/octet-stream", Stream_Closed="true")
     for head in (b"", b"Host: h\r\n"):
         for target in (b"/s", b"/s?offset=-1&live=long-poll"):
@@ -260,7 +258,7 @@ async def test_answers_are_in_a_version_that_is_spoken_here(edge: Edge) -> None:
     assert said.startswith(b"HTTP/1.1 505 ")
 
 
-async def test_nonsense_behind_a_read_does_not_take_its_answer_away(edge: Edge, faults: Faults) -> None:
+async def test_invalid_bytes_behind_a_read_do_not_prevent_its_answer(edge: Edge, faults: Faults) -> None:
     await edge.put("/s", b"abc")
     gate = faults.hold(kind="catchup")
     wire = await edge.wire()

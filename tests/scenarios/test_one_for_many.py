@@ -1,4 +1,4 @@
-"""What one client sends never decides what others are answered."""
+"""One client's headers never decide what others get."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.scenarios.hostile import METADATA, Asked, answer, part_of_stream
 from tests.waiting import eventually
 
 
-async def test_names_of_other_gateways_reach_no_fetch_of_those_who_show_none(hostile: Hostile, start: Start) -> None:
+async def test_names_of_other_gateways_do_not_enter_shared_fetches(hostile: Hostile, start: Start) -> None:
     gate = asyncio.Event()
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -26,7 +26,7 @@ async def test_names_of_other_gateways_reach_no_fetch_of_those_who_show_none(hos
     edge = await start(origin.url)
     first = edge.asking("/s")
     await origin.until(lambda: len(origin.reads) == 1)
-    # Whoever comes while that is on its way shares the next fetch, which this one begins.
+    # Later readers share the next fetch, which this one starts.
     looping = edge.asking("/s", {"CDN-Loop": "shield"})
     await eventually(edge.readers(2))
     others = [edge.asking("/s") for _ in range(3)]
@@ -58,7 +58,7 @@ async def test_a_chain_of_gateways_without_end_is_refused(
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "431 Request Header Fields Too Large"])
-async def test_credentials_that_are_refused_refuse_nobody_elses(hostile: Hostile, start: Start, status: str) -> None:
+async def test_refused_credentials_do_not_affect_other_readers(hostile: Hostile, start: Start, status: str) -> None:
     gate = asyncio.Event()
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +111,7 @@ async def test_a_follower_keeps_credentials_that_are_good(hostile: Hostile, star
 async def test_a_token_that_is_refused_drops_the_stream_only_where_nothing_else_is_refused(
     hostile: Hostile, start: Start, is_known: bool
 ) -> None:
-    """A 400 may be about a reader's own headers; and about a stream made anew, which knows the old one's tokens not."""
+    """A 400 may be due to a reader's own headers, or to a re-created stream that does not know the old tokens."""
     is_anew = False
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:

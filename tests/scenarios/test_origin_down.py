@@ -1,4 +1,4 @@
-"""Origins that are away or silent: clear statuses within bounds, no word about the tail that nobody checked."""
+"""Unreachable and silent origins: clear statuses within bounds, and no unverified claim about the tail."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ TARGETS = ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&l
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """Each request asks the origin: what a circuit breaker makes of it stands in test_sick_origin."""
+    """Each request goes to the origin; test_sick_origin covers the circuit breaker."""
     return {
         "first_byte_timeout_s": 0.3,
         "idle_timeout_s": 0.3,
@@ -88,14 +88,14 @@ async def test_a_hung_fetch_is_replaced_and_its_late_answer_changes_nothing(
     answer = await bounded(second)
     assert (answer.body, answer.is_up_to_date) == (b"0123456789", True)
     hung.release()
-    # It began before the write and is answered with what was true then; nobody after it is.
+    # It began before the write and gets the state of that time; later requests do not.
     assert (await bounded(first)).body == b"01234"
     again = await edge.get("/s")
     assert (again.body, again.next_offset) == (b"0123456789", answer.next_offset)
     assert (await edge.get(f"/s?offset={answer.next_offset}")).body == b""
 
 
-async def test_what_is_known_is_given_without_a_word_about_the_tail(edge: Edge, origin: RunningOrigin) -> None:
+async def test_bytes_in_memory_are_served_without_claims_about_the_tail(edge: Edge, origin: RunningOrigin) -> None:
     await edge.put("/s", b"0123456789")
     whole = await edge.get("/s")
     assert whole.is_up_to_date
@@ -103,7 +103,7 @@ async def test_what_is_known_is_given_without_a_word_about_the_tail(edge: Edge, 
     stale = await edge.get("/s")
     assert (stale.status, stale.body, stale.next_offset) == (200, b"0123456789", whole.next_offset)
     assert (stale.is_up_to_date, stale.is_closed) == (False, False)
-    # At the tail itself there is nothing to give.
+    # At the tail itself there is nothing to return.
     assert (await edge.get(f"/s?offset={whole.next_offset}")).status == 502
     assert (await edge.get("/s", {"If-None-Match": whole.headers["ETag"]})).status in (200, 304)
 
@@ -122,7 +122,9 @@ async def test_a_closed_stream_is_answered_to_its_end_without_the_origin(edge: E
 
 
 @pytest.mark.parametrize("target", ["/s", "/s?offset=-1&live=long-poll"])
-async def test_what_lacks_an_acknowledged_write_is_not_given(edge: Edge, origin: RunningOrigin, target: str) -> None:
+async def test_bytes_that_lack_an_acknowledged_write_are_not_served(
+    edge: Edge, origin: RunningOrigin, target: str
+) -> None:
     await edge.put("/s", b"01234")
     assert (await edge.get("/s")).is_up_to_date
     assert (await edge.post("/s", b"56789")).status == 204
@@ -131,15 +133,15 @@ async def test_what_lacks_an_acknowledged_write_is_not_given(edge: Edge, origin:
     if target == "/s":
         assert (answer.status, answer.is_one_line_of_text) == (502, True)
     else:
-        # A live reader is given bytes in order and told nothing of the tail: the next ones come on the next request.
+        # A live reader gets bytes in order and no claim about the tail: the next ones come on the next request.
         assert not answer.is_up_to_date
 
 
-async def test_an_unanswered_write_leaves_no_doubtful_answer_behind(
+async def test_an_unanswered_write_leaves_no_stale_answer_behind(
     start: Start, origin: RunningOrigin, faults: Faults
 ) -> None:
-    """The origin did it and its answer was lost: the next read shows it."""
-    # Time enough for a slow origin to have done it.
+    """The origin executed it and the answer was lost: the next read shows the effect."""
+    # Long enough for a slow origin to have executed it.
     edge = await start(origin.url, first_byte_timeout_s=1.5)
     await edge.put("/s", b"01234", Stream_Closed="false")
     assert (await edge.get("/s")).is_up_to_date

@@ -1,4 +1,4 @@
-"""A gateway that takes a cache plan: what it keeps, fetches, does not keep and gives up, and what it says of it."""
+"""A gateway with a cache plan: pinned, warmed, unstored and expiring streams, and the plan's metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.cache_plan import parse_plan
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
@@ -40,7 +40,7 @@ async def edge(start: Start, settings: dict[str, Any], plan: PlanFile, origin: R
 
 
 async def behind(edge: Edge, origin: RunningOrigin, path: str, body: bytes, **headers: str) -> Answer:
-    """A stream that the gateway does not know of."""
+    """Create a stream directly at the origin, unknown to the gateway."""
     fields = {"Content-Type": "text/plain", **{name.replace("_", "-"): value for name, value in headers.items()}}
     return await edge.send_to(origin.url, "PUT", path, fields, body)
 
@@ -70,7 +70,7 @@ async def warmed(edge: Edge) -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_budget_is_the_plans_unless_an_operator_has_set_one(
+async def test_the_plan_sets_the_budget_unless_the_operator_did(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
 ) -> None:
     plan.write(cache_bytes=7 * MIB)
@@ -108,7 +108,7 @@ async def test_a_pinned_stream_outlives_a_crowd_of_others(
     assert (pinned["wished"], pinned["kept"], pinned["limit_bytes"]) == (1, 1, 100_000)
 
 
-async def test_what_is_pinned_and_here_stays_when_the_same_plan_leaves_less_room(
+async def test_a_pinned_stream_in_memory_stays_when_the_plan_leaves_less_room(
     edge: Edge, plan: PlanFile, origin: RunningOrigin
 ) -> None:
     for path in ("/pinned", "/a", "/b"):
@@ -124,7 +124,7 @@ async def test_what_is_pinned_and_here_stays_when_the_same_plan_leaves_less_room
 # -- warming -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_to_be_warm_is_fetched_once_and_then_hit(
+async def test_a_warmed_stream_is_fetched_once_and_then_hit(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters, fast_path: bool
 ) -> None:
     plan.write(warm=[entry("/a"), entry("/missing"), entry("/b?x=1")])
@@ -143,7 +143,7 @@ async def test_what_is_to_be_warm_is_fetched_once_and_then_hit(
     assert sample_of(edge, "durable_gateway_plan_warmed_bytes_total") == 3_000
 
 
-async def test_an_origin_that_knows_no_head_is_warmed_from_all_the_same(
+async def test_warming_works_with_an_origin_without_head(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
 ) -> None:
     plan.write(warm=[entry("/a")])
@@ -171,7 +171,7 @@ async def test_a_reader_who_comes_meanwhile_shares_the_fetch(
     gate.release()
     assert (await bounded(read)).body == b"a" * 1_000
     await warmed(edge)
-    # The reader may have a look at the tail of his own; the bytes come once.
+    # The reader may look at the tail himself; the bytes are fetched once.
     assert counters.body_bytes[Kind.CATCHUP] == 1_000
 
 
@@ -187,7 +187,7 @@ async def test_warming_ends_with_its_time_and_with_the_gateway(
     edge = await start(origin.url, **settings, warm_fetches=3)
     warming = edge.gateway.planned.warming
     assert warming is not None
-    # Few at once: the others wait for these.
+    # Few fetches run at once: the others wait for these.
     for _ in range(10):
         edge.clock.advance(0.1)
     await gate.waiting(3)
@@ -212,7 +212,7 @@ async def test_warming_stops_at_its_bound_of_bytes(
     assert [held(edge, path) for path in ("/a", "/large", "/b")] == [1_000, 0, 1_000]
 
 
-async def test_what_is_too_large_to_be_kept_counts_for_the_bound_of_bytes(
+async def test_streams_too_large_to_keep_count_towards_the_bound(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
 ) -> None:
     plan.write(cache_bytes=400_000, warm=[entry(f"/{number}", 1) for number in range(9)])
@@ -244,7 +244,7 @@ async def test_an_origin_that_fails_is_given_time_and_then_warmed_from(
         return edge.clock.now() >= 1_010
 
     await eventually(is_later)
-    # Four at once, a retry each: a few rounds, and not all that there are.
+    # Four at once with a retry each: a few rounds, and not all streams.
     assert 0 < asked() < 60
     fault.remove()
     await behind(edge, origin, "/0", b"x" * 1_000)
@@ -256,7 +256,7 @@ async def test_an_origin_that_fails_is_given_time_and_then_warmed_from(
 # -- not storing -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_not_worth_storing_is_shared_while_it_is_fetched_and_then_gone(
+async def test_an_unstored_stream_is_shared_while_it_is_fetched(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
 ) -> None:
     plan.write(do_not_store=[entry("/once")])
@@ -272,7 +272,7 @@ async def test_what_is_not_worth_storing_is_shared_while_it_is_fetched_and_then_
         answer = await bounded(read)
         assert (answer.body, answer.headers["Stream-Next-Offset"]) == (b"0123456789" * 100, tail)
         assert "stored" not in answer.headers["Cache-Status"]
-    # One fetch of the bytes, and one look at the tail for those who came after it was sent.
+    # One fetch of the bytes, and one look at the tail for the readers that came after it was sent.
     assert counters.requests[Kind.CATCHUP] <= 2
     assert held(edge, "/once") == 0
     before = counters.requests[Kind.CATCHUP]
@@ -316,7 +316,7 @@ async def test_an_idle_tape_is_given_up_after_its_time_and_no_sooner(
         await behind(edge, origin, path, b"x" * 1_000, Stream_Closed="true")
         await edge.get(f"{path}?offset=-1")
     for _ in range(6):
-        # However it is answered, a read is a sign of life.
+        # Every read, however it is answered, restarts the idle time.
         for _ in range(45):
             edge.clock.advance(1)
         assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
@@ -378,7 +378,7 @@ async def test_a_reader_who_was_there_before_the_plan_keeps_his_stream(edge: Edg
     edge.clock.advance(20)
     plan.write(lifetimes=[entry("/idle", idle_s=5)])
     gateway = edge.gateway
-    assert gateway.planned.take(parse_plan(plan.path), gateway.config.cache.plan, gateway.routes.routes)
+    assert gateway.planned.apply(parse_plan(plan.path), gateway.config.cache.plan, gateway.routes.routes)
     for _ in range(3):
         edge.clock.advance(1)
     assert held(edge, "/idle") > 0
@@ -396,7 +396,7 @@ async def test_no_plan_shows_nothing_and_costs_nothing(start: Start, origin: Run
     assert not edge.gateway.engine.store.pinned
 
 
-async def test_a_broken_plan_is_a_start_that_is_refused_in_one_line(plan: PlanFile, origin: RunningOrigin) -> None:
+async def test_a_broken_plan_fails_the_start_with_one_line(plan: PlanFile, origin: RunningOrigin) -> None:
     plan.path.write_text('{"version": 2}', encoding="utf-8")
     config = GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", file=str(plan.path))
     with pytest.raises(ConfigError, match=r"^cache\.plan\.file: .*plan\.json: version: should be 1, got 2") as caught:

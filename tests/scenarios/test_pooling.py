@@ -1,4 +1,4 @@
-"""Connections to origins are used again; what an origin left on one of them is never read as an answer."""
+"""Connections to origins are reused; bytes left over on one of them are never read as an answer."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.waiting import eventually
 EVIL = part_of_stream(b"evil", "0666")
 
 
-async def test_an_unsolicited_reply_on_an_idle_connection_answers_nobody(hostile: Hostile, start: Start) -> None:
+async def test_an_unsolicited_reply_on_an_idle_connection_is_never_used(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         path = asked.target.partition("?")[0]
         writer.write(part_of_stream(f"of {path}".encode(), "0001"))
@@ -23,7 +23,7 @@ async def test_an_unsolicited_reply_on_an_idle_connection_answers_nobody(hostile
     edge = await start(origin.url)
     client = edge.gateway.engine.client
     for number in range(10):
-        # Relayed ones first: a read has a HEAD beside it, which would swallow a false answer and show nothing.
+        # Relayed requests first: a read has a HEAD beside it, which would hide a false answer.
         for method in ("POST", "GET"):
             path = f"/{method}{number}"
             body = b"x" if method == "POST" else None
@@ -34,13 +34,13 @@ async def test_an_unsolicited_reply_on_an_idle_connection_answers_nobody(hostile
         for writer in idle:
             writer.write(EVIL)
             await writer.drain()
-        # Until the bytes are there, nobody could know of them.
+        # Until the bytes have arrived, the gateway cannot detect them.
         await eventually(lambda: client.connections()["shared"].idle == 0)
     assert len({asked.connection for asked in origin.asked}) > 5
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD", "PUT"])
-async def test_bytes_behind_a_whole_answer_answer_nobody(
+async def test_bytes_behind_a_complete_answer_are_never_used(
     edge: Edge, faults: Faults, counters: Counters, method: str
 ) -> None:
     await edge.put("/s", b"0123456789")
@@ -74,9 +74,7 @@ async def test_a_connection_that_the_origin_closed_while_idle_costs_no_reader_an
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS"])
-async def test_what_a_used_connection_lost_is_sent_again_only_if_it_is_a_read(
-    hostile: Hostile, start: Start, method: str
-) -> None:
+async def test_only_reads_are_repeated_after_a_lost_connection(hostile: Hostile, start: Start, method: str) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.method == method or [asked] == origin.reads:
             writer.transport.abort()
@@ -96,9 +94,7 @@ async def test_what_a_used_connection_lost_is_sent_again_only_if_it_is_a_read(
 
 @pytest.mark.parametrize("by", ["length", "chunks"])
 @pytest.mark.http_1
-async def test_uploads_whose_clients_are_slow_leave_places_for_everybody_else(
-    start: Start, origin: RunningOrigin, by: str
-) -> None:
+async def test_slow_uploads_leave_slots_for_other_requests(start: Start, origin: RunningOrigin, by: str) -> None:
     edge = await start(origin.url, upstream_connections=4)
     for path in ("/s", "/t"):
         assert (await edge.put(path, b"a")).status == 201
@@ -125,7 +121,7 @@ async def test_uploads_whose_clients_are_slow_leave_places_for_everybody_else(
 
 
 @pytest.mark.http_1
-async def test_an_upload_whose_client_leaves_gives_its_place_to_the_next(start: Start, origin: RunningOrigin) -> None:
+async def test_an_abandoned_upload_frees_its_slot(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, upstream_connections=1)
     assert (await edge.put("/s", b"a")).status == 201
     head = b"POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nContent-Length: 140000\r\n\r\n"
@@ -140,7 +136,7 @@ async def test_an_upload_whose_client_leaves_gives_its_place_to_the_next(start: 
 
 
 @pytest.mark.http_1
-async def test_uploads_that_wait_leave_room_for_others_to_wait(start: Start, origin: RunningOrigin) -> None:
+async def test_waiting_uploads_leave_room_in_the_queue(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, waiting_requests=4)
     assert (await edge.put("/s", b"a")).status == 201
     head = b"POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nContent-Length: 140000\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What is no read goes through: bodies stream both ways, headers are made right, nothing is half-written."""
+"""Relayed requests: bodies stream both ways, headers are rewritten, and no write is half-done."""
 
 import asyncio
 import time
@@ -69,16 +69,14 @@ async def test_headers_are_those_of_an_intermediary(hostile: Hostile, start: Sta
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
-async def test_a_request_that_has_been_here_is_refused(edge: Edge, counters: Counters, method: str) -> None:
+async def test_a_looping_request_is_refused(edge: Edge, counters: Counters, method: str) -> None:
     headers = {**TEXT, "CDN-Loop": "other; x=1, Durable-Gateway"}
     refused = await edge.send(method, "/s", headers, b"x" if method in ("PUT", "POST") else None)
     assert refused.status == 508
     assert counters.total_requests == 0
 
 
-async def test_a_gateway_in_front_of_itself_does_not_go_round(
-    start: Start, origin: RunningOrigin, trust: Trust
-) -> None:
+async def test_a_gateway_in_front_of_itself_does_not_loop(start: Start, origin: RunningOrigin, trust: Trust) -> None:
     outer = await start(origin.url, node_name="outer")
     inner = await start(outer.url, node_name="inner", origin_tls={"ca_file": str(trust.authority)})
     await inner.put("/s", b"0123456789")
@@ -87,7 +85,7 @@ async def test_a_gateway_in_front_of_itself_does_not_go_round(
 
 @pytest.mark.http_1
 async def test_bodies_stream_in_both_directions(hostile: Hostile, start: Start) -> None:
-    """Each side's next piece is sent only when the other's has arrived: nothing may wait for a whole body."""
+    """Each side sends its next piece only after the other's has arrived: no whole body may be awaited."""
     pieces: asyncio.Queue[bytes] = asyncio.Queue()
     go_on = asyncio.Event()
     readers: list[asyncio.StreamReader] = []
@@ -143,8 +141,8 @@ async def test_a_client_that_leaves_in_its_upload_never_made_a_whole_write(
 
 
 @pytest.mark.http_1
-async def test_the_origin_does_not_hear_of_a_small_body_before_it_is_here(edge: Edge, counters: Counters) -> None:
-    """Else whoever sends a byte now and then would hold a place there that others wait for."""
+async def test_a_small_body_is_sent_only_when_it_is_complete(edge: Edge, counters: Counters) -> None:
+    """Otherwise a client that sends a byte now and then would occupy a slot at the origin."""
     await edge.put("/s", b"before")
     before = counters.total_requests
     slow = await edge.wire()
@@ -163,7 +161,7 @@ async def test_the_origin_does_not_hear_of_a_small_body_before_it_is_here(edge: 
 
 
 async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, counters: Counters) -> None:
-    """The origin has it: whoever reads afterwards sees it, although nobody was told."""
+    """The origin has the write: later readers see it, although its client got no answer."""
     await edge.put("/s", b"before")
     assert (await edge.get("/s")).is_up_to_date
     wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
@@ -175,7 +173,7 @@ async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, cou
 
 @pytest.mark.http_1
 async def test_nothing_behind_an_answer_that_breaks_off_is_begun(hostile: Hostile, start: Start) -> None:
-    """What was sent behind it would be answered in the middle of its body."""
+    """An answer to the next request would appear in the middle of the body."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(answer("200 OK", {"Content-Length": "100"}, b"part"))
@@ -224,7 +222,7 @@ async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer
 async def test_a_client_that_leaves_with_much_unread_leaves_nothing_of_its_write(
     hostile: Hostile, start: Start
 ) -> None:
-    """What is not taken for a client that is slow is taken for one that has gone."""
+    """A client that does not read is treated as slow first, and as gone later."""
     go = asyncio.Event()
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -236,7 +234,7 @@ async def test_a_client_that_leaves_with_much_unread_leaves_nothing_of_its_write
     wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
     await origin.until(lambda: bool(origin.asked))
     client = cast("Connection", next(iter(edge.gateway.clients)))
-    # As a transport does of which much that was written before has not been taken.
+    # Like a transport that still holds much unsent data.
     client.pause_writing()
     wire.reset()
     await eventually(lambda: client.transport is None)
@@ -294,9 +292,7 @@ async def test_expect_100_is_answered_by_100_or_by_what_is_wrong(edge: Edge, len
     assert (await edge.get("/s")).body == b"before0123456789"
 
 
-async def test_head_is_the_origins_word_whatever_is_known_here(
-    edge: Edge, origin: RunningOrigin, counters: Counters
-) -> None:
+async def test_head_is_relayed_whatever_is_in_memory(edge: Edge, origin: RunningOrigin, counters: Counters) -> None:
     await edge.put("/s", b"0123456789", Stream_TTL="500")
     await edge.get("/s")
     await edge.send_to(origin.url, "POST", "/s", TEXT, b"x")

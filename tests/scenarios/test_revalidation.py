@@ -1,4 +1,4 @@
-"""What a write of unknown outcome costs the others: a look at the origin, and nothing where the origin never had it."""
+"""A write of unknown outcome costs other readers one look at the origin, and nothing if the origin never got it."""
 
 import asyncio
 
@@ -16,9 +16,7 @@ HALF = b"%s /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nTransfer-Encod
 
 @pytest.mark.http_1
 @pytest.mark.parametrize("method", [b"PUT", b"POST"])
-async def test_a_body_that_its_client_does_not_finish_concerns_nobody(
-    edge: Edge, counters: Counters, method: bytes
-) -> None:
+async def test_an_unfinished_upload_affects_no_reader(edge: Edge, counters: Counters, method: bytes) -> None:
     await edge.put("/s", b"hello")
     tail = (await edge.get("/s?offset=-1")).next_offset
     waiting = edge.asking(f"/s?offset={tail}&live=long-poll")
@@ -41,7 +39,7 @@ CLOSED = {"Stream-Closed": "true"}
 
 
 class MadeAnewInSecret:
-    """An origin that says 500 to DELETE and PUT and does what they ask for; looks at the tail wait for `gate`."""
+    """An origin that answers 500 to DELETE and PUT but executes them; looks at the tail wait for `gate`."""
 
     def __init__(self, old: bytes, new: bytes) -> None:
         self.body = old
@@ -69,7 +67,7 @@ class MadeAnewInSecret:
     ],
     ids=["plain", "coded", "coded in the thread"],
 )
-async def test_bytes_that_were_forgotten_under_a_read_are_given_to_that_one_alone(
+async def test_bytes_dropped_during_a_read_go_to_that_read_only(
     hostile: Hostile, start: Start, old: bytes, new: bytes, headers: dict[str, str]
 ) -> None:
     script = MadeAnewInSecret(old, new)

@@ -1,4 +1,4 @@
-"""An origin behind TLS, through the whole gateway: every mode, wrong authorities, certificates that change."""
+"""An origin behind TLS, through the whole gateway: every mode, wrong authorities, replaced certificates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.watched_files import LOOK_S
+from gateway.config.watched_files import POLL_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from tests.scenarios.conftest import Edge, Start, as_json, bounded
@@ -40,18 +40,18 @@ def shown(folder: Path, name: str = "client") -> dict[str, str]:
 
 
 def replace(folder: Path, name: str, by: str) -> None:
-    """Put another file in the place of one, as whoever renews certificates does."""
+    """Replace a file by another one, as a renewal of certificates does."""
     shutil.copy(folder / by, folder / "new")
     (folder / "new").rename(folder / name)
 
 
 async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: str) -> None:
-    """Have the files looked at twice, and wait until that is said of them."""
-    renewal, before = edge.gateway.engine.renewal, len(caplog.records)
+    """Wait for two checks of the files and for the message about them."""
+    renewal, before = edge.gateway.engine.tls_reloader, len(caplog.records)
     for _ in range(2):
-        looks = renewal.looks
-        edge.clock.advance(LOOK_S)
-        await eventually(lambda looks=looks: renewal.looks > looks)
+        polls = renewal.polls
+        edge.clock.advance(POLL_S)
+        await eventually(lambda polls=polls: renewal.polls > polls)
     await eventually(lambda: any(said in record.getMessage() for record in caplog.records[before:]))
 
 
@@ -97,23 +97,23 @@ async def test_an_origin_whose_authority_is_another_is_answered_for_by_a_clear_5
 
 
 @pytest.mark.parametrize("name", [None, "stranger"])
-async def test_an_origin_that_misses_a_certificate_has_no_request(
+async def test_an_origin_that_misses_a_certificate_gets_no_request(
     start: Start, origin: RunningOrigin, counters: Counters, certificates: Path, name: str | None
 ) -> None:
     async with behind_tls(origin.url, server_context(certificates, asks_client=True)) as url:
         tls = {**known(certificates), **(shown(certificates, name) if name else {})}
         edge = await start(url, origin_tls=tls, retry_attempts=0)
         found = await edge.get("/s")
-        # Why, it says only where it sends an alert: that is tested on the connection itself.
+        # The origin gives the reason only in a TLS alert; the tests of the connection cover that.
         assert found.status == 502
         assert found.body.startswith(b"Origin unreachable")
         assert not sum(counters.requests.values())
 
 
-async def test_files_that_are_replaced_are_taken_and_open_connections_stay(
+async def test_replaced_files_are_reloaded_and_open_connections_stay(
     start: Start, origin: RunningOrigin, counters: Counters, certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client's certificate is of a stranger at first, which the origin is not to be told of twice."""
+    """At first the client's certificate is from an unknown authority; the origin must not see it twice."""
     made(certificates, "next", "ca")
     async with behind_tls(origin.url, server_context(certificates, asks_client=True)) as url:
         edge = await start(url, origin_tls={**known(certificates), **shown(certificates)}, live_linger_s=60)
@@ -121,17 +121,19 @@ async def test_files_that_are_replaced_are_taken_and_open_connections_stay(
         tail = (await edge.get("/s")).next_offset
         polling = edge.asking(f"/s?offset={tail}&live=long-poll")
         await bounded(counters.live_is(1))
-        # A certificate without its key cannot be used.
+        # A certificate without its key is unusable.
         replace(certificates, "client.crt", "next.crt")
-        await files_are_taken(edge, caplog, "holds no certificate, or not that of its key; what was read before is")
+        await files_are_taken(
+            edge, caplog, "holds no certificate, or its key does not match; the previous settings stay"
+        )
         assert (await edge.post("/s", b"", JSON, Stream_Seq="0")).status == 400
         replace(certificates, "client.key", "next.key")
-        await files_are_taken(edge, caplog, "have changed and were read again")
+        await files_are_taken(edge, caplog, "files changed and were reloaded")
         assert not polling.done()
         assert (await edge.post("/s", b'["b"]', JSON)).status == 204
         assert as_json(await bounded(polling)) == ["b"]
-        # From here on the gateway believes nobody that the origin is.
+        # From here on the gateway does not trust the origin's authority.
         replace(certificates, "ca.crt", "stranger.crt")
-        await files_are_taken(edge, caplog, "have changed and were read again")
+        await files_are_taken(edge, caplog, "files changed and were reloaded")
         assert (await edge.post("/s", b'["c"]', JSON)).status == 502
         edge.clock.advance(60)

@@ -1,4 +1,4 @@
-"""Several origins behind one route: who is asked, what happens when one goes, and that nothing is ever mixed."""
+"""Several origins behind one route: selection, failover, and never a mix of two origins in one answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BINARY = "application/octet-stream"
 
 
 class Counted(Origin):
-    """One of several servers of one store, with counters and faults of its own."""
+    """One of several servers of one store, with its own counters and faults."""
 
     def __init__(self, settings: OriginSettings, other: Origin, clock: ManualClock) -> None:
         super().__init__(settings, clock=clock)
@@ -51,7 +51,7 @@ async def pair(clock: ManualClock) -> AsyncIterator[tuple[RunningOrigin, Running
 
 @pytest.fixture
 async def strangers(clock: ManualClock) -> AsyncIterator[tuple[RunningOrigin, RunningOrigin]]:
-    """Two servers that have nothing in common."""
+    """Two servers with separate stores."""
     both = [await start_origin(OriginSettings(), clock=clock) for _ in range(2)]
     yield both[0], both[1]
     for one in both:
@@ -100,7 +100,7 @@ async def test_a_write_that_cannot_connect_goes_to_the_next_origin_and_is_done_o
 
 
 async def test_a_write_that_was_sent_is_not_sent_again(start: Start, hostile: Hostile) -> None:
-    """The connection is lost behind it: the origin may have done it."""
+    """The connection fails after the request was sent: the origin may have executed it."""
 
     async def hang_up(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
@@ -112,7 +112,7 @@ async def test_a_write_that_was_sent_is_not_sent_again(start: Start, hostile: Ho
 
 
 class Load:
-    """Readers that follow streams and writers that append to them, all idempotently, while things break."""
+    """Readers that follow streams and idempotent writers that append to them while origins fail."""
 
     def __init__(self, edge: Edge, paths: list[str]) -> None:
         self.edge = edge
@@ -127,7 +127,7 @@ class Load:
             assert (await self.edge.put(path, b"", BINARY)).status == 201
 
     async def write(self, path: str, count: int) -> None:
-        """Messages with numbers, each until it is taken: an idempotent producer's."""
+        """Send numbered messages as an idempotent producer, each until it is acknowledged."""
         for number in range(count):
             data = b"%s %04d;" % (path.encode(), number)
             headers = {
@@ -145,7 +145,7 @@ class Load:
             self.written[path].append(data)
 
     async def follow(self, path: str, mode: str) -> None:
-        """Read from the beginning until all is there, going on from the last offset."""
+        """Read from the beginning until everything has arrived, always continuing at the last offset."""
         at = "-1"
         while not self.is_over or b"".join(self.read[path]) != b"".join(self.written[path]):
             target = f"{path}?offset={at}" + (f"&live={mode}" if mode else "")
@@ -185,7 +185,7 @@ async def test_with_one_of_two_killed_under_load_every_client_is_served_and_noth
             await bounded(asyncio.gather(*writers))
             load.is_over = True
             await bounded(asyncio.gather(*readers))
-            # Those that belong there go there again.
+            # Streams that belong there return to it.
             await eventually(lambda: look(edge)[again.url].state is State.CLOSED)
         finally:
             await edge.leave()
@@ -216,7 +216,7 @@ async def test_live_readers_move_to_the_other_origin_and_back_without_loss(
         again = await start_origin(OriginSettings(port=port), origin=own.origin)
         try:
             await eventually(lambda: look(edge)[again.url].state is State.CLOSED)
-            # While the live request is open elsewhere, what is read beside it is read there.
+            # While the live request is open at the other origin, other reads go there too.
             seen = again.origin.counters.total_requests
             assert (await edge.get("/s?offset=now")).status == 200
             assert again.origin.counters.total_requests == seen
@@ -229,10 +229,10 @@ async def test_live_readers_move_to_the_other_origin_and_back_without_loss(
             await again.stop(grace_s=0)
 
 
-async def test_the_other_origin_s_stream_of_the_same_name_is_another_stream(
+async def test_a_stream_of_the_same_name_at_another_origin_is_another_stream(
     start: Start, strangers: tuple[RunningOrigin, RunningOrigin]
 ) -> None:
-    """The two differ, against all that was promised: what one said is dropped, and nothing of both is in one answer."""
+    """The two differ, contrary to the requirements: the first one's bytes are dropped, and no answer mixes both."""
     edge = await start([one.url for one in strangers], health_check=NO_CHECKS, retry_attempts=1)
     for one, text in zip(strangers, (b"AAAAA", b"BBBBBBBBBB"), strict=True):
         await edge.send_to(one.url, "PUT", "/s", {"Content-Type": "text/plain"}, text)
@@ -265,7 +265,7 @@ async def test_a_live_reader_of_one_is_not_fed_from_the_other(
     await bounded(own.origin.counters.parked_is(1))
     await own.stop(grace_s=0)
     async with edge.time_passing():
-        # Its stream is gone as far as anybody can tell: it is sent off, and what it was sent is all of one.
+        # Its stream seems to be gone: the reader's answer ends, and all its bytes are from one origin.
         with suppress(Dropped, asyncio.IncompleteReadError):
             while (event := await events.event()) is not None:
                 assert event.name != "data", event
@@ -276,7 +276,7 @@ async def test_a_live_reader_of_one_is_not_fed_from_the_other(
 async def test_checks_eject_an_origin_that_hangs_and_take_it_back(
     start: Start, pair: tuple[RunningOrigin, RunningOrigin], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its port is open and it says nothing: without checks its readers would wait out their patience first."""
+    """Its port is open but silent: without checks its readers would have to wait for their timeouts."""
     check = {"path": "/healthz", "interval_s": 1, "timeout_s": 0.1, "eject_after": 2, "return_after": 2}
     edge = await start([one.url for one in pair], health_check=check, first_byte_timeout_s=60)
     await edge.put("/s", b"", "application/json")
@@ -287,7 +287,7 @@ async def test_checks_eject_an_origin_that_hangs_and_take_it_back(
     gate = own.origin.faults.hold()
     async with edge.time_passing():
         await eventually(lambda: look(edge)[own.url].is_ejected)
-        # The live request that hung there is made anew at the other.
+        # The live request that hung there is restarted at the other origin.
         await bounded(other.origin.counters.parked_is(1))
         assert (await edge.post("/s", b'"moved"', "application/json")).status == 204
         assert look(edge)[own.url].state is State.CLOSED
@@ -299,7 +299,7 @@ async def test_checks_eject_an_origin_that_hangs_and_take_it_back(
     await edge.leave()
 
 
-async def test_with_all_ejected_they_are_asked_all_the_same(
+async def test_if_all_are_ejected_they_are_used_all_the_same(
     start: Start, pair: tuple[RunningOrigin, RunningOrigin]
 ) -> None:
     check = {"interval_s": 1, "timeout_s": 1, "eject_after": 1}
@@ -352,7 +352,7 @@ def redirecting(location: Callable[[Asked], str], status: str = "307 Temporary R
 async def leader_and_follower(
     start: Start, hostile: Hostile, origin: RunningOrigin, **more: Any
 ) -> tuple[Edge, list[Asked]]:
-    """A gateway before a server that redirects to the in-memory origin."""
+    """A gateway in front of a server that redirects to the in-memory origin."""
     follower = await hostile(redirecting(lambda asked: origin.url + asked.target), takes_head=True)
     edge = await start(follower.url, **{"leaders": [origin.url], **more})
     return edge, follower.asked
@@ -370,7 +370,7 @@ async def test_a_redirect_to_a_leader_is_followed_inside_with_method_and_body_an
     seen = len(asked)
     assert (await edge.get("/s?offset=now")).status == 200
     assert len(asked) == seen
-    # Not for ever.
+    # But not for ever.
     edge.clock.advance(61)
     assert (await edge.post("/s", b"!")).status == 204
     assert len(asked) == seen + 1
@@ -389,7 +389,7 @@ async def test_a_body_too_large_to_be_held_gets_the_redirect_and_goes_to_the_lea
     assert (await edge.get("/s")).body == body
 
 
-async def test_redirects_are_followed_so_often_and_no_more(start: Start, hostile: Hostile) -> None:
+async def test_followed_redirects_are_bounded(start: Start, hostile: Hostile) -> None:
     names: list[str] = []
 
     def next_after(at: int) -> Callable[[Asked], str]:
@@ -419,7 +419,7 @@ async def test_a_redirect_to_elsewhere_is_passed_on_and_no_credential_goes_there
     assert elsewhere.asked == []
 
 
-async def test_without_a_place_to_be_led_to_redirects_are_passed_on_as_they_are(
+async def test_without_a_second_host_redirects_are_relayed(
     start: Start, hostile: Hostile, origin: RunningOrigin
 ) -> None:
     edge, asked = await leader_and_follower(start, hostile, origin, leaders=[])

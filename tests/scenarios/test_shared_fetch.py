@@ -1,4 +1,4 @@
-"""One fetch, many readers: whoever began it is nobody special."""
+"""One fetch, many readers: the reader that started it has no special role."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 
 LARGE = bytes(range(256)) * 2048
-"""More than a body that is waited for before its head goes out."""
+"""Larger than a body that is awaited before its head is sent."""
 
 
 async def test_followers_get_everything_although_the_leader_leaves_before_the_head(
@@ -49,7 +49,7 @@ async def test_followers_get_everything_although_the_leader_leaves_in_the_body(
     await eventually(lambda: not edge.readers(4)())
     stall.release()
     assert await asyncio.gather(*(follower.body() for follower in followers)) == [LARGE] * 3
-    # The followers came after the fetch was sent: they shared its bytes, and looked at the tail behind them themselves.
+    # The followers joined after the fetch was sent: they shared its bytes and looked at the tail themselves.
     assert counters.body_bytes[Kind.CATCHUP] == len(LARGE)
     assert counters.requests[Kind.CATCHUP] <= 1 + len(followers)
 
@@ -64,7 +64,7 @@ async def test_readers_that_arrive_together_cost_one_request(edge: Edge, faults:
     gate.release()
     answers = await asyncio.gather(first, *others)
     assert {(answer.status, answer.body) for answer in answers} == {(200, b"0123456789")}
-    # The second request is the look at the tail by which those who came late learn that nothing was added meanwhile.
+    # The second request is the look at the tail by which late readers learn that nothing was added meanwhile.
     assert counters.requests[Kind.CATCHUP] == 2
     assert counters.body_bytes[Kind.CATCHUP] == 10
     assert all(answer.is_up_to_date for answer in answers)
@@ -91,7 +91,7 @@ async def test_the_last_reader_to_leave_takes_the_upstream_connection_along(
     assert (await edge.get("/s")).body == LARGE
 
 
-async def test_what_a_leader_wishes_for_does_not_shape_what_its_followers_get(hostile: Hostile, start: Start) -> None:
+async def test_a_leaders_headers_do_not_shape_its_followers_answers(hostile: Hostile, start: Start) -> None:
     gate = asyncio.Event()
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -126,7 +126,7 @@ async def test_what_a_leader_wishes_for_does_not_shape_what_its_followers_get(ho
 
 
 async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Edge) -> None:
-    """A fetch that is cancelled before its first step must not stay for others to join."""
+    """A fetch that is cancelled before its first step must not stay joinable."""
     await edge.put("/s", b"0123456789")
     engine = edge.gateway.engine
     (stream,) = list(engine.store)

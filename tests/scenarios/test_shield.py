@@ -1,4 +1,4 @@
-"""A gateway behind another: what the nearer one says is the farther one's, not the origin's."""
+"""A gateway behind another: the nearer one relays the farther one's headers, not the origin's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = {"Content-Type": "text/plain"}
 
 @pytest.fixture
 async def chain() -> AsyncIterator[tuple[str, RunningGateway, RunningGateway]]:
-    """The origin's URL, the shield before it and the edge before the shield."""
+    """The origin's URL, the shield in front of it, and the edge in front of the shield."""
     origin = await start_origin(OriginSettings())
     ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     shield = await start_gateway(GatewayConfig.for_origin(origin.url, node_name="shield", **ports))
@@ -46,7 +46,7 @@ async def test_a_stream_made_at_the_origin_is_read_through_a_shield(
                 assert (response.status, await response.read()) == (200, more)
 
 
-async def test_a_shield_that_forgot_a_stream_does_not_make_it_another_one(
+async def test_a_stream_forgotten_by_the_shield_keeps_its_identity(
     chain: tuple[str, RunningGateway, RunningGateway],
 ) -> None:
     origin, shield, edge = chain

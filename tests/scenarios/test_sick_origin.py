@@ -1,4 +1,4 @@
-"""An origin in trouble is asked by probes alone; clients are answered at once, and the operator is told."""
+"""An origin in trouble: only probes reach it, clients are answered at once, and the operator is informed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def look(edge: Edge) -> OriginState:
 
 
 class Closing:
-    """Listens, takes connections and ends them at once; counts."""
+    """Accepts connections and closes them at once; counts them."""
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -63,7 +63,7 @@ async def closing() -> AsyncIterator[Closing]:
 
 
 class PollGroup:
-    """Clients on a few connections, and how they were answered."""
+    """Clients on a few connections, and the answers they got."""
 
     def __init__(self, edge: Edge, session: aiohttp.ClientSession) -> None:
         self.edge = edge
@@ -71,7 +71,7 @@ class PollGroup:
         self.statuses: Counter[int] = Counter()
         self.bad: list[str] = []
         self.unspecific = 0
-        """Answers 503 without Retry-After: the origin's own, passed on."""
+        """503 answers without Retry-After: the origin's own, relayed."""
 
     async def ask(self, number: int) -> None:
         """One of several kinds of request."""
@@ -90,22 +90,22 @@ class PollGroup:
                 self.bad.append(f"{method} {path}: {text!r}")
 
     async def press(self, seconds: int) -> None:
-        """So many seconds of requests, by the gateway's clock."""
+        """Send requests for this many seconds of the gateway's clock."""
         each_step = EACH_SECOND // STEPS_A_SECOND
         for step in range(seconds * STEPS_A_SECOND):
-            # All are answered before time goes on, however slow the machine.
+            # All are answered before time advances, however slow the machine.
             await asyncio.gather(*(self.ask(step * each_step + number) for number in range(each_step)))
             self.edge.clock.advance(1 / STEPS_A_SECOND)
 
 
 async def lost(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
-    """No such port any more; nothing of it is counted there."""
+    """The port is closed; no requests can be counted."""
     await origin.stop(grace_s=0)
     return lambda: 0
 
 
 async def hung_up(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
-    """Something takes connections there and ends them."""
+    """A server accepts connections and closes them."""
     port = origin.port
     await origin.stop(grace_s=0)
     await closing.start(port)
@@ -113,7 +113,7 @@ async def hung_up(origin: RunningOrigin, faults: Faults, closing: Closing) -> Ca
 
 
 async def failing(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
-    """It says 503 to everything."""
+    """The origin answers 503 to everything."""
     faults.status(503, times=None)
     origin.origin.counters.reset()
     return lambda: origin.origin.counters.total_requests
@@ -126,6 +126,8 @@ SAID: dict[Callable[..., Any], set[str]] = {
 }
 
 
+# The crowd is aiohttp's client, which speaks nothing else.
+@pytest.mark.http_1
 @pytest.mark.parametrize("trouble", [lost, hung_up, failing])
 async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     edge: Edge,
@@ -151,7 +153,7 @@ async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     assert crowd.bad == []
     assert crowd.unspecific <= seen_there()
     assert set(crowd.statuses) <= {200, 502, 503}
-    # What is known of the stream is given; all else is refused at once.
+    # Bytes in memory are served; everything else is refused at once.
     assert crowd.statuses[200] > SECONDS * EACH_SECOND / 5
     assert look(edge).requests - before <= MOST_ATTEMPTS
     assert seen_there() <= MOST_ATTEMPTS
@@ -171,7 +173,7 @@ async def test_when_it_is_back_a_probe_finds_out_and_all_goes_on(
     await origin.stop(grace_s=0)
     async with edge.time_passing():
         await eventually(lambda: look(edge).state is State.OPEN)
-    # While time stands still no probe is due: passing, it would make this write one.
+    # While time stands still no probe is due; if it advanced, this write would become one.
     refused = await edge.post("/s", b"lost", "application/octet-stream")
     assert (refused.status, refused.is_one_line_of_text) == (503, True)
     async with edge.time_passing():
@@ -203,8 +205,8 @@ async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, o
         await again.stop(grace_s=0)
 
 
-async def test_a_write_that_is_refused_leaves_no_doubt(edge: Edge, origin: RunningOrigin) -> None:
-    """The origin never had it: what memory holds is as good as before."""
+async def test_a_refused_write_does_not_make_bytes_stale(edge: Edge, origin: RunningOrigin) -> None:
+    """The origin never got the write: bytes in memory are as valid as before."""
     await edge.put("/s", b"hello", Stream_Closed="true")
     assert (await edge.get("/s")).body == b"hello"
     await origin.stop(grace_s=0)
@@ -224,7 +226,7 @@ async def test_one_stream_that_an_origin_cannot_serve_does_not_cut_off_the_other
     assert (await edge.get("/well")).body == b"hello"
 
 
-async def test_no_more_wait_for_a_silent_origin_than_are_allowed(
+async def test_requests_waiting_for_a_silent_origin_are_bounded(
     start: Start, origin: RunningOrigin, faults: Faults
 ) -> None:
     edge = await start(origin.url, waiting_requests=8, first_byte_timeout_s=60)

@@ -1,4 +1,4 @@
-"""Readers that stop reading: the others notice nothing, memory is bounded, and what was not read comes again."""
+"""Readers that stop reading: others are not affected, memory is bounded, and missed bytes can be read again."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def settings() -> dict[str, Any]:
 
 
 async def read_until(reader: Wire, size: int, into: bytearray) -> str:
-    """Take whole pairs until `size` bytes are there; the offset of the last."""
+    """Read whole pairs until `size` bytes have arrived; returns the offset of the last."""
     while (event := await reader.event()) is not None:
         if event.name == "data":
             into += base64.b64decode(event.data)
@@ -59,10 +59,10 @@ async def test_a_subscriber_that_stops_reading_is_closed_in_time_and_resumes_wit
         offset = await read_until(fast, (number + 1) * len(BLOCK), got)
         took_s.append(time.monotonic() - began)
     assert bytes(got) == BLOCK * ROUNDS
-    # Nobody waits for the one who stands still, who by now is 2.6 MB behind.
+    # No reader waits for the stalled one, which is 2.6 MB behind by now.
     assert sorted(took_s)[ROUNDS // 2] < 0.25
     await eventually(lambda: edge.gateway.metrics.slow_consumers[True].value == 1)
-    # What it had taken in it has; the rest is dropped, never ended in order, and asked for again.
+    # The bytes it has taken are valid; the rest is dropped without a clean end, and requested again.
     had = bytearray()
     taken: list[str] = []
 
@@ -81,8 +81,8 @@ async def test_a_subscriber_that_stops_reading_is_closed_in_time_and_resumes_wit
     assert bytes(had) == bytes(got)
 
 
-async def test_what_is_held_for_one_that_stops_reading_is_bounded(edge: Edge, counters: Counters) -> None:
-    """Its frames are made when it can take them: nothing piles up for it, however much the stream grows."""
+async def test_memory_for_a_stalled_reader_is_bounded(edge: Edge, counters: Counters) -> None:
+    """Its frames are made only when it can take them: no backlog builds up, however much the stream grows."""
     await edge.put("/s", b"", BINARY)
     slow = await edge.begin("/s?offset=-1&live=sse", receive_bytes=16_384)
     await slow.head()
@@ -94,7 +94,7 @@ async def test_what_is_held_for_one_that_stops_reading_is_bounded(edge: Edge, co
     assert waiting < 500_000
 
 
-async def test_a_slow_catch_up_reader_costs_a_fast_one_nothing(
+async def test_a_slow_catch_up_reader_does_not_delay_a_fast_one(
     start: Start, origin: RunningOrigin, faults: Faults, counters: Counters
 ) -> None:
     edge = await start(origin.url, client_write_timeout_s=10, send_buffer_bytes=32_768)
@@ -114,7 +114,7 @@ async def test_a_slow_catch_up_reader_costs_a_fast_one_nothing(
 async def test_a_slow_reader_of_what_is_too_large_to_keep_does_not_hold_it_in_memory(
     start: Start, origin: RunningOrigin, faults: Faults, counters: Counters
 ) -> None:
-    """It is dropped once it is too far behind the fast one, who gets everything; it never gets a clean end."""
+    """It is dropped once it is too far behind the fast one, which gets everything; it never gets a clean end."""
     edge = await start(
         origin.url, client_write_timeout_s=20, send_buffer_bytes=32_768, max_flight_bytes=1 << 20, cache_bytes=64 << 20
     )
@@ -155,7 +155,7 @@ async def test_an_origin_is_not_read_faster_than_the_fastest_client(
     slow = await edge.begin("/s", receive_bytes=16_384)
     await slow.head()
     await eventually(lambda: any(flight.size >= 1 << 20 for _, flight in edge.gateway.engine.fetches.flights()))
-    # Some turns of the loop, in which nothing may arrive beyond the window and what the pieces in flight bring.
+    # A few turns of the loop: nothing may arrive beyond the window and the pieces in flight.
     await pass_turns(50)
     assert all(flight.size < 3 << 20 for _, flight in edge.gateway.engine.fetches.flights())
     slow.reset()

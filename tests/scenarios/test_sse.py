@@ -25,7 +25,7 @@ def settings() -> dict[str, Any]:
 
 
 async def control(wire: Wire) -> dict[str, Any]:
-    """The next event that is no comment, which is a control event."""
+    """The next event that is not a comment; it must be a control event."""
     while (event := await wire.event()) is not None:
         if event.name != ":":
             assert event.name == "control"
@@ -135,7 +135,7 @@ TEXTS = [
 async def test_text_is_split_at_every_kind_of_line_end_and_the_tape_keeps_the_bytes(
     edge: Edge, counters: Counters
 ) -> None:
-    """The origin is followed by long-poll, because SSE would not give the CRs back."""
+    """The origin is followed by long-poll, because SSE would lose the CRs."""
     await edge.put("/s", b"", "text/plain; charset=utf-8")
     wire = await events(edge, counters)
     await control(wire)
@@ -187,7 +187,7 @@ async def test_every_data_event_has_its_control_event_and_offsets_only_grow(edge
         async for data, event in pairs(wire):
             got += json.loads(data) if data else []
             offsets.append(json.loads(event.data)["streamNextOffset"])
-            # What a control event names is never ahead of the bytes before it.
+            # A control event is never ahead of the bytes before it.
             read = await edge.send_to(edge.gateway.config.routes[0].members[0].url, "GET", f"/s?offset={offsets[-1]}")
             assert json.loads(read.body) == list(range(len(got), 30))
             if len(got) == 30:
@@ -233,7 +233,7 @@ async def test_a_cursor_is_above_the_clients_own_and_never_below_the_clock(
         await edge.post("/s", b"x")
         await wire.event()
     if ahead == 5_000:
-        # One client's far-off number is its own affair.
+        # One client's far-off cursor affects no other client.
         await other.event()
         assert int((await control(other))["streamCursor"]) <= current + 1_000
 
@@ -242,7 +242,7 @@ async def test_a_cursor_is_above_the_clients_own_and_never_below_the_clock(
 async def test_headers_of_the_origins_replies_are_on_live_replies_too(
     edge: Edge, origin: RunningOrigin, counters: Counters, mode: str
 ) -> None:
-    """A browser that never made a catch-up read may read this one as well."""
+    """A browser without an earlier catch-up read may also read this one."""
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"x")
     wire = await edge.begin(f"/s?offset=now&live={mode}")
     await bounded(counters.parked_is(1))
@@ -252,7 +252,7 @@ async def test_headers_of_the_origins_replies_are_on_live_replies_too(
     assert head.headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
+async def test_a_drain_ends_live_reads_cleanly_and_in_time(
     start: Start, origin: RunningOrigin, counters: Counters
 ) -> None:
     edge = await start(origin.url, shutdown_timeout_s=4)
@@ -263,7 +263,7 @@ async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
         await wires[-1].head()
         await control(wires[-1])
     topics = edge.gateway.engine.live.topics
-    # Those who come after the first wait with it as one crowd.
+    # Readers that arrive after the first wait with it as one group.
     polling = [edge.asking("/s?offset=now&live=long-poll")]
     await eventually(lambda: sum(topic.readers for topic in topics()) == 11)
     polling += [edge.asking("/s?offset=now&live=long-poll") for _ in range(4)]
@@ -297,7 +297,7 @@ async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
     assert edge.is_idle
 
 
-async def test_frames_kept_for_others_are_bounded_by_their_bytes(edge: Edge) -> None:
+async def test_shared_frames_are_bounded_by_their_bytes(edge: Edge) -> None:
     await edge.put("/s", b"", "application/octet-stream")
     sizes = (600_000, 600_000, 2_000_000)
     ends = [(await edge.post("/s", b"x" * size, "application/octet-stream")).next_offset for size in sizes]

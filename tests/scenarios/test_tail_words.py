@@ -1,4 +1,4 @@
-"""What is said of a tail, or of a stream that is not there, holds across writes, odd origins and streams that close."""
+"""Claims about a tail or an absent stream stay true across writes, unusual origins and closing streams."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ async def test_a_head_that_found_nothing_is_not_repeated_across_the_put_that_was
 
 
 @pytest.mark.parametrize("read", ["/s?offset=-1&live=long-poll", "/s?offset=-1"])
-async def test_a_tail_that_a_look_has_gone_beyond_is_none_any_more(
+async def test_a_tail_that_a_probe_has_passed_is_no_tail_any_more(
     edge: Edge, counters: Counters, faults: Faults, read: str
 ) -> None:
-    """The live request has stalled, a write was acknowledged, and another read has shown where it ends."""
+    """The live request has stalled, a write was acknowledged, and another read has shown the new tail."""
     async with followed_until_silent(edge, counters, faults):
         acked = await edge.post("/s", b'["b"]', JSON)
         assert (await edge.get("/s?offset=now")).next_offset == acked.next_offset
@@ -81,7 +81,7 @@ async def test_live_answers_that_are_personal_say_nothing_of_catch_up(
         assert not any("bypass" in one.headers["Cache-Status"] for one in answers)
 
 
-async def test_a_hot_stream_that_closes_gives_its_place_back(edge: Edge) -> None:
+async def test_a_hot_stream_that_closes_frees_its_follower(edge: Edge) -> None:
     await edge.put("/s", b'["a"]', JSON)
     for _ in range(20):
         await edge.get("/s")
@@ -108,7 +108,9 @@ async def test_long_polls_answered_at_once_leave_a_tail_that_may_be_repeated(
     assert sum(counters.requests.values()) <= 2
 
 
-async def test_a_write_whose_answer_names_no_offset_reaches_what_is_in_the_air(hostile: Hostile, start: Start) -> None:
+async def test_a_write_without_an_offset_in_its_answer_affects_fetches_in_flight(
+    hostile: Hostile, start: Start
+) -> None:
     has_written = is_late = False
     asked_late, gate = asyncio.Event(), asyncio.Event()
 
@@ -142,7 +144,7 @@ async def test_a_write_whose_answer_names_no_offset_reaches_what_is_in_the_air(h
 
 
 @pytest.mark.parametrize("live", ["", "&live=long-poll"])
-async def test_a_place_beyond_the_tail_of_a_stream_that_was_closed_here_is_answered_as_closed(
+async def test_an_offset_beyond_the_tail_of_a_closed_stream_is_answered_as_closed(
     hostile: Hostile, start: Start, live: str
 ) -> None:
     closed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The bound on a whole exchange with the origin holds whoever is slow: no connection is held for ever."""
+"""The bound on a whole exchange with the origin holds for any slow party: no connection is held for ever."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def large(asked: Asked, writer: asyncio.StreamWriter) -> None:
     writer.write(part_of_stream(BODY, "0001"))
 
 
-async def test_a_reader_who_stalls_holds_the_origins_connection_no_longer(hostile: Hostile, start: Start) -> None:
+async def test_a_stalled_reader_releases_the_origins_connection_in_time(hostile: Hostile, start: Start) -> None:
     origin = await hostile(large, takes_head=True)
     edge = await start(origin.url, total_timeout_s=0.3)
     client = edge.gateway.engine.client

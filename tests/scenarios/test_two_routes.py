@@ -1,4 +1,4 @@
-"""Two routes to one origin are two views of the same streams: what one changes the other sees."""
+"""Two routes to one origin are two views of the same streams: a change through one is visible through the other."""
 
 from collections.abc import AsyncIterator
 
@@ -15,7 +15,7 @@ from tests.scenarios.conftest import Edge
 
 @pytest.fixture(params=[True, False])
 async def edge(origin: RunningOrigin, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Edge]:
-    """Readers come by one prefix, writers by another, which may itself be cached or not."""
+    """Readers use one prefix and writers another, which may itself be cached or not."""
     routes = (
         RouteConfig(name="pub", prefix="/pub", strip_prefix=True, origin=origin.url),
         RouteConfig(name="adm", prefix="/adm", strip_prefix=True, origin=f"{origin.url}/", cache=request.param),

@@ -1,4 +1,4 @@
-"""A client that is nothing but a socket: it sees how an answer ends, stops reading when told to, and leaves at will.
+"""A client on a bare socket: it observes how an answer ends, stops reading on request, and leaves at any moment.
 
 It shares no code with the gateway, so that one framing bug cannot hide another.
 """
@@ -19,11 +19,11 @@ from multidict import CIMultiDict
 from tests.transports import EDGE
 
 BOUND_S = 10.0
-"""Nothing on loopback takes this long; what does is a hang."""
+"""Longer than anything takes on loopback; beyond it the test hangs."""
 
 
 class Dropped(Exception):
-    """The connection ended before the answer did; `body` is what came of it."""
+    """The connection ended before the answer did; `body` holds the received part."""
 
     def __init__(self, body: bytes = b"") -> None:
         super().__init__(f"connection dropped after {len(body)} bytes of body")
@@ -31,7 +31,7 @@ class Dropped(Exception):
 
 
 def fields_of(lines: list[str]) -> CIMultiDict[str]:
-    """Header lines taken apart."""
+    """Parse header lines."""
     fields: CIMultiDict[str] = CIMultiDict()
     for line in filter(None, lines):
         name, _, value = line.partition(": ")
@@ -41,7 +41,7 @@ def fields_of(lines: list[str]) -> CIMultiDict[str]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole answer."""
+    """One complete answer."""
 
     status: int
     headers: CIMultiDict[str]
@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def is_one_line_of_text(self) -> bool:
-        """Whether it is an error as clients are to be told: one line, plain, no traceback."""
+        """Whether it is a proper error for clients: one plain line, no traceback."""
         return (
             self.headers.get("Content-Type", "").startswith("text/plain")
             and self.body.endswith(b"\n")
@@ -91,7 +91,7 @@ class Wire:
 
     @classmethod
     async def open(cls, url: str, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None) -> Self:
-        """Connect; `receive_bytes` bounds what the kernel takes in for a reader that has stopped."""
+        """Connect; `receive_bytes` bounds the kernel's buffer for a reader that has stopped."""
         parts = urlsplit(url)
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -120,7 +120,7 @@ class Wire:
         await self.send(head.encode() + b"\r\n" + (body or b""))
 
     async def head(self, method: str = "GET") -> Answer:
-        """The head of the next answer that is no 1xx."""
+        """The head of the next answer that is not a 1xx."""
         async with asyncio.timeout(BOUND_S):
             while True:
                 try:
@@ -138,7 +138,7 @@ class Wire:
         return Answer(status, headers)
 
     async def piece(self) -> bytes:
-        """Some bytes of the body as they come; none at its clean end.  Raises Dropped."""
+        """Some bytes of the body as they arrive; none at its clean end.  Raises Dropped."""
         if self._is_over:
             return b""
         try:
@@ -171,7 +171,7 @@ class Wire:
         return data
 
     async def body(self) -> bytes:
-        """The rest of the body.  Raises Dropped with what came when the connection ends first."""
+        """The rest of the body.  Raises Dropped with the received part if the connection ends first."""
         got = bytearray()
         try:
             while piece := await self.piece():
@@ -181,7 +181,7 @@ class Wire:
         return bytes(got)
 
     async def answer(self, method: str = "GET") -> Answer:
-        """The next answer, whole."""
+        """The next complete answer."""
         head = await self.head(method)
         return Answer(head.status, head.headers, await self.body())
 
@@ -208,7 +208,7 @@ class Wire:
         return Event(name, "\n".join(data))
 
     async def is_ended(self) -> bool:
-        """Whether nothing more comes, waiting for the end; bytes that come are a failure."""
+        """Whether the connection ends without further bytes; further bytes are a failure."""
         try:
             async with asyncio.timeout(BOUND_S):
                 return not await self.reader.read(1)
@@ -216,11 +216,11 @@ class Wire:
             return True
 
     def leave(self) -> None:
-        """Close, as a client that has had enough."""
+        """Close cleanly."""
         self.writer.close()
 
     def reset(self) -> None:
-        """Vanish with an RST."""
+        """Close with an RST."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -234,7 +234,7 @@ class Wire:
 
 
 async def pairs(wire: Wire) -> AsyncIterator[tuple[str, Event]]:
-    """Data events with the control event behind each; a control alone comes with no data."""
+    """Data events, each with its control event; a control event alone comes with no data."""
     data: str | None = None
     while (event := await wire.event()) is not None:
         if event.name == "data":

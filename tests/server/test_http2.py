@@ -61,7 +61,9 @@ async def gateway_before(
 def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
     """Whether so many live readers stand at the tail of streams that are followed."""
     topics = gateway.engine.live.topics
-    return lambda: sum(len(topic.readers_now) + topic.crowded for topic in topics() if topic.is_confirmed) == count
+    return lambda: (
+        sum(len(topic.readers_now) + topic.extra_clients for topic in topics() if topic.is_confirmed) == count
+    )
 
 
 async def test_requests_on_one_connection_are_answered_side_by_side(pair: Pair) -> None:

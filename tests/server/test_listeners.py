@@ -22,9 +22,9 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
-from gateway.config.watched_files import LOOK_S
+from gateway.config.watched_files import POLL_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority, Pair
 from tests.debian import program
@@ -429,7 +429,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
     else:
 
         async def is_new() -> bool:
-            bench.clock.advance(LOOK_S)
+            bench.clock.advance(POLL_S)
             return await serial(gateway, context) != before
 
         await eventually(is_new)
@@ -523,12 +523,12 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
     new = authority.issue("edge.test", file="new")
     new.certificate.replace(pair.certificate)
     for _ in range(3):
-        bench.clock.advance(LOOK_S / 4)
+        bench.clock.advance(POLL_S / 4)
         assert await serial(gateway, context) == before
     new.key.replace(pair.key)
 
     async def is_new() -> bool:
-        bench.clock.advance(LOOK_S)
+        bench.clock.advance(POLL_S)
         return await serial(gateway, context) != before
 
     await eventually(is_new)
@@ -562,7 +562,7 @@ async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_we
 
 async def test_a_start_names_what_cannot_be_used(bench: Bench, authority: Authority) -> None:
     pair, other = authority.issue("edge.test"), authority.issue("other.test")
-    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*not that of its key"):
+    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*its key does not match"):
         await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
     with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.client_ca: .*holds no certificates"):
         await bench.start(tls(pair, client_ca=str(pair.key), client_certificates="required"))

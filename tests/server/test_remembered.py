@@ -129,7 +129,7 @@ class WhatIsLent(RuleBasedStateMachine):
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
         shown = BodyRun(stream, start, "9", stream.edition)
-        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
+        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=shown)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
     @rule(seconds=st.sampled_from([0.5, USE_S, 61.0]))

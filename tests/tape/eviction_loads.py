@@ -1,7 +1,7 @@
-"""Loads to judge eviction by: which streams are asked for, in which order, and how large they are.
+"""Loads for comparing eviction policies: which streams are requested, in which order, and how large they are.
 
-Each is a function of a random generator and gives one number a request.  What they stand for is in their docstrings;
-what all leave out is that streams grow.
+Each load is a function of a random generator and gives one stream number per request.  Its docstring says what it
+models.  No load models the growth of streams.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Load = Callable[[random.Random], list[int]]
 
 
 def popularity(count: int, exponent: float) -> list[float]:
-    """Zipf's law: how likely each of `count` streams is asked for."""
+    """Zipf's law: the probability of each of `count` streams."""
     weights = [1 / rank**exponent for rank in range(1, count + 1)]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -42,7 +42,7 @@ def skewed(exponent: float) -> Load:
 
 
 def scans(rng: random.Random) -> list[int]:
-    """A nightly job goes through 1,000 streams that nobody else reads, after every 3,000 requests."""
+    """After every 3,000 requests a nightly job scans 1,000 streams that have no other readers."""
     draws, new = _draws(rng, 3_000, 1.0), _NEVER_ASKED_BEFORE
     out: list[int] = []
     while len(out) < REQUESTS:
@@ -59,7 +59,7 @@ def crawler(rng: random.Random) -> list[int]:
 
 
 def rounds(rng: random.Random) -> list[int]:
-    """A monitor asks for 1,500 streams in turn, for ever: what does not fit whole is the worst case of recency."""
+    """A monitor requests 1,500 streams in turn, for ever: the worst case of LRU if they do not all fit."""
     return [number % 1_500 for number in range(REQUESTS)]
 
 
@@ -76,7 +76,7 @@ def change(rng: random.Random) -> list[int]:
 
 
 def chats(rng: random.Random) -> list[int]:
-    """Most streams are read by a few, all within a short while, and by nobody after; some are popular for ever."""
+    """Most streams are read a few times within a short while and never again; some stay popular."""
     draws, new = _draws(rng, 2_000, 0.9), iter(range(_NEVER_ASKED_BEFORE, 2 * _NEVER_ASKED_BEFORE))
     out: list[int] = []
     talking: list[list[int]] = []
@@ -119,17 +119,17 @@ class Mixed(dict[int, int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """How much fits, and how large what lies there is."""
+class CacheSize:
+    """A cache size, and the sizes of the streams in it."""
 
     name: str
     budget_bytes: int
     size: Callable[[int], int]
 
 
-SHELVES = [
-    Shelf("300 of 10 KB", 300 * ONE_SIZE, lambda key: ONE_SIZE),
-    Shelf("1,000 of 10 KB", 1_000 * ONE_SIZE, lambda key: ONE_SIZE),
-    Shelf("6 MB mixed", 6_000_000, Mixed().__getitem__),
-    Shelf("20 MB mixed", 20_000_000, Mixed().__getitem__),
+CACHE_SIZES = [
+    CacheSize("300 of 10 KB", 300 * ONE_SIZE, lambda key: ONE_SIZE),
+    CacheSize("1,000 of 10 KB", 1_000 * ONE_SIZE, lambda key: ONE_SIZE),
+    CacheSize("6 MB mixed", 6_000_000, Mixed().__getitem__),
+    CacheSize("20 MB mixed", 20_000_000, Mixed().__getitem__),
 ]

@@ -1,4 +1,4 @@
-"""The policies once more, as slow and as obvious as they can be: lists, looked through from one end to the other."""
+"""Simple models of the eviction policies: slow, with plain lists searched from end to end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LruModel:
 
 
 class SieveModel:
-    """The paper's figure: oldest first, and where the hand stands; past the newest it begins with the oldest."""
+    """The paper's figure: keys oldest first, and the hand; past the newest key it restarts at the oldest."""
 
     def __init__(self) -> None:
         self.keys: list[int] = []
@@ -46,7 +46,7 @@ class SieveModel:
 
     def admit(self, key: int) -> None:
         if key not in self.keys:
-            # A hand that has passed the newest does not see who comes then: it stands before the oldest.
+            # A hand that has passed the newest key misses later ones: it stands before the oldest.
             self.hand %= max(1, len(self.keys))
             self.keys.append(key)
 
@@ -84,7 +84,7 @@ class SieveModel:
 
 
 class S3FifoModel:
-    """The paper's algorithm 1 with queues as lists, and the share moved by who comes back."""
+    """The paper's algorithm 1 with lists for queues, and the share adapted to returning keys."""
 
     def __init__(self) -> None:
         self.small: list[int] = []
@@ -133,7 +133,7 @@ class S3FifoModel:
                     self.touches[key] = 0
                     self.main.append(key)
                 else:
-                    return self.given_up(key, self.ghosts_small)
+                    return self.evicted(key, self.ghosts_small)
             else:
                 key = self.main.pop(0)
                 if key == spared:
@@ -142,9 +142,9 @@ class S3FifoModel:
                     self.touches[key] -= 1
                     self.main.append(key)
                 else:
-                    return self.given_up(key, self.ghosts_main)
+                    return self.evicted(key, self.ghosts_main)
 
-    def given_up(self, key: int, ghosts: list[int]) -> int:
+    def evicted(self, key: int, ghosts: list[int]) -> int:
         if key in ghosts:
             ghosts.remove(key)
         ghosts.append(key)
@@ -159,7 +159,7 @@ class S3FifoModel:
 
 
 def model(policy: str) -> Eviction[int]:
-    """The obvious twin of a policy."""
+    """The model of a policy."""
     match policy:
         case "lru":
             return LruModel()

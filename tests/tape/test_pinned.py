@@ -1,4 +1,4 @@
-"""Streams that are kept when others are given up: never past their share, never past the budget, never a victim."""
+"""Pinned streams: never past their share, never past the budget, never a victim."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from gateway.tape.pinned import PinnedTapes
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
-from tests.tape.library_machine import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
+from tests.tape.store_machine import FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 KEYS = [key("a"), key("a", "p"), key("b")]
 
 
-class LibraryWithWishes(LibraryAgainstRecount):
-    """The same events, and wishes that come and go between them."""
+class StoreWithPins(StoreAgainstRecount):
+    """The same events, with preferences that change between them."""
 
     @rule(
-        reserved=st.lists(st.sampled_from(KEYS), unique=True),
+        pinned=st.lists(st.sampled_from(KEYS), unique=True),
         share=st.sampled_from([0.0, 0.3, 0.9]),
         not_stored=st.lists(st.sampled_from([key("b"), key("")]), max_size=1),
     )
-    def prefer(self, reserved: list[StreamKey], share: float, not_stored: list[StreamKey]) -> None:
-        self.tapes.prefer(reserved, share, not_stored)
+    def prefer(self, pinned: list[StreamKey], share: float, not_stored: list[StreamKey]) -> None:
+        self.tapes.prefer(pinned, share, not_stored)
 
     @rule(budget_bytes=st.sampled_from([2_000, 4_500, 9_000]))
     def resize(self, budget_bytes: int) -> None:
         self.tapes.resize(budget_bytes)
 
     @invariant()
-    def every_stream_can_still_be_given_up(self) -> None:
+    def every_stream_is_evictable_or_pinned(self) -> None:
         order, pinned = self.order, self.tapes.pinned
         for stream in self.tapes:
             assert stream.pins or (stream.key in order) != (stream.key in pinned)
@@ -45,16 +45,16 @@ class LibraryWithWishes(LibraryAgainstRecount):
         assert len(order) + len(pinned) == sum(one.key in order or one.key in pinned for one in self.tapes)
 
     @invariant()
-    def what_is_kept_costs_what_it_says_and_no_more_than_its_share(self) -> None:
+    def the_cost_of_pinned_streams_is_right_and_within_its_limit(self) -> None:
         pinned = self.tapes.pinned
         assert pinned.cost == sum(stream.tape.cost for stream in self.tapes if stream.key in pinned)
         assert pinned.cost <= pinned.limit
 
     @invariant()
-    def what_is_shunned_holds_nothing_unless_somebody_needs_it(self) -> None:
+    def a_stream_that_is_not_stored_holds_nothing_unless_its_record_is_pinned(self) -> None:
         for stream in list(self.tapes):
             if self.tapes.is_not_stored(stream) and not stream.pins:
-                # Bytes are laid for such a stream on behalf of a holder alone; the machine does without one.
+                # The engine stores bytes for such a stream only while it is pinned; this machine does so at any time.
                 stream.pins += 1
                 self.tapes.release(stream)
                 assert stream.tape.block_count == 0
@@ -64,7 +64,7 @@ class LibraryWithWishes(LibraryAgainstRecount):
 def test_budget_and_share_hold_in_every_order_of_events(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_module, "SEAL_BYTES", 1_000)
 
-    class Against(LibraryWithWishes):
+    class Against(StoreWithPins):
         pass
 
     Against.policy = policy
@@ -83,10 +83,10 @@ def a_stream(store: TapeStore, name: str, size: int) -> Stream:
     sizes=st.lists(st.integers(1, 3_000), min_size=1, max_size=60),
     names=st.lists(st.sampled_from("defghijk"), min_size=60, max_size=60),
 )
-def test_what_is_kept_is_never_chosen_while_it_is_within_its_share(
+def test_a_pinned_stream_is_never_evicted_while_it_is_within_the_share(
     policy: str, sizes: list[int], names: list[str]
 ) -> None:
-    store, _ = new_library(20_000, policy)
+    store, _ = new_store(20_000, policy)
     store.prefer([key("a"), key("b"), key("c")], 0.5, [])
     kept = [a_stream(store, name, 1_000) for name in "abc"]
     for name, size in zip(names, sizes, strict=False):
@@ -95,22 +95,22 @@ def test_what_is_kept_is_never_chosen_while_it_is_within_its_share(
     assert store.cost <= store.budget_bytes
 
 
-def test_one_that_grows_past_the_share_has_the_least_worthwhile_let_go() -> None:
-    store, _ = new_library(10_000)
+def test_growing_past_the_share_unpins_the_least_valuable() -> None:
+    store, _ = new_store(10_000)
     store.prefer([key("a"), key("b")], 0.5, [])
     first, second = a_stream(store, "a", 1_000), a_stream(store, "b", 1_000)
     assert all(one.key in store.pinned for one in (first, second))
     fill(store, first, 1_500)
     assert (first.key in store.pinned, second.key in store.pinned) == (True, False)
-    # Both are still here: they are streams like any other until room is needed.
+    # Both are still in memory: an unpinned stream stays until room is needed.
     ended = [first.ended, second.ended]
     for name in "cdef":
         a_stream(store, name, 1_500)
     assert [*ended, first.ended, second.ended] == [None, None, None, End.EVICTED]
 
 
-def test_a_stream_that_was_let_go_is_kept_again_once_there_is_room() -> None:
-    store, _ = new_library(10_000)
+def test_an_unpinned_stream_is_pinned_again_once_there_is_room() -> None:
+    store, _ = new_store(10_000)
     store.prefer([key("a"), key("b")], 0.5, [])
     first, second = a_stream(store, "a", 3_000), a_stream(store, "b", 1_500)
     assert second.key not in store.pinned
@@ -119,16 +119,16 @@ def test_a_stream_that_was_let_go_is_kept_again_once_there_is_room() -> None:
     assert second.key in store.pinned
 
 
-def test_one_that_is_past_the_share_alone_does_not_take_the_others_with_it() -> None:
-    store, _ = new_library(10_000)
+def test_a_stream_larger_than_the_share_does_not_unpin_the_others() -> None:
+    store, _ = new_store(10_000)
     store.prefer([key("a"), key("b"), key("c")], 0.5, [])
     kept = [a_stream(store, name, 500) for name in "bc"]
     large = a_stream(store, "a", 6_000)
     assert [one.key in store.pinned for one in (large, *kept)] == [False, True, True]
 
 
-def test_the_first_of_a_wish_come_before_those_that_an_earlier_one_kept() -> None:
-    store, _ = new_library(10_000)
+def test_a_higher_rank_takes_the_room_of_a_stream_pinned_before() -> None:
+    store, _ = new_store(10_000)
     late, first = a_stream(store, "a", 2_500), a_stream(store, "b", 2_500)
     store.prefer([late.key], 0.5, [])
     store.prefer([first.key, late.key], 0.5, [])
@@ -136,8 +136,8 @@ def test_the_first_of_a_wish_come_before_those_that_an_earlier_one_kept() -> Non
     assert store.pinned.cost == first.tape.cost
 
 
-def test_another_wish_takes_the_place_of_the_one_before() -> None:
-    store, _ = new_library(10_000)
+def test_a_new_preference_replaces_the_one_before() -> None:
+    store, _ = new_store(10_000)
     first, second = a_stream(store, "a", 1_000), a_stream(store, "b", 1_000)
     store.prefer([first.key], 0.5, [])
     assert [one.key in store.pinned for one in (first, second)] == [True, False]
@@ -148,17 +148,18 @@ def test_another_wish_takes_the_place_of_the_one_before() -> None:
     assert store.pinned.cost == 0
 
 
-def test_what_is_lent_does_not_push_out_what_is_kept() -> None:
-    store, _ = new_library(10_000)
+def test_a_loan_does_not_evict_pinned_streams() -> None:
+    store, _ = new_store(10_000)
     store.prefer([key("a")], 0.9, [])
     kept = a_stream(store, "a", 6_000)
     other = a_stream(store, "b", 100)
     assert not store.lend(4_000, other)
     assert kept.tape.size == 6_000
+    assert repr(store.pinned) == "<PinnedTapes 1 of 1, 7400 of 9000 bytes>"
 
 
-def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> None:
-    store, _ = new_library(10_000)
+def test_a_stream_that_is_not_stored_holds_bytes_only_while_its_record_is_pinned() -> None:
+    store, _ = new_store(10_000)
     mine, theirs = a_stream(store, "a", 1_000), store.open(key("a", "someone"), 0.0)
     theirs.lifetime = FOR_EVER
     fill(store, theirs, 1_000)
@@ -168,24 +169,26 @@ def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> 
     assert [one.tape.size for one in (mine, theirs)] == [0, 1_000]
     store.release(theirs)
     assert theirs.tape.size == 0
-    # What is known of it is still known.
+    # The facts stay.
     assert theirs.tape.tail is not None
     assert store.cost == 2 * TAPE_COST
 
 
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["take", "changed", "forget", "bound", "pop"]), st.integers(0, 7), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["pin", "add_cost", "forget", "set_limit", "pop"]), st.integers(0, 7), st.integers(0, 9)
+        ),
         max_size=60,
     )
 )
-def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, int]]) -> None:
+def test_the_lowest_rank_is_always_unpinned_first(steps: list[tuple[str, int, int]]) -> None:
     keys = [key(str(rank)) for rank in range(8)]
     pinned = PinnedTapes()
     pinned.prefer(keys, 20)
     kept: dict[StreamKey, int] = {}
 
-    def let_go(gone: Iterable[StreamKey]) -> None:
+    def expect_unpinned(gone: Iterable[StreamKey]) -> None:
         for one in gone:
             assert one == max(kept, key=keys.index) or kept[one] > pinned.limit
             del kept[one]
@@ -193,21 +196,21 @@ def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, in
     for step, rank, size in steps:
         one = keys[rank]
         match step:
-            case "take":
-                if pinned.take(one, size):
+            case "pin":
+                if pinned.pin(one, size):
                     kept.setdefault(one, size)
-            case "changed":
+            case "add_cost":
                 if one in kept:
                     kept[one] += size
-                let_go(pinned.changed(one, size))
+                expect_unpinned(pinned.add_cost(one, size))
             case "forget":
                 pinned.forget(one)
                 kept.pop(one, None)
-            case "bound":
-                let_go(pinned.bound(size * 4))
+            case "set_limit":
+                expect_unpinned(pinned.set_limit(size * 4))
             case "pop":
                 last = pinned.pop_last()
                 assert (last is None) == (not kept)
-                let_go([last] if last is not None else [])
+                expect_unpinned([last] if last is not None else [])
         assert set(kept) == {one for one in keys if one in pinned}
         assert pinned.cost == sum(kept.values()) <= pinned.limit

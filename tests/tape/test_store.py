@@ -1,4 +1,4 @@
-"""The library: the sum of costs, the budget, what eviction may take and what it must leave."""
+"""The tape store: the sum of costs, the budget, what eviction may take and what it must leave."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import End, Stream
-from tests.tape.library_machine import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
+from tests.tape.store_machine import FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_module, "SEAL_BYTES", 1_000)
 
-    class Against(LibraryAgainstRecount):
+    class Against(StoreAgainstRecount):
         pass
 
     Against.policy = policy
@@ -26,8 +26,8 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
 
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:
-    """Three streams fill the library, the first is used, a fourth comes: how the first three ended."""
-    store, recorder = new_library(3 * 2_500, policy)
+    """Fill the store with three streams, use the first, store a fourth; return how the first three ended."""
+    store, recorder = new_store(3 * 2_500, policy)
     streams = [store.open(key(name), 0.0) for name in "abc"]
     for stream in streams:
         fill(store, stream, 1_000)
@@ -38,14 +38,14 @@ def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_stream_that_was_used_again_outlives_those_that_were_not(policy: str) -> None:
+def test_a_stream_used_again_outlives_the_others(policy: str) -> None:
     assert fourth_stream_after(policy, lambda store, stream: store.open(stream.key, USE_S)) == [
         None, End.EVICTED, None,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_answer_given_elsewhere_is_a_use(policy: str) -> None:
+def test_a_remembered_answer_is_a_use(policy: str) -> None:
     assert fourth_stream_after(policy, TapeStore.touch) == [None, End.EVICTED, None]
 
 
@@ -58,9 +58,7 @@ def test_requests_in_quick_succession_are_one_use(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_followed", [True, False])
-def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not(
-    policy: str, is_followed: bool
-) -> None:
+def test_bytes_stored_for_live_readers_are_a_use_and_a_slow_fetch_is_not(policy: str, is_followed: bool) -> None:
     def append(store: TapeStore, stream: Stream) -> None:
         stream.is_followed = is_followed
         fill(store, stream, 1, now=5 * USE_S)
@@ -69,8 +67,8 @@ def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not
     assert (first, second) == ((None, End.EVICTED) if is_followed else (End.EVICTED, None))
 
 
-def test_a_stream_that_comes_back_soon_after_it_was_given_up_is_off_probation() -> None:
-    store, _ = new_library(3 * 2_500, "s3-fifo")
+def test_a_stream_that_returns_soon_after_eviction_skips_probation() -> None:
+    store, _ = new_store(3 * 2_500, "s3-fifo")
     for name in "abcd":
         fill(store, store.open(key(name), 0.0), 1_000)
     assert store.find(key("a")) is None
@@ -81,8 +79,8 @@ def test_a_stream_that_comes_back_soon_after_it_was_given_up_is_off_probation() 
     assert back.ended is None
 
 
-def test_a_stream_that_was_deleted_comes_back_as_a_newcomer() -> None:
-    store, _ = new_library(3 * 2_500, "s3-fifo")
+def test_a_deleted_stream_returns_on_probation() -> None:
+    store, _ = new_store(3 * 2_500, "s3-fifo")
     for name in "abc":
         fill(store, store.open(key(name), 0.0), 1_000)
     first = store.find(key("a"))
@@ -96,7 +94,7 @@ def test_a_stream_that_was_deleted_comes_back_as_a_newcomer() -> None:
 
 
 def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
-    store, _ = new_library(4_000)
+    store, _ = new_store(4_000)
     followed = store.open(key("followed"), 0.0)
     followed.pins += 1
     followed.lifetime = FOR_EVER
@@ -107,10 +105,11 @@ def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
     assert followed.tape.block_count == 0
     assert followed.tape.is_closed_at("00000009")
     assert store.find(followed.key) is followed
+    assert repr(followed) == "<Stream /followed in memory, 0 blocks, 1 pins>"
 
 
-def test_a_stream_that_was_pinned_while_it_lost_its_bytes_can_be_given_up_afterwards() -> None:
-    store, _ = new_library(4_000)
+def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> None:
+    store, _ = new_store(4_000)
     for number in range(50):
         stream = store.open(key(str(number)), 0.0)
         stream.pins += 1
@@ -122,8 +121,8 @@ def test_a_stream_that_was_pinned_while_it_lost_its_bytes_can_be_given_up_afterw
     assert len(store) <= 4
 
 
-def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> None:
-    store, _ = new_library(4_000)
+def test_an_unpinned_empty_stream_is_dropped() -> None:
+    store, _ = new_store(4_000)
     stream = store.open(key("a"), 0.0)
     stream.pins += 1
     store.release(stream)
@@ -131,12 +130,12 @@ def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> Non
     assert store.cost == 0
 
 
-def test_a_write_concerns_every_query_and_partition_of_a_path() -> None:
-    store, _ = new_library(100_000)
+def test_a_write_affects_every_query_and_partition_of_a_path() -> None:
+    store, _ = new_store(100_000)
     group = Group("default", "/a")
-    concerned = [
+    affected = [
         store.open(StreamKey(group, query, Partition(partition)), 0.0) for query in ("", "x=1") for partition in "pq"
     ]
     other = store.open(key("b"), 0.0)
-    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, concerned))
+    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, affected))
     assert other.ended is None

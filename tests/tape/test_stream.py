@@ -1,4 +1,4 @@
-"""A stream's record: lifetime, trust, and what contradicts it."""
+"""A stream's record: lifetime, trust, the tail, and contradictions."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.stream import MOST_BEYOND, End, Sighting, Stream
+from gateway.tape.stream import MAX_BEYOND, End, Sighting, Stream
 from gateway.tape.tape import Tape
 
 
@@ -20,14 +20,14 @@ def new_stream(lifetime: Lifetime | None = None) -> Stream:
     )
 
 
-def test_nothing_is_answered_alone_before_the_lifetime_is_known() -> None:
+def test_no_hit_before_the_lifetime_is_known() -> None:
     stream = new_stream()
     stream.is_followed = True
     assert not stream.may_answer_alone(100.0, 60.0)
     assert not stream.has_expired(1e9, 1e12)
 
 
-def test_a_stream_without_an_end_is_trusted_for_as_long_as_the_route_says() -> None:
+def test_a_stream_without_expiry_is_trusted_for_trust_s() -> None:
     stream = new_stream(Lifetime(None, None))
     assert stream.may_answer_alone(159.9, 60.0)
     assert not stream.may_answer_alone(160.0, 60.0)
@@ -41,7 +41,7 @@ def test_a_sliding_ttl_is_trusted_for_half_its_length() -> None:
     assert not stream.may_answer_alone(105.0, 60.0)
 
 
-def test_a_sliding_ttl_ends_a_stream_that_the_origin_has_not_been_asked_for() -> None:
+def test_a_sliding_ttl_expires_a_stream_without_contact_to_the_origin() -> None:
     stream = new_stream(Lifetime(10, None))
     assert not stream.has_expired(109.9, 0.0)
     assert stream.has_expired(110.0, 0.0)
@@ -54,14 +54,14 @@ def test_an_open_live_read_keeps_a_sliding_ttl_from_running() -> None:
     assert stream.may_answer_alone(1e6, 0.0)
 
 
-def test_an_absolute_end_comes_also_while_a_stream_is_followed() -> None:
+def test_an_absolute_expiry_applies_to_a_followed_stream_too() -> None:
     stream = new_stream(Lifetime(None, 5_000.0))
     stream.is_followed = True
     assert not stream.has_expired(100.0, 4_999.9)
     assert stream.has_expired(100.0, 5_000.0)
 
 
-def test_the_acknowledged_tail_only_moves_on() -> None:
+def test_the_acknowledged_tail_only_advances() -> None:
     stream = new_stream()
     assert stream.holds_acknowledged("-1")
     stream.acknowledged("5", is_closed=False, query="")
@@ -79,14 +79,14 @@ def test_the_acknowledged_tail_only_moves_on() -> None:
         ("image/png", "application/json", False),
     ],
 )
-def test_a_type_that_would_be_sent_in_another_way_is_another_streams(first: str, second: str, agrees: bool) -> None:
+def test_a_content_type_with_another_framing_means_another_stream(first: str, second: str, agrees: bool) -> None:
     stream = new_stream()
     assert stream.learn_type(first)
     assert stream.learn_type(second) is agrees
     assert stream.content_type == first
 
 
-def test_another_name_for_the_incarnation_is_another_stream() -> None:
+def test_another_identity_means_another_stream() -> None:
     stream = new_stream()
     assert stream.learn_identity(None)
     assert stream.learn_identity("a")
@@ -95,12 +95,12 @@ def test_another_name_for_the_incarnation_is_another_stream() -> None:
     assert not stream.learn_identity("b")
 
 
-def test_a_stream_that_is_gone_for_good_says_410_and_any_other_404() -> None:
+def test_a_gone_stream_answers_410_and_any_other_ended_one_404() -> None:
     assert {end: end.status for end in End if end is not End.GONE} == dict.fromkeys(set(End) - {End.GONE}, 404)
     assert End.GONE.status == 410
 
 
-# -- what is known of the tail
+# -- the tail
 
 
 def at_tail(tail: str = "5", seen_at: float = 100.0, fresh_s: float = 10.0) -> Stream:
@@ -110,7 +110,7 @@ def at_tail(tail: str = "5", seen_at: float = 100.0, fresh_s: float = 10.0) -> S
     return stream
 
 
-def test_a_tail_that_was_seen_may_be_named_until_its_time_is_over() -> None:
+def test_a_sighted_tail_may_be_stated_while_it_is_fresh() -> None:
     stream = at_tail("5", 100.0, 10.0)
     assert stream.tail_until("5") == 110.0
     assert [stream.tail_until(token) for token in ("4", "6", "-1")] == [-math.inf] * 3
@@ -126,12 +126,12 @@ def test_a_tail_that_was_seen_may_be_named_until_its_time_is_over() -> None:
         (lambda stream: stream.mark_stale(), -math.inf),
         (lambda stream: stream.saw_tail(Sighting("6", 101.0, 120.0)), -math.inf),
         (lambda stream: stream.saw_tail(Sighting("5", 105.0, 115.0)), 115.0),
-        # What is heard late of an earlier time, or of a place before, takes nothing back.
+        # A sighting of an earlier time, or of an earlier offset, changes nothing.
         (lambda stream: stream.saw_tail(Sighting("5", 99.0, 200.0)), 110.0),
         (lambda stream: stream.saw_tail(Sighting("4", 105.0, 115.0)), 110.0),
     ],
 )
-def test_what_may_be_said_of_the_tail_ends_with_whatever_may_have_moved_it(
+def test_a_sighting_ends_with_any_event_that_may_have_moved_the_tail(
     event: Callable[[Stream], None], until: float
 ) -> None:
     stream = at_tail("5", 100.0, 10.0)
@@ -140,7 +140,7 @@ def test_what_may_be_said_of_the_tail_ends_with_whatever_may_have_moved_it(
 
 
 @pytest.mark.parametrize(
-    ("event", "is_turned"),
+    ("event", "is_changed"),
     [
         (lambda stream: stream.saw_tail(Sighting("5", 105.0, 115.0)), False),
         (lambda stream: stream.saw_tail(Sighting("6", 105.0, 115.0)), True),
@@ -149,15 +149,17 @@ def test_what_may_be_said_of_the_tail_ends_with_whatever_may_have_moved_it(
         (lambda stream: stream.lost_tail(), True),
     ],
 )
-def test_an_answer_that_names_the_tail_is_good_for_one_turn(event: Callable[[Stream], None], is_turned: bool) -> None:
+def test_the_tail_version_changes_with_what_may_be_said_of_the_tail(
+    event: Callable[[Stream], None], is_changed: bool
+) -> None:
     stream = at_tail()
-    turns = stream.tail_turns
+    version = stream.tail_version
     event(stream)
-    assert (stream.tail_turns != turns) is is_turned
+    assert (stream.tail_version != version) is is_changed
 
 
 class TailAgainstModel(RuleBasedStateMachine):
-    """`tail_until` beside what happened in order: whatever was acknowledged is never denied, and nothing lasts."""
+    """`tail_until` against a model: acknowledged writes are never denied, and no sighting outlasts its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,18 +197,18 @@ class TailAgainstModel(RuleBasedStateMachine):
         self.stream.mark_stale()
 
     @rule()
-    def settle(self) -> None:
+    def revalidate(self) -> None:
         self.stream.cleared_marks = self.stream.stale_marks
 
     @invariant()
-    def only_what_holds_is_said(self) -> None:
-        for place in range(10):
-            may_say = self.stream.tail_until(str(place)) > self.now
+    def the_tail_is_stated_only_while_it_is_known(self) -> None:
+        for offset in range(10):
+            may_say = self.stream.tail_until(str(offset)) > self.now
             holds = (
                 self.seen is not None
-                and self.seen[0] == place
+                and self.seen[0] == offset
                 and self.now < self.seen[2]
-                and place >= max(self.acked, self.reached)
+                and offset >= max(self.acked, self.reached)
                 and not self.stream.needs_revalidation
             )
             assert may_say == holds
@@ -216,44 +218,44 @@ TestTailAgainstModel = TailAgainstModel.TestCase
 TestTailAgainstModel.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def test_a_tail_is_asked_for_often_above_a_rate_and_not_by_a_few_reads_in_a_row() -> None:
+def test_only_a_sustained_rate_of_tail_reads_counts_as_often() -> None:
     stream = new_stream()
-    assert [stream.tail_asked(100.0, 1.0) for _ in range(5)] == [False, False, False, True, True]
-    assert [stream.tail_asked(200.0 + 1.1 * number, 1.0) for number in range(50)] == [False] * 50
-    assert any(stream.tail_asked(400.0 + 0.5 * number, 1.0) for number in range(50))
+    assert [stream.count_tail_read(100.0, 1.0) for _ in range(5)] == [False, False, False, True, True]
+    assert [stream.count_tail_read(200.0 + 1.1 * number, 1.0) for number in range(50)] == [False] * 50
+    assert any(stream.count_tail_read(400.0 + 0.5 * number, 1.0) for number in range(50))
 
 
-def test_offsets_behind_the_tail_are_remembered_until_the_tail_has_passed_them() -> None:
+def test_offsets_beyond_the_tail_are_remembered_until_the_tail_passes_them() -> None:
     stream = at_tail("5")
     for offset in ("7", "9"):
-        stream.took_for_beyond(offset)
+        stream.record_beyond(offset)
     assert [stream.lies_beyond(offset) for offset in ("5", "6", "7", "9")] == [False, False, True, True]
     stream.tape.reached("8")
     stream.saw_tail(Sighting("8", 101.0, 120.0))
     assert [stream.lies_beyond(offset) for offset in ("7", "9")] == [False, True]
     for number in range(100):
-        stream.took_for_beyond(f"9{number:03d}")
-    assert len(stream.beyond) == MOST_BEYOND
+        stream.record_beyond(f"9{number:03d}")
+    assert len(stream.beyond) == MAX_BEYOND
 
 
-def test_a_query_whose_writes_end_behind_the_tail_names_another_stream() -> None:
-    """As the awareness of a Yjs document does, which has the document's path."""
+def test_a_query_whose_writes_end_beyond_the_tail_names_another_stream() -> None:
+    """The awareness stream of a Yjs document is one: it has the document's path."""
     stream = at_tail("5")
     stream.acknowledged("9", is_closed=False, query="awareness=default")
-    stream.saw_acknowledged(stream.acks, "5")
+    stream.read_up_to_tail(stream.acks, "5")
     assert stream.holds_acknowledged("5")
     stream.acknowledged("9", is_closed=False, query="awareness=default")
     assert stream.holds_acknowledged("5")
-    # Never the stream's own, however far an origin's answer lags behind it.
+    # A stream's own query is never recorded, however far an origin's answer lags behind.
     stream.acknowledged("9", is_closed=False, query="")
-    stream.saw_acknowledged(stream.acks, "5")
+    stream.read_up_to_tail(stream.acks, "5")
     stream.acknowledged("9", is_closed=False, query="")
     assert not stream.holds_acknowledged("5")
 
 
-def test_what_was_acknowledged_after_a_request_was_sent_is_not_settled_by_it() -> None:
+def test_a_request_does_not_confirm_writes_acknowledged_after_it_was_sent() -> None:
     stream = at_tail("5")
     sent_after = stream.acks
     stream.acknowledged("9", is_closed=False, query="")
-    stream.saw_acknowledged(sent_after, "5")
+    stream.read_up_to_tail(sent_after, "5")
     assert not stream.holds_acknowledged("5")

@@ -1,4 +1,4 @@
-"""The library's index by surrogate key, whatever becomes of the streams in it."""
+"""The tape store's index by surrogate key, under all events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.store import MOST_TAGS, TapeStore
+from gateway.tape.store import MAX_TAGS, TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import NoMetrics
@@ -19,7 +19,7 @@ keys = st.frozensets(st.sampled_from(KEYS))
 
 
 class Index(RuleBasedStateMachine):
-    """Streams come, are tagged, fetched, evicted, dropped and purged; what each key leads to is known beside it."""
+    """Streams are opened, tagged, fetched, evicted, dropped and purged, beside a model of the index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Index(RuleBasedStateMachine):
         self.tapes = TapeStore(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
         self.expected: dict[Stream, frozenset[str]] = {}
         self.forgotten: set[Stream] = set()
-        """Those whose next tags begin anew."""
+        """The streams whose next tags start a new set."""
 
     def _open(self, path: str) -> Stream:
         return self.tapes.open(StreamKey(Group("http://origin", path), "", Partition("default")), 0.0)
@@ -68,11 +68,11 @@ class Index(RuleBasedStateMachine):
     @precondition(lambda self: any(stream.ended for stream in self.expected))
     @rule(named=keys)
     def tag_ended(self, named: frozenset[str]) -> None:
-        """Nothing is remembered of a stream that has ended."""
+        """Tags of an ended stream are not recorded."""
         self.tapes.tag(next(stream for stream in self.expected if stream.ended), named)
 
     @invariant()
-    def leads_to_what_lives_and_to_nothing_else(self) -> None:
+    def every_key_leads_to_exactly_its_live_streams(self) -> None:
         for key in KEYS:
             wanted = {stream for stream, named in self.expected.items() if stream.ended is None and key in named}
             assert set(self.tapes.tagged(key)) == wanted
@@ -84,11 +84,11 @@ class Index(RuleBasedStateMachine):
         assert repr(self.tapes) == "0 streams in 0 groups, 0 surrogate keys"
 
 
-def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_first_of_them() -> None:
+def test_a_stream_with_too_many_tags_loses_its_bytes_and_earlier_tags() -> None:
     numbers = iter(range(10))
     store = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
     stream = store.open(StreamKey(Group("http://origin", "/s"), "", Partition("default")), 0.0)
-    for number in range(MOST_TAGS):
+    for number in range(MAX_TAGS):
         store.tag(stream, frozenset({f"key-{number}"}))
     store.store(stream, "-1", "0001", [b"bytes"], 0.0)
     store.tag(stream, frozenset({"key-7"}))

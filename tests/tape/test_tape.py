@@ -1,4 +1,4 @@
-"""The tape's finer points, one at a time; the whole is in `test_tape_model`."""
+"""Single behaviours of the tape; `test_tape_model` covers the whole."""
 
 import json
 
@@ -14,21 +14,21 @@ def read(tape: Tape, start: str, limit: int = 1 << 20) -> tuple[bytes, str]:
     return b"".join(reading.pieces), reading.end
 
 
-def test_two_fetches_that_meet_are_read_as_one() -> None:
+def test_two_adjacent_fetches_are_read_as_one() -> None:
     tape = Tape("i")
     tape.store("3", "5", [b"de"], 2.0)
     tape.store("-1", "3", [b"abc"], 1.0)
     assert read(tape, "-1") == (b"abcde", "5")
 
 
-def test_an_offset_that_the_tape_does_not_know_gives_nothing() -> None:
+def test_an_unknown_offset_reads_nothing() -> None:
     tape = Tape("i")
     tape.store("-1", "5", [b"abcde"], 1.0)
     assert read(tape, "3") == (b"", "3")
     assert not tape.knows_after("3")
 
 
-def test_an_unknown_offset_finds_its_place_by_the_end_that_it_shares() -> None:
+def test_an_unknown_start_is_located_by_a_shared_end() -> None:
     tape = Tape("i")
     tape.store("-1", "5", [b"abcde"], 1.0)
     cost = tape.cost
@@ -38,7 +38,7 @@ def test_an_unknown_offset_finds_its_place_by_the_end_that_it_shares() -> None:
     assert read(tape, "-1", 3) == (b"abc", "3")
 
 
-def test_an_end_inside_a_block_finds_its_place_by_the_start_that_it_shares() -> None:
+def test_an_end_inside_a_block_is_located_by_a_shared_start() -> None:
     tape = Tape("i", is_json=True)
     tape.store("-1", "5", [b'"a,b",[1,2],3'], 1.0)
     tape.store("-1", "2", [b'"a,b",[1,2]'], 2.0)
@@ -49,8 +49,8 @@ def test_an_end_inside_a_block_finds_its_place_by_the_start_that_it_shares() -> 
 @pytest.mark.parametrize(
     ("whole", "other"), [(b'"x,1"', b"12"), (b"[0,1]", b"12"), (b'{"a":0,"b":1}', b"123456"), (b'"x,1"', b"1")]
 )
-def test_a_comma_inside_a_message_is_no_place_for_an_offset(whole: bytes, other: bytes) -> None:
-    """The bytes behind such a comma may be those of another message; they are never taken for its end."""
+def test_an_offset_is_never_located_at_a_comma_inside_a_message(whole: bytes, other: bytes) -> None:
+    """The bytes after such a comma may equal another message and must not be taken for its end."""
     tape = Tape("i", is_json=True)
     tape.store("-1", "5", [whole], 1.0)
     tape.store("3", "5", [other], 2.0)
@@ -58,7 +58,7 @@ def test_a_comma_inside_a_message_is_no_place_for_an_offset(whole: bytes, other:
     assert read(tape, "-1", 1) == (whole, "5")
 
 
-def test_the_same_array_spelled_in_two_ways_is_read_whole_either_way() -> None:
+def test_an_array_with_two_spellings_is_read_whole_in_either() -> None:
     tape = Tape("i", is_json=True)
     tape.store("-1", "5", [b"1 , 2,\n3"], 1.0)
     tape.store("2", "5", [b"2,3"], 2.0)
@@ -69,7 +69,7 @@ def test_the_same_array_spelled_in_two_ways_is_read_whole_either_way() -> None:
         assert end == "5"
 
 
-def test_a_step_without_bytes_leads_on() -> None:
+def test_a_read_continues_over_an_empty_step() -> None:
     tape = Tape("i")
     tape.store("-1", "0", [], 1.0)
     tape.store("0", "3", [b"abc"], 2.0)
@@ -77,14 +77,14 @@ def test_a_step_without_bytes_leads_on() -> None:
     assert tape.has_seen("-1")
 
 
-def test_a_reading_stops_at_the_last_known_offset_within_the_limit_but_takes_one_step() -> None:
+def test_a_reading_stops_at_the_last_known_offset_within_the_limit_after_at_least_one_step() -> None:
     tape = Tape("i")
     for start, end in (("-1", "2"), ("2", "4"), ("4", "9")):
         tape.store(start, end, [b"x" * (int(end) - max(0, int(start)))], 1.0)
     assert [read(tape, "-1", limit)[1] for limit in (1, 2, 3, 4, 8, 9)] == ["2", "2", "2", "4", "4", "9"]
 
 
-def test_a_block_that_is_full_takes_no_more_and_the_oldest_goes_first() -> None:
+def test_a_sealed_block_takes_no_more_and_the_oldest_is_dropped_first() -> None:
     tape = Tape("i")
     tape.store("-1", "1", [b"a" * SEAL_BYTES], 1.0)
     tape.store("1", "2", [b"b"], 2.0)
@@ -96,7 +96,7 @@ def test_a_block_that_is_full_takes_no_more_and_the_oldest_goes_first() -> None:
     assert tape.cost == TAPE_COST
 
 
-def test_a_tape_with_empty_steps_only_can_be_emptied() -> None:
+def test_a_tape_of_only_empty_steps_can_be_emptied() -> None:
     tape = Tape("i")
     tape.store("-1", "0", [], 1.0)
     assert tape.drop_oldest() == TOKEN_COST
@@ -111,34 +111,34 @@ def test_many_small_messages_make_few_pieces() -> None:
     assert b"".join(block.cut(0, block.size).pieces) == b"12345678" * 10_000
 
 
-def test_what_was_cut_out_of_a_block_does_not_change_when_it_grows() -> None:
+def test_a_cut_does_not_change_when_its_block_grows() -> None:
     block = Block("-1", "1", [b"abc"], False, 1.0)
     pieces = block.cut(0, 3).pieces
     block.extend("2", [b"def"])
     assert pieces == [b"abc"]
 
 
-def test_a_cut_tells_what_of_it_the_block_does_not_hold_as_it_is() -> None:
+def test_a_cut_counts_the_bytes_it_does_not_share_with_the_block() -> None:
     block = Block("-1", "1", [b"a" * 20_000, b"b" * 20_000, b"c" * 100], False, 1.0)
     assert block.cut(0, 40_000).copied == 0
     assert block.cut(5_000, 40_000).copied == 15_000
     assert block.cut(5_000, 30_000).copied == 25_000
-    # The last piece is another one as soon as the block grows.
+    # The block replaces its last piece as soon as it grows.
     assert block.cut(20_000, 40_100).copied == 100
 
 
-def test_a_tail_that_lies_before_the_asked_offset_is_another_streams() -> None:
+def test_a_tail_before_the_requested_offset_means_another_stream() -> None:
     tape = Tape("i")
     with pytest.raises(TailMovedBack):
         tape.check("5", "3", has_bytes=False)
 
 
-def test_bytes_that_lead_nowhere_are_refused() -> None:
+def test_bytes_without_a_new_offset_are_refused() -> None:
     with pytest.raises(UpstreamBroken):
         Tape("i").check("5", "5", has_bytes=True)
 
 
-def test_nothing_lies_behind_the_end_of_a_closed_stream() -> None:
+def test_an_offset_after_the_end_of_a_closed_stream_means_another_stream() -> None:
     tape = Tape("i")
     tape.reached("5", is_closed=True)
     with pytest.raises(TailMovedBack):
@@ -147,7 +147,7 @@ def test_nothing_lies_behind_the_end_of_a_closed_stream() -> None:
     tape.check("5", "6", has_bytes=True)
 
 
-def test_an_answer_that_comes_late_does_not_move_the_tail_back() -> None:
+def test_a_late_answer_does_not_move_the_tail_back() -> None:
     tape = Tape("i")
     tape.reached("5")
     tape.reached("3", is_short=True)

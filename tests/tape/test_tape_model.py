@@ -1,4 +1,4 @@
-"""A tape against the simplest thing it could be: the stream's messages, and the place of every token."""
+"""A tape against a model: the stream's messages, and the position of every token."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from gateway.protocol.offsets import START
 from gateway.tape import block as block_module
 from gateway.tape.tape import TAPE_COST, TOKEN_COST, Reading, Tape
 
-# What makes a careless reader of JSON stumble: the separators, as values, in strings, behind escapes, in any script.
+# Values that break a careless JSON parser: separators as values, in strings, after escapes, in any script.
 JSON_MESSAGES = st.sampled_from(
     [
         "1", "2", "12", "-0.5e3", "null", '""', '","', '"],["', '"[1,2]"', "[1,2]", "[]", "[[],[1]]",
@@ -40,13 +40,13 @@ def recount(tape: Tape) -> int:
 
 
 def cut_up(text: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """The text in the pieces that a network might have made of it."""
-    places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    return [text[left:right] for left, right in pairwise(places)]
+    """The text in arbitrary pieces, as a network might deliver it."""
+    positions = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
+    return [text[left:right] for left, right in pairwise(positions)]
 
 
 class TapeAgainstModel(RuleBasedStateMachine):
-    """Tokens come in two spellings for one place, since origins name the beginning and empty steps twice."""
+    """One position may have two tokens, because origins name the start and empty steps twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,16 @@ class TapeAgainstModel(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, is_json: bool) -> None:
         self.is_json = is_json
         self.messages: list[bytes] = []
-        self.places: dict[str, int] = {START: 0, "0000": 0}
+        self.positions: dict[str, int] = {START: 0, "0000": 0}
         self.tape = Tape("i", is_json)
         self.is_closed = False
         for _ in range(3):
             self.append_and_fetch_at_the_tail(data, [], 2)
 
     def token(self, data: st.DataObject, low: int = 0) -> str:
-        return data.draw(st.sampled_from(sorted(token for token, place in self.places.items() if place >= low)))
+        return data.draw(
+            st.sampled_from(sorted(token for token, position in self.positions.items() if position >= low))
+        )
 
     def joined(self, start: int, end: int, comma: bytes = b",") -> bytes:
         return (comma if self.is_json else b"").join(self.messages[start:end])
@@ -82,41 +84,41 @@ class TapeAgainstModel(RuleBasedStateMachine):
         for _ in range(count):
             message = data.draw(JSON_MESSAGES).encode() if self.is_json else data.draw(BYTE_MESSAGES)
             self.messages.append(message)
-        place = len(self.messages)
-        self.places[f"{place:04d}"] = place
+        position = len(self.messages)
+        self.positions[f"{position:04d}"] = position
 
     @rule(data=st.data())
-    def name_a_place_between(self, data: st.DataObject) -> None:
-        place = data.draw(st.integers(0, len(self.messages)))
-        self.places[f"{place:04d}"] = place
+    def name_a_position_between(self, data: st.DataObject) -> None:
+        position = data.draw(st.integers(0, len(self.messages)))
+        self.positions[f"{position:04d}"] = position
 
     @rule(data=st.data())
-    def name_a_place_twice(self, data: st.DataObject) -> None:
+    def name_a_position_twice(self, data: st.DataObject) -> None:
         token = self.token(data)
-        place = self.places[token]
-        if not self.is_closed or place < len(self.messages):
-            self.places[f"{place:04d}a"] = place
+        position = self.positions[token]
+        if not self.is_closed or position < len(self.messages):
+            self.positions[f"{position:04d}a"] = position
 
     # -- the gateway fetches
 
     @rule(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=4), is_spaced=st.booleans())
     def fetch(self, data: st.DataObject, cuts: list[int], is_spaced: bool) -> None:
         start = self.token(data)
-        end = self.token(data, self.places[start])
+        end = self.token(data, self.positions[start])
         self.store(start, end, cuts, is_spaced)
 
     @rule(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=4), count=st.integers(0, 3))
     def append_and_fetch_at_the_tail(self, data: st.DataObject, cuts: list[int], count: int) -> None:
         if not self.is_closed and count:
             self.append(data, count)
-        tail = max(self.places, key=lambda token: (self.places[token], token))
+        tail = max(self.positions, key=lambda token: (self.positions[token], token))
         start = self.tape.tail or START
         self.store(start, tail, cuts, is_spaced=False)
 
     def store(self, start: str, end: str, cuts: list[int], is_spaced: bool) -> None:
-        low, high = self.places[start], self.places[end]
+        low, high = self.positions[start], self.positions[end]
         if start not in (START, end) and end < start:
-            return  # the two spellings of one place, the wrong way round
+            return  # the two tokens of one position, in the wrong order
         text = self.joined(low, high, b" , " if is_spaced else b",")
         pieces = cut_up(text, cuts) if text else []
         self.tape.check(start, end, has_bytes=bool(text))
@@ -128,7 +130,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         self.is_closed = True
-        tail = max(self.places, key=lambda token: (self.places[token], token))
+        tail = max(self.positions, key=lambda token: (self.positions[token], token))
         self.tape.reached(tail, is_closed=True)
 
     @rule(how=st.sampled_from(["oldest", "oldest", "oldest", "oldest", "all", "block by block"]))
@@ -159,17 +161,17 @@ class TapeAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_token_leads_to_the_streams_bytes(self) -> None:
         if hasattr(self, "tape"):
-            for token in self.places:
+            for token in self.positions:
                 for limit in (9, 1 << 20):
                     self.check_reading(token, self.tape.read(token, limit))
 
     def check_reading(self, start: str, reading: Reading) -> None:
-        low, high = self.places[start], self.places[reading.end]
+        low, high = self.positions[start], self.positions[reading.end]
         assert low <= high
         assert self.is_same(reading.pieces, low, high)
         assert bool(reading.size) == (low < high) == self.tape.knows_after(start)
         if reading.size:
-            assert 0 < reading.laid_at <= self.now
+            assert 0 < reading.stored_at <= self.now
 
     @invariant()
     def cost_is_what_a_recount_says(self) -> None:
@@ -177,36 +179,36 @@ class TapeAgainstModel(RuleBasedStateMachine):
             assert self.tape.cost == recount(self.tape)
 
     @invariant()
-    def no_token_leads_out_of_the_tape(self) -> None:
+    def every_token_lies_inside_the_tape(self) -> None:
         if not hasattr(self, "tape"):
             return
         tape = self.tape
         marked = [token for block in tape.blocks() for _, token in block.marks]
         assert len(set(marked)) == len(marked)
         # A token is marked in a block, or leads over an empty step to another one, or is not known.
-        steps = [token for token in self.places if tape.resolve(token) != token]
+        steps = [token for token in self.positions if tape.resolve(token) != token]
         assert tape.token_count == len(marked) + len(steps)
-        for token in self.places:
+        for token in self.positions:
             assert tape.knows_after(token) == (tape.resolve(token) in marked)
         ends = {block.end for block in tape.blocks()}
         facts = {tape.tail, tape.short_of_tail, tape.closed_at}
-        for token in self.places:
+        for token in self.positions:
             assert tape.has_seen(token) == (token in {*marked, *steps, *ends, *facts})
 
     @invariant()
-    def what_it_says_of_the_tail_is_true(self) -> None:
+    def its_statements_about_the_tail_are_true(self) -> None:
         if not hasattr(self, "tape"):
             return
-        for token, place in self.places.items():
+        for token, position in self.positions.items():
             if self.tape.is_short(token):
-                assert place < len(self.messages)
+                assert position < len(self.messages)
             if self.tape.is_closed_at(token):
                 assert self.is_closed
-                assert place == len(self.messages)
+                assert position == len(self.messages)
 
 
-def test_a_tape_gives_back_the_streams_bytes_in_every_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Blocks and pieces so small that a few messages make several of each.
+def test_a_tape_returns_the_streams_bytes_in_every_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blocks and pieces are so small that a few messages make several of each.
     monkeypatch.setattr(block_module, "SEAL_BYTES", 12)
     monkeypatch.setattr(block_module, "_PIECE_BYTES", 6)
     run_state_machine_as_test(TapeAgainstModel, settings=settings(max_examples=150, stateful_step_count=30))

@@ -1,4 +1,4 @@
-"""A circuit breaker's whole life under a manual clock, and what holds in any life."""
+"""A circuit breaker's life cycle under a manual clock, and its invariants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.aio.clock import ManualClock
-from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Pass, Policy, State
+from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Permit, Policy, State
 
 POLICY = Policy(
     failures=3, ratio=0.5, window_s=10.0, least_requests=8, open_s=1.0, longest_open_s=4.0, probes=2
@@ -19,7 +19,7 @@ POLICY = Policy(
 
 
 class Longest(random.Random):
-    """Draws the longest open time."""
+    """Always draws the longest open time."""
 
     def uniform(self, a: float, b: float) -> float:
         return b
@@ -27,7 +27,7 @@ class Longest(random.Random):
 
 @dataclass(frozen=True)
 class Step:
-    """What happens, after so many seconds; where the breaker stands then, and when it may be probed."""
+    """An event after a delay, the breaker's state after it, and the time until the next probe."""
 
     after_s: float
     does: str
@@ -38,14 +38,14 @@ class Step:
 CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
 
 LIFE = [
-    # Single failures among successes do nothing.
+    # Single failures among successes have no effect.
     Step(0, "ask a", CLOSED),
     Step(0, "a fails", CLOSED),
     Step(0, "ask b", CLOSED),
     Step(0, "b fails", CLOSED),
     Step(0, "ask c", CLOSED),
     Step(0, "c succeeds", CLOSED),
-    # Three in a row open it; what was on its way before tells nothing any more.
+    # Three in a row open it; results of earlier requests no longer count.
     Step(1, "ask early", CLOSED),
     Step(0, "ask oldest", CLOSED),
     Step(0, "ask late", CLOSED),
@@ -58,13 +58,13 @@ LIFE = [
     Step(0, "early succeeds", OPEN, 1.0),
     Step(0, "refuses", OPEN, 1.0),
     Step(0.9, "refuses", OPEN, 0.1),
-    # Two probes pass, and no third; one fails, and it is open for twice as long, whatever the other brings.
+    # Two probes pass, and no third.  One fails: the open time doubles, and the other's result does not count.
     Step(0.1, "ask g", HALF_OPEN, 0.0),
     Step(0, "ask h", HALF_OPEN, 0.0),
     Step(0, "refuses", HALF_OPEN, 0.0),
     Step(0, "late fails", HALF_OPEN, 0.0),
     Step(0.5, "g fails", OPEN, 2.0),
-    # The client of a probe that leaves gives its place to the next.
+    # A probe whose client leaves makes room for another.
     Step(2, "ask i", HALF_OPEN, 0.0),
     Step(0, "ask j", HALF_OPEN, 0.0),
     Step(0, "refuses", HALF_OPEN, 0.0),
@@ -79,18 +79,18 @@ LIFE = [
     Step(5, "ask m", HALF_OPEN, 0.0),
     Step(0, "m succeeds", CLOSED),
     Step(0, "j succeeds", CLOSED),
-    # It trips again at once: the open time goes on from where it was.
+    # It trips again at once: the open time continues to grow.
     Step(1, "ask n", CLOSED),
     Step(0, "n fails", CLOSED),
     Step(0, "oldest fails", CLOSED),
     Step(0, "ask o", CLOSED),
     Step(0, "o fails", CLOSED),
-    # Each of those two counts, and what is left from before the trouble does not.
+    # Both failures count; results from before the outage do not.
     Step(0, "ask p", CLOSED),
     Step(0, "p fails", OPEN, 4.0),
     Step(4, "ask q", HALF_OPEN, 0.0),
     Step(0, "q succeeds", CLOSED),
-    # After it was closed for the longest open time, it begins anew.
+    # After it was closed for the longest open time, the open time starts over.
     Step(4, "ask r", CLOSED),
     Step(0, "r fails", CLOSED),
     Step(0, "ask s", CLOSED),
@@ -100,18 +100,18 @@ LIFE = [
 ]
 
 
-def test_its_whole_life() -> None:
+def test_life_cycle() -> None:
     clock = ManualClock()
     breaker = Breaker(POLICY, Longest(), clock.now())
-    out: dict[str, Pass] = {}
+    out: dict[str, Permit] = {}
     for number, step in enumerate(LIFE):
         clock.advance(step.after_s)
         match step.does.split():
             case ["ask", name]:
-                taken = breaker.admit(clock.now())
-                assert taken is not None, f"step {number}: {step.does}"
-                assert taken.is_probe is (step.state is HALF_OPEN)
-                out[name] = taken
+                permit = breaker.admit(clock.now())
+                assert permit is not None, f"step {number}: {step.does}"
+                assert permit.is_probe is (step.state is HALF_OPEN)
+                out[name] = permit
             case ["refuses"]:
                 assert not breaker.would_admit(clock.now())
                 assert breaker.admit(clock.now()) is None, f"step {number}"
@@ -136,9 +136,9 @@ def closed(**policy: Any) -> tuple[Breaker, ManualClock]:
 
 
 def ask(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
-    taken = breaker.admit(clock.now())
-    assert taken is not None
-    (breaker.succeeded if is_good else breaker.failed)(taken, clock.now())
+    permit = breaker.admit(clock.now())
+    assert permit is not None
+    (breaker.succeeded if is_good else breaker.failed)(permit, clock.now())
 
 
 def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
@@ -152,7 +152,7 @@ def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
     assert breaker.state is OPEN
 
 
-def test_one_that_is_switched_off_never_opens() -> None:
+def test_a_disabled_breaker_never_opens() -> None:
     breaker, clock = closed(failures=0, least_requests=1)
     for _ in range(100):
         ask(breaker, clock, is_good=False)
@@ -176,9 +176,9 @@ def test_open_times_are_jittered() -> None:
     until = set()
     for seed in range(20):
         breaker = Breaker(Policy(failures=1, open_s=8, longest_open_s=8), random.Random(seed), 0.0)
-        taken = breaker.admit(0.0)
-        assert taken is not None
-        breaker.failed(taken, 0.0)
+        permit = breaker.admit(0.0)
+        assert permit is not None
+        breaker.failed(permit, 0.0)
         retry_in_s = breaker.retry_in_s(0.0)
         assert retry_in_s is not None
         assert 4 <= retry_in_s <= 8
@@ -186,7 +186,7 @@ def test_open_times_are_jittered() -> None:
     assert len(until) > 10
 
 
-def test_it_counts_how_long_it_has_been_in_trouble_over_failed_probes() -> None:
+def test_failed_probes_do_not_reset_the_time_in_trouble() -> None:
     breaker, clock = closed(failures=1, open_s=1, longest_open_s=1)
     clock.advance(5)
     ask(breaker, clock, is_good=False)
@@ -201,7 +201,7 @@ def test_it_counts_how_long_it_has_been_in_trouble_over_failed_probes() -> None:
     assert breaker.since == clock.now()
 
 
-def test_every_state_has_a_way_out_and_moves_only_by_the_table() -> None:
+def test_every_state_has_an_exit_and_follows_the_table() -> None:
     assert {state for state, _ in TRANSITIONS} == set(State)
     assert set(TRANSITIONS.values()) == set(State)
     assert {event for _, event in TRANSITIONS} == set(Event)
@@ -211,37 +211,35 @@ def test_every_state_has_a_way_out_and_moves_only_by_the_table() -> None:
     st.lists(st.tuples(st.floats(0, 3), st.sampled_from(["ask", "succeed", "fail", "abandon"]), st.integers(0, 9))),
     st.integers(0, 1 << 30),
 )
-def test_in_any_life_probes_are_bounded_and_it_can_always_come_back(
-    life: list[tuple[float, str, int]], seed: int
-) -> None:
+def test_probes_are_bounded_and_recovery_is_always_possible(life: list[tuple[float, str, int]], seed: int) -> None:
     clock = ManualClock()
     breaker = Breaker(POLICY, random.Random(seed), clock.now())
-    out: list[Pass] = []
-    probes: list[Pass] = []
+    out: list[Permit] = []
+    probes: list[Permit] = []
     for after_s, does, which in life:
         clock.advance(after_s)
         if does == "ask":
             could = breaker.would_admit(clock.now())
-            taken = breaker.admit(clock.now())
-            assert could is (taken is not None)
-            if taken is not None:
-                out.append(taken)
-                probes += [taken] * taken.is_probe
+            permit = breaker.admit(clock.now())
+            assert could is (permit is not None)
+            if permit is not None:
+                out.append(permit)
+                probes += [permit] * permit.is_probe
         elif out:
-            taken = out.pop(which % len(out))
+            permit = out.pop(which % len(out))
             match does:
                 case "succeed":
-                    breaker.succeeded(taken, clock.now())
+                    breaker.succeeded(permit, clock.now())
                 case "fail":
-                    breaker.failed(taken, clock.now())
+                    breaker.failed(permit, clock.now())
                 case _:
-                    breaker.abandoned(taken)
-        terms = [taken.term for taken in out if taken.is_probe]
+                    breaker.abandoned(permit)
+        terms = [permit.term for permit in out if permit.is_probe]
         assert all(terms.count(term) <= POLICY.probes for term in terms)
-    for taken in out:
-        breaker.abandoned(taken)
+    for permit in out:
+        breaker.abandoned(permit)
     clock.advance(POLICY.longest_open_s)
-    taken = breaker.admit(clock.now())
-    assert taken is not None
-    breaker.succeeded(taken, clock.now())
+    permit = breaker.admit(clock.now())
+    assert permit is not None
+    breaker.succeeded(permit, clock.now())
     assert breaker.state is CLOSED

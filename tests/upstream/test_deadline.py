@@ -1,4 +1,4 @@
-"""A deadline comes when it is due, and sets few timers."""
+"""A deadline fires when it is due, and sets few timers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.upstream.deadline import Deadline
 
 
 class Loop:
-    """As much of an event loop as a deadline needs, on a manual clock."""
+    """The part of an event loop that a deadline needs, on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(now=0.0)
@@ -32,14 +32,14 @@ class Bench:
         self.deadline = Deadline(cast(asyncio.AbstractEventLoop, self.loop), lambda: self.due.append(self.loop.time()))
 
 
-def test_it_comes_when_it_is_due_and_once() -> None:
+def test_it_fires_once_when_it_is_due() -> None:
     bench = Bench()
     bench.deadline.move(5.0)
     bench.loop.clock.advance(20.0)
     assert bench.due == [5.0]
 
 
-def test_it_may_be_put_off_brought_forward_and_taken_back() -> None:
+def test_it_may_be_moved_both_ways_and_cancelled() -> None:
     bench = Bench()
     bench.deadline.move(5.0)
     bench.deadline.move(9.0)

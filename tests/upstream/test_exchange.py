@@ -1,4 +1,4 @@
-"""Exchanges with an origin that is nothing but a socket: what is sent, what is repeated, what every wait ends with."""
+"""Exchanges with a socket as origin: what is sent, what is repeated, how every wait ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.upstream import connection as connection_module
 from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds, Reply, Sending
+from gateway.upstream.reply import Bounds, OutcomeReport, Reply
 from tests.waiting import at_rest, eventually
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ async def bounded(work: Awaitable[T]) -> T:
 
 
 class Peer:
-    """One connection as the origin sees it."""
+    """One connection on the origin's side."""
 
     def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.number = number
@@ -60,7 +60,7 @@ Script = Callable[[Peer], Awaitable[None]]
 
 
 class Origin:
-    """Listens, and hands each connection to a script; it is closed when that returns."""
+    """Listens and passes each connection to a script; the connection closes when the script returns."""
 
     def __init__(self, script: Script) -> None:
         self.connections = 0
@@ -131,9 +131,7 @@ async def always_good(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_read_for_which_a_kept_connection_proves_dead_is_sent_once_more(
-    exchanges: Exchanges, method: str
-) -> None:
+async def test_a_read_on_a_dead_kept_connection_is_sent_once_more(exchanges: Exchanges, method: str) -> None:
     async def script(peer: Peer) -> None:
         await peer.asked()
         if peer.number == 1:
@@ -154,7 +152,7 @@ async def test_a_read_for_which_a_kept_connection_proves_dead_is_sent_once_more(
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", b"HTTP/1.1 103 E\r\n\r\n"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 async def test_nothing_else_is_repeated(exchanges: Exchanges, method: str, said: bytes) -> None:
-    """A read neither, once a byte of its answer has come."""
+    """Not even a read once a byte of its answer has arrived."""
     if method == "GET" and not said:
         return
 
@@ -173,7 +171,7 @@ async def test_nothing_else_is_repeated(exchanges: Exchanges, method: str, said:
         assert (running.connections, len(sent)) == (1, 1)
 
 
-async def test_a_read_is_not_repeated_for_ever(exchanges: Exchanges) -> None:
+async def test_repetitions_are_bounded(exchanges: Exchanges) -> None:
     asked: list[int] = []
 
     async def script(peer: Peer) -> None:
@@ -188,7 +186,7 @@ async def test_a_read_is_not_repeated_for_ever(exchanges: Exchanges) -> None:
         await body_of(await send(exchanges, running.url))
         with pytest.raises(UpstreamUnreachable):
             await send(exchanges, running.url)
-        # A new connection that ends without a word is the origin's answer.
+        # A new connection that closes without an answer counts as the origin's answer.
         with pytest.raises(UpstreamUnreachable):
             await send(exchanges, running.url)
         assert asked == [1, 1, 2, 3]
@@ -221,9 +219,7 @@ async def test_a_connection_is_given_back_before_its_small_answer_is_read(exchan
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", b"\r\n", b"x"])
-async def test_a_connection_on_which_something_unasked_came_is_not_used_again(
-    exchanges: Exchanges, said: bytes
-) -> None:
+async def test_a_connection_with_unrequested_bytes_is_not_reused(exchanges: Exchanges, said: bytes) -> None:
     go_on = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -242,7 +238,7 @@ async def test_a_connection_on_which_something_unasked_came_is_not_used_again(
         assert running.connections == 2
 
 
-async def test_a_pool_that_is_full_makes_others_wait_in_line() -> None:
+async def test_a_full_pool_queues_requests() -> None:
     exchanges = Exchanges(1)
     gate = asyncio.Event()
     order: list[str] = []
@@ -268,7 +264,7 @@ async def test_a_pool_that_is_full_makes_others_wait_in_line() -> None:
         await exchanges.close()
 
 
-async def test_live_requests_take_no_places_of_others() -> None:
+async def test_live_requests_use_a_separate_pool() -> None:
     exchanges = Exchanges(1)
     async with origin(always_good) as running:
         held = [await send(exchanges, running.url, is_live=True) for _ in range(3)]
@@ -278,7 +274,7 @@ async def test_live_requests_take_no_places_of_others() -> None:
     await exchanges.close()
 
 
-async def test_an_address_at_which_nobody_listens_does_not_keep_from_the_next() -> None:
+async def test_a_dead_address_does_not_prevent_the_next() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         return ["127.0.0.9", "127.0.0.1"]
 
@@ -288,7 +284,7 @@ async def test_an_address_at_which_nobody_listens_does_not_keep_from_the_next() 
     await exchanges.close()
 
 
-async def test_a_name_that_does_not_resolve_is_said_to_be_that() -> None:
+async def test_an_unresolvable_name_is_reported_as_such() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
@@ -301,7 +297,7 @@ async def test_a_name_that_does_not_resolve_is_said_to_be_that() -> None:
     await exchanges.close()
 
 
-async def test_a_name_server_that_is_silent_costs_the_bound_on_connecting() -> None:
+async def test_a_silent_name_server_is_bounded_by_the_connect_timeout() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
         return []
@@ -314,7 +310,7 @@ async def test_a_name_server_that_is_silent_costs_the_bound_on_connecting() -> N
     await exchanges.close()
 
 
-async def test_tls_is_not_spoken_with_one_who_does_not(exchanges: Exchanges) -> None:
+async def test_a_plain_server_fails_the_tls_handshake(exchanges: Exchanges) -> None:
     async def script(peer: Peer) -> None:
         await peer.says(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -325,7 +321,7 @@ async def test_tls_is_not_spoken_with_one_who_does_not(exchanges: Exchanges) -> 
         assert reason_of(failed.value.__cause__ or failed.value) == "TLS failed"
 
 
-async def test_who_leaves_while_waiting_leaves_no_connection_behind(exchanges: Exchanges) -> None:
+async def test_a_cancelled_wait_leaves_no_connection_behind(exchanges: Exchanges) -> None:
     async def script(peer: Peer) -> None:
         await peer.asked()
         await peer.reader.read()
@@ -339,7 +335,7 @@ async def test_who_leaves_while_waiting_leaves_no_connection_behind(exchanges: E
 
 
 class News:
-    """Takes note of nothing."""
+    """Ignores all events."""
 
     def say(self, line: str) -> None: ...
 
@@ -347,7 +343,7 @@ class News:
 
 
 class Heard:
-    """Asks, and keeps what it is told."""
+    """A requester that keeps the outcomes."""
 
     def __init__(self) -> None:
         self.failures: list[GatewayError] = []
@@ -391,7 +387,7 @@ async def test_a_request_that_is_called_off_ends_however_far_it_is(
         heard = Heard()
         exchanges.ask(
             heard, "POST" if has_upload else "GET", f"{running.url}/s", CIMultiDict(), PATIENT,
-            uploaded() if has_upload else None, Sending(sent, clock.now),
+            uploaded() if has_upload else None, OutcomeReport(sent, clock.now),
         )  # fmt: skip
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -415,9 +411,7 @@ async def test_a_request_that_is_called_off_ends_however_far_it_is(
         (b"HTTP/1.1 101 S\r\n\r\n", UpstreamBroken),
     ],
 )
-async def test_a_head_that_does_not_come_ends_the_wait(
-    exchanges: Exchanges, said: bytes, error: type[GatewayError]
-) -> None:
+async def test_a_missing_head_times_out(exchanges: Exchanges, said: bytes, error: type[GatewayError]) -> None:
     async def script(peer: Peer) -> None:
         await peer.asked()
         await peer.says(said)
@@ -431,7 +425,7 @@ async def test_a_head_that_does_not_come_ends_the_wait(
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"\r\n"])
-async def test_a_body_that_stalls_ends_the_wait(exchanges: Exchanges, framing: bytes) -> None:
+async def test_a_stalled_body_times_out(exchanges: Exchanges, framing: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.asked()
         await peer.says(b"HTTP/1.1 200 OK\r\n" + framing)
@@ -444,7 +438,7 @@ async def test_a_body_that_stalls_ends_the_wait(exchanges: Exchanges, framing: b
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n\r\nab", b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"])
-async def test_a_body_that_breaks_off_is_never_taken_for_a_whole_one(exchanges: Exchanges, framing: bytes) -> None:
+async def test_a_truncated_body_is_never_complete(exchanges: Exchanges, framing: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.asked()
         await peer.says(b"HTTP/1.1 200 OK\r\n" + framing)
@@ -470,7 +464,7 @@ async def test_a_body_without_a_length_ends_with_the_connection(exchanges: Excha
 # -- flow
 
 
-async def test_no_more_is_read_than_a_reader_takes(exchanges: Exchanges) -> None:
+async def test_reading_pauses_until_the_reader_takes_data(exchanges: Exchanges) -> None:
     sent = 0
 
     async def script(peer: Peer) -> None:
@@ -485,7 +479,7 @@ async def test_no_more_is_read_than_a_reader_takes(exchanges: Exchanges) -> None
     async with origin(script) as running:
         reply = await send(exchanges, running.url)
         await at_rest(lambda: sent)
-        # What the kernels hold on both sides, and the reader's own share.
+        # The kernels' buffers on both sides, and the reader's own.
         assert sent < 4 * LARGE
         size = 0
         async with reply:
@@ -494,7 +488,7 @@ async def test_no_more_is_read_than_a_reader_takes(exchanges: Exchanges) -> None
         assert size == 8 * LARGE
 
 
-async def test_an_upload_is_taken_no_faster_than_the_origin_reads_it(exchanges: Exchanges) -> None:
+async def test_an_upload_is_no_faster_than_the_origin_reads(exchanges: Exchanges) -> None:
     go_on = asyncio.Event()
     made = 0
 
@@ -524,7 +518,7 @@ async def test_an_upload_is_taken_no_faster_than_the_origin_reads_it(exchanges: 
 
 
 async def test_an_answer_may_come_before_the_upload_has_ended(exchanges: Exchanges) -> None:
-    """Its connection is not used again unless the upload ends, too."""
+    """Its connection is reused only if the upload ends too."""
     ended: list[str] = []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -549,8 +543,8 @@ async def test_an_answer_may_come_before_the_upload_has_ended(exchanges: Exchang
 
 
 @pytest.mark.parametrize("length", [None, "3", "100"])
-async def test_an_upload_that_breaks_off_never_makes_a_whole_request(exchanges: Exchanges, length: str | None) -> None:
-    """Nor does one that is longer or shorter than it said."""
+async def test_a_truncated_upload_is_never_a_complete_request(exchanges: Exchanges, length: str | None) -> None:
+    """Nor does one with another length than announced."""
     got: list[bytes] = []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -578,7 +572,7 @@ async def test_an_upload_that_breaks_off_never_makes_a_whole_request(exchanges: 
         assert b"0\r\n\r\n" not in b"".join(got)
 
 
-async def test_a_request_that_could_be_read_as_two_is_not_sent(exchanges: Exchanges) -> None:
+async def test_an_ambiguous_request_is_not_sent(exchanges: Exchanges) -> None:
     async with origin(always_good) as running:
         for headers, target in [({"X": "a\r\nY: b"}, "/s"), ({}, "/s HTTP/1.1\r\nX: y")]:
             with pytest.raises(UpstreamBroken):
@@ -586,10 +580,10 @@ async def test_a_request_that_could_be_read_as_two_is_not_sent(exchanges: Exchan
         assert running.connections == 0
 
 
-async def test_a_connection_that_is_lost_before_it_is_used_gives_its_place_back(
+async def test_a_connection_lost_before_use_returns_its_slot(
     exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from a port forwarder with nobody behind it: it accepts and closes."""
+    """Like a port forwarder without a target: it accepts and closes."""
     dial = exchanges.dialer.dial
 
     async def lost(*asked: Any) -> Any:

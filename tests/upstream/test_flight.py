@@ -1,4 +1,4 @@
-"""Flights: who rides, who watches, what is kept, how each of them ends."""
+"""Flights: readers, watchers, kept chunks, and every way to end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,14 +20,14 @@ async def taken(reader: FlightReader) -> bytes:
 
 @pytest.fixture
 async def idle_task() -> AsyncIterator["asyncio.Task[None]"]:
-    """Stands for the task that flies."""
+    """Stands for the flight's task."""
     task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
     yield task  # type: ignore[misc]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_every_rider_has_the_whole_body_whenever_it_boarded() -> None:
+async def test_every_reader_gets_the_whole_body_whenever_it_attached() -> None:
     flight = Flight("-1", KEEP)
     first = flight.attach()
     flight.announce(HEAD)
@@ -40,7 +40,7 @@ async def test_every_rider_has_the_whole_body_whenever_it_boarded() -> None:
     assert flight.length == 2
 
 
-async def test_riders_read_while_the_body_arrives() -> None:
+async def test_readers_read_while_the_body_arrives() -> None:
     flight = Flight("-1", KEEP)
     chunks = flight.attach().chunks()
     flight.announce(HEAD)
@@ -53,7 +53,7 @@ async def test_riders_read_while_the_body_arrives() -> None:
     assert await waiting == b"b"
 
 
-async def test_a_failure_reaches_everyone_who_waits_and_everyone_who_reads() -> None:
+async def test_a_failure_reaches_all_watchers_and_readers() -> None:
     flight = Flight("-1", KEEP)
     reading = asyncio.ensure_future(taken(flight.attach()))
     flight.watch()
@@ -81,7 +81,7 @@ async def test_a_failure_before_the_head_is_the_head() -> None:
     [OriginError(404, CIMultiDict(), b""), NotShareable("no-store"), UpstreamBroken()],
     ids=["refusal", "foreign", "error"],
 )
-async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(
+async def test_any_head_but_a_stream_head_ends_the_flight(
     head: OriginError | NotShareable | GatewayError,
 ) -> None:
     flight = Flight("-1", KEEP)
@@ -91,7 +91,7 @@ async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(
     assert await flight.until_head() is head
 
 
-async def test_the_last_to_leave_cancels_the_fetch_and_no_one_before(idle_task: "asyncio.Task[None]") -> None:
+async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "asyncio.Task[None]") -> None:
     flight = Flight("-1", KEEP)
     flight.task = idle_task
     leader, follower = flight.attach(), flight.attach()
@@ -119,7 +119,7 @@ async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio
     assert not idle_task.cancelled()
 
 
-async def test_a_rider_that_is_cancelled_does_not_end_the_wait_of_the_others() -> None:
+async def test_a_cancelled_reader_does_not_affect_the_others() -> None:
     flight = Flight("-1", KEEP)
     readings = [asyncio.ensure_future(taken(flight.attach())) for _ in range(3)]
     await pass_turns()
@@ -131,7 +131,7 @@ async def test_a_rider_that_is_cancelled_does_not_end_the_wait_of_the_others() -
     assert await asyncio.gather(*readings[1:]) == [b"a", b"a"]
 
 
-async def test_the_fetch_is_held_back_while_the_fastest_rider_is_a_window_behind() -> None:
+async def test_the_fetch_pauses_while_the_fastest_reader_is_a_window_behind() -> None:
     flight = Flight("-1", KEEP)
     fast, slow = flight.attach(), flight.attach()
     flight.announce(HEAD)
@@ -146,7 +146,7 @@ async def test_the_fetch_is_held_back_while_the_fastest_rider_is_a_window_behind
     assert slow.position == 0
 
 
-async def test_a_watcher_lets_the_fetch_run_ahead_of_its_riders() -> None:
+async def test_a_watcher_lets_the_fetch_run_ahead_of_its_readers() -> None:
     flight = Flight("-1", KEEP)
     flight.attach()
     flight.announce(HEAD)
@@ -158,7 +158,7 @@ async def test_a_watcher_lets_the_fetch_run_ahead_of_its_riders() -> None:
     await wanted
 
 
-async def test_a_fetch_that_everyone_has_left_is_not_held_back() -> None:
+async def test_a_fetch_without_readers_does_not_pause() -> None:
     flight = Flight("-1", KEEP)
     reader = flight.attach()
     flight.announce(HEAD)
@@ -167,7 +167,7 @@ async def test_a_fetch_that_everyone_has_left_is_not_held_back() -> None:
     await flight.until_wanted()
 
 
-async def test_a_body_too_large_to_be_kept_is_let_go_behind_its_slowest_rider() -> None:
+async def test_chunks_of_a_large_body_are_dropped_behind_the_slowest_reader() -> None:
     flight = Flight("-1", 2)
     first, second = flight.attach().chunks(), flight.attach().chunks()
     flight.announce(HEAD)
@@ -184,7 +184,7 @@ async def test_a_body_too_large_to_be_kept_is_let_go_behind_its_slowest_rider() 
     assert flight.size == 3
 
 
-async def test_who_waits_for_a_body_that_is_not_kept_learns_so_at_once() -> None:
+async def test_a_watcher_learns_at_once_that_a_body_is_not_kept() -> None:
     flight = Flight("-1", 2)
     flight.watch()
     known = asyncio.ensure_future(flight.until_known())
@@ -197,7 +197,7 @@ async def test_who_waits_for_a_body_that_is_not_kept_learns_so_at_once() -> None
     assert not flight.is_over
 
 
-async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ride_on() -> None:
+async def test_a_reader_too_far_behind_is_dropped_and_the_others_continue() -> None:
     flight = Flight("-1", 2)
     fast, slow = flight.attach(), flight.attach()
     chunks = fast.chunks()
@@ -206,8 +206,8 @@ async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ri
     for _ in range(5):
         flight.add(piece)
         await anext(chunks)
-    assert slow.thrown_off
-    assert not fast.thrown_off
+    assert slow.is_dropped
+    assert not fast.is_dropped
     with pytest.raises(UpstreamBroken):
         await taken(slow)
     flight.land()
@@ -216,7 +216,7 @@ async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ri
     assert not flight.kept
 
 
-async def test_the_only_rider_of_the_largest_chunk_is_not_thrown_off_however_little_is_kept() -> None:
+async def test_the_only_reader_is_never_dropped_for_one_large_chunk() -> None:
     flight = Flight("-1", 1)
     reader = flight.attach()
     flight.announce(HEAD)
@@ -226,7 +226,7 @@ async def test_the_only_rider_of_the_largest_chunk_is_not_thrown_off_however_lit
     assert len(await taken(reader)) == 2 * WINDOW_BYTES
 
 
-async def test_nobody_boards_a_flight_that_lets_go_of_its_chunks() -> None:
+async def test_a_flight_that_dropped_chunks_takes_no_new_readers() -> None:
     flight = Flight("-1", 1)
     flight.announce(HEAD)
     flight.add(b"ab")

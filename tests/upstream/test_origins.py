@@ -1,4 +1,4 @@
-"""The registry of origins: what is known of each, which of a route's is asked, what sticks where, what is said."""
+"""The registry of origins: their states, the choice of an origin, pinned streams, and operator messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import State
-from gateway.upstream.origins import Origin, Sent
-from gateway.upstream.pool import Origins, Pool, route_url
+from gateway.upstream.origins import Origin, OriginRequest
+from gateway.upstream.pool import OriginPool, Origins, route_url
 
 A, B, C = "http://a", "http://b", "http://c"
 
 
 class Bench:
-    """A registry, its clock, and what it has said."""
+    """A registry, its clock, and its messages."""
 
     def __init__(self, *routes: dict[str, Any], **config: Any) -> None:
         self.clock = ManualClock()
@@ -31,9 +31,9 @@ class Bench:
 
     def take(self, *routes: dict[str, Any], **credentials: tuple[str, str]) -> tuple[str, ...]:
         configs = [RouteConfig.model_validate(route) for route in routes]
-        return self.origins.take(configs, self.config, credentials)
+        return self.origins.configure(configs, self.config, credentials)
 
-    def pool(self, route: str = "default") -> Pool:
+    def pool(self, route: str = "default") -> OriginPool:
         return self.origins.pool(route_url(route) + "/s")
 
     def origin(self, authority: str) -> Origin:
@@ -41,11 +41,11 @@ class Bench:
         assert found is not None
         return found
 
-    def send(self, path: str = "/s", method: str = "GET", **more: Any) -> Sent:
+    def send(self, path: str = "/s", method: str = "GET", **more: Any) -> OriginRequest:
         return self.pool().admit(method, path, is_live=more.pop("is_live", False), **more)
 
     def path_of(self, authority: str) -> str:
-        """A path that belongs to an origin while all are well."""
+        """A path that belongs to this origin while all are healthy."""
         for number in range(1_000):
             sent = self.send(f"/s{number}")
             sent.close()
@@ -89,7 +89,7 @@ def test_a_reload_keeps_what_is_known_and_drops_what_no_route_leads_to() -> None
         bench.pool("default")
 
 
-def test_what_is_wrong_is_said_once_when_it_begins_and_once_when_it_is_over() -> None:
+def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end() -> None:
     bench = Bench({"origin": A}, breaker_open_s=1, breaker_longest_open_s=1)
     bench.fail(A, 5)
     for _ in range(10):
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said_once_when_it_begins_and_once_when_it_is_over() ->
 
 
 @pytest.mark.parametrize(("status", "counts"), [(502, True), (503, True), (504, True), (500, False), (429, False)])
-def test_only_some_statuses_are_an_origin_s_failure(status: int, counts: bool) -> None:
+def test_only_some_statuses_count_as_failures(status: int, counts: bool) -> None:
     bench = Bench({"origin": A})
     for _ in range(5):
         sent = bench.send()
@@ -143,7 +143,7 @@ def test_bodies_cut_off_count_but_for_those_of_live_requests() -> None:
         assert bench.origin(A).breaker.state is state
 
 
-def test_while_it_is_open_the_next_probe_s_time_is_told() -> None:
+def test_an_open_breaker_tells_the_time_of_the_next_probe() -> None:
     bench = Bench({"origin": A}, breaker_open_s=8, breaker_longest_open_s=8)
     bench.fail(A)
     retry_in_s = bench.origin(A).breaker.retry_in_s(bench.clock.now())
@@ -154,7 +154,7 @@ def test_while_it_is_open_the_next_probe_s_time_is_told() -> None:
     assert (refused.value.status, refused.value.is_unsent) == (503, True)
 
 
-def test_only_so_many_may_wait_for_one_origin() -> None:
+def test_waiting_requests_are_bounded_per_origin() -> None:
     bench = Bench({"origin": A}, {"name": "b", "prefix": "/b", "origin": B}, waiting_requests=3)
     waiting = [bench.send() for _ in range(3)]
     with pytest.raises(CircuitOpen):
@@ -195,7 +195,7 @@ def test_a_stream_moves_on_while_its_origin_is_open_and_comes_back() -> None:
     bench.clock.advance(1)
     probe = bench.send(PATHS[before.index(A)])
     assert probe.origin.authority == A
-    # One probe is out: all others stay where they moved.
+    # One probe is under way: all other streams stay where they moved.
     assert where(bench, PATHS) == during
     probe.answered(200, bench.clock.now())
     probe.close()
@@ -218,7 +218,7 @@ def test_a_stream_moves_on_while_its_origin_is_ejected_and_comes_back() -> None:
     ]
 
 
-def test_when_all_are_ejected_they_are_asked_all_the_same() -> None:
+def test_if_all_are_ejected_they_are_used_all_the_same() -> None:
     bench = Bench(several(A, B))
     before = where(bench, PATHS)
     for origin in (A, B):
@@ -227,7 +227,7 @@ def test_when_all_are_ejected_they_are_asked_all_the_same() -> None:
     assert bench.said[-1] == "route default: all its origins are ejected; they are asked all the same"
 
 
-def test_an_ejected_origin_is_asked_where_no_other_may_be() -> None:
+def test_an_ejected_origin_is_used_if_no_other_may_be() -> None:
     bench = Bench(several(A, B))
     bench.origins.eject(A, "check", "timed out")
     bench.fail(B)
@@ -237,7 +237,7 @@ def test_an_ejected_origin_is_asked_where_no_other_may_be() -> None:
         bench.send()
 
 
-def test_what_could_not_connect_is_not_sent_to_the_same_origin_again() -> None:
+def test_a_request_is_not_sent_again_to_an_origin_that_refused_it() -> None:
     bench = Bench(several(A, B))
     first = bench.send()
     second = bench.send(tried=[first.origin])
@@ -248,7 +248,7 @@ def test_what_could_not_connect_is_not_sent_to_the_same_origin_again() -> None:
     second.close()
 
 
-def test_all_of_a_stream_s_requests_go_where_its_live_request_is_open() -> None:
+def test_a_streams_requests_follow_its_open_live_request() -> None:
     bench = Bench(several(A, B), breaker_open_s=1, breaker_longest_open_s=1)
     path = bench.path_of(A)
     bench.fail(A)
@@ -282,14 +282,14 @@ def test_live_requests_are_ended_when_their_origin_goes_and_another_is_there(tro
     moved = bench.send(path, is_live=True)
     assert moved.origin.authority == B
     live.close()
-    # There is no elsewhere any more.
+    # No other origin is left.
     moved.on_end = lambda: ended.append(True)
     bench.fail(B)
     assert ended == [True]
     moved.close()
 
 
-def test_live_requests_are_ended_where_a_reload_leads_no_more() -> None:
+def test_live_requests_end_if_a_reload_removes_their_origin() -> None:
     bench = Bench(several(A, B), {"name": "b", "prefix": "/b", "origin": B})
     path = bench.path_of(B)
     ended: list[str] = []
@@ -303,7 +303,7 @@ def test_live_requests_are_ended_where_a_reload_leads_no_more() -> None:
         sent.close()
 
 
-def test_what_was_ended_from_here_is_no_failure_of_the_origin() -> None:
+def test_a_request_ended_here_is_not_a_failure_of_the_origin() -> None:
     bench = Bench(several(A, B))
     live = bench.send(bench.path_of(A), is_live=True)
     bench.origins.eject(A, "check", "timed out")
@@ -340,7 +340,7 @@ def lead(bench: Bench, location: str | None, method: str = "POST", path: str = "
         "javascript:alert(1)",
     ],
 )
-def test_a_redirect_that_names_no_leader_of_ours_is_not_followed(location: str | None) -> None:
+def test_a_redirect_to_an_unknown_host_is_not_followed(location: str | None) -> None:
     bench = Bench({"origin": A, "leaders": ["http://l"]})
     assert lead(bench, location) is None
     assert where(bench, ["/s"]) == [A]
@@ -366,7 +366,7 @@ def test_a_leader_is_remembered_for_a_while_for_the_stream_and_for_writes_alone(
     assert sent.origin.authority == A
 
 
-def test_a_leader_that_cannot_be_asked_is_forgotten() -> None:
+def test_an_unreachable_leader_is_forgotten() -> None:
     bench = Bench({"origin": A, "leaders": ["http://l"]})
     lead(bench, "http://l/s?x=1")
     bench.fail("http://l")
@@ -375,7 +375,7 @@ def test_a_leader_that_cannot_be_asked_is_forgotten() -> None:
     assert sent.origin.authority == A
 
 
-def test_so_many_leaders_are_remembered_and_no_more() -> None:
+def test_remembered_leaders_are_bounded() -> None:
     bench = Bench({"origin": A, "leaders": ["http://l"]})
     for number in range(10_100):
         assert lead(bench, f"http://l/s{number}", path=f"/s{number}") is not None

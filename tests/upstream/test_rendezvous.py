@@ -1,4 +1,4 @@
-"""Which origin a stream belongs to: by weight, and moved only as far as it has to be."""
+"""The assignment of streams to origins: by weight, and with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ PATHS = [f"/stream/{number}" for number in range(200)]
 
 
 @given(ORIGINS, NAMES, st.integers(1, 5))
-def test_an_origin_that_comes_takes_its_share_and_moves_nothing_else(
-    origins: dict[str, int], new: str, weight: int
-) -> None:
+def test_a_new_origin_takes_its_share_and_moves_nothing_else(origins: dict[str, int], new: str, weight: int) -> None:
     origins.pop(new, None)
     more = {**origins, new: weight}
     for path in PATHS:
@@ -28,7 +26,7 @@ def test_an_origin_that_comes_takes_its_share_and_moves_nothing_else(
 
 
 @given(ORIGINS, st.randoms(use_true_random=False))
-def test_the_order_of_the_list_says_nothing(origins: dict[str, int], rng: object) -> None:
+def test_the_order_of_the_list_does_not_matter(origins: dict[str, int], rng: object) -> None:
     listed = list(origins.items())
     rng.shuffle(listed)  # type: ignore[attr-defined]
     for path in PATHS[:20]:
@@ -36,7 +34,7 @@ def test_the_order_of_the_list_says_nothing(origins: dict[str, int], rng: object
 
 
 @given(ORIGINS)
-def test_only_the_share_of_an_origin_that_goes_is_moved(origins: dict[str, int]) -> None:
+def test_only_the_share_of_a_removed_origin_moves(origins: dict[str, int]) -> None:
     gone = next(iter(origins))
     less = {name: weight for name, weight in origins.items() if name != gone}
     for path in PATHS:

@@ -1,4 +1,4 @@
-"""Names are asked for once in a while, for all who wait, and dead addresses are tried last."""
+"""Name resolution: lookups are cached and shared, and failed addresses are tried last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import pass_turns
 
 
 class Names:
-    """A name server: its answers, and what was asked."""
+    """A name server: its answers, and the lookups it received."""
 
     def __init__(self) -> None:
         self.answer: list[str] | OSError = ["192.0.2.1", "192.0.2.2", "192.0.2.1"]
@@ -35,7 +35,7 @@ class Names:
         return await self.resolver.addresses("origin.test", 80)
 
 
-async def test_connections_take_turns_among_the_addresses_of_a_name() -> None:
+async def test_connections_rotate_over_the_addresses_of_a_name() -> None:
     names = Names()
     assert [(await names.addresses())[0] for _ in range(4)] == ["192.0.2.1", "192.0.2.2"] * 2
     assert sorted(await names.addresses()) == ["192.0.2.1", "192.0.2.2"]
@@ -52,7 +52,7 @@ async def test_a_name_is_resolved_again_after_its_time() -> None:
     assert await names.addresses() == ["192.0.2.3"]
 
 
-async def test_an_address_at_which_nobody_answers_is_tried_last_until_the_name_is_resolved_again() -> None:
+async def test_a_failed_address_is_tried_last_until_the_next_lookup() -> None:
     names = Names()
     await names.addresses()
     names.resolver.failed("origin.test", 80, "192.0.2.1")
@@ -64,7 +64,7 @@ async def test_an_address_at_which_nobody_answers_is_tried_last_until_the_name_i
     assert {(await names.addresses())[0] for _ in range(2)} == {"192.0.2.1", "192.0.2.2"}
 
 
-async def test_all_who_ask_at_once_share_one_question_and_one_who_leaves_does_not_end_it() -> None:
+async def test_concurrent_lookups_are_shared_and_survive_a_cancelled_waiter() -> None:
     names = Names()
     names.gate.clear()
     asking = [asyncio.create_task(names.addresses()) for _ in range(3)]
@@ -78,7 +78,7 @@ async def test_all_who_ask_at_once_share_one_question_and_one_who_leaves_does_no
     assert names.asked == 1
 
 
-async def test_what_does_not_resolve_is_asked_for_again() -> None:
+async def test_a_failed_lookup_is_not_cached() -> None:
     names = Names()
     answers: list[list[str] | OSError] = [socket.gaierror(socket.EAI_NONAME, "no such name"), []]
     for answer in answers:

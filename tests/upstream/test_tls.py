@@ -1,4 +1,4 @@
-"""TLS to origins: whom the gateway believes, what it asks for, what it shows."""
+"""TLS to origins: which certificates the gateway trusts, which server name it sends, which certificate it presents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
@@ -26,7 +26,7 @@ BOUNDS = Bounds(20.0, 20.0, 20.0, 20.0)
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two authorities, an origin, and a client of that origin."""
+    """Certificates of two authorities, an origin, and a client of that origin."""
     folder = tmp_path_factory.mktemp("certificates")
     for name, issuer in [("ca", None), ("stranger", None), ("origin.test", "ca"), ("client", "ca")]:
         made(folder, name, issuer)
@@ -34,7 +34,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SecureOrigin:
-    """Speaks TLS and answers each request."""
+    """Serves TLS and answers each request."""
 
     def __init__(self, folder: Path, *, asks_client: bool = False) -> None:
         self.asked_for: list[str | None] = []
@@ -66,18 +66,18 @@ class SecureOrigin:
 
 
 async def ask(origin: SecureOrigin, **tls: str) -> bytes:
-    """What the origin says to a gateway with this `origin_tls`."""
+    """The origin's answer to a gateway with this `origin_tls`."""
     exchanges = Exchanges(4)
     try:
         if tls:
-            exchanges.trust(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
+            exchanges.configure_tls(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
         async with await exchanges.send("GET", origin.url + "/s", CIMultiDict(), BOUNDS) as reply:
             return await reply.read(100)
     finally:
         await exchanges.close()
 
 
-async def test_an_origin_whose_authority_nobody_here_knows_is_not_spoken_to(certificates: Path) -> None:
+async def test_an_origin_with_an_unknown_authority_is_refused(certificates: Path) -> None:
     stranger = str(certificates / "stranger.crt")
     async with SecureOrigin(certificates).running() as origin:
         for tls in ({}, {"ca_file": stranger}, {"ca_file": stranger, "server_name": "origin.test"}):
@@ -87,7 +87,7 @@ async def test_an_origin_whose_authority_nobody_here_knows_is_not_spoken_to(cert
             assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
 
 
-async def test_an_origin_is_known_by_its_authority_and_asked_for_by_its_name(certificates: Path) -> None:
+async def test_an_origin_is_verified_by_its_authority_and_server_name(certificates: Path) -> None:
     authority = str(certificates / "ca.crt")
     async with SecureOrigin(certificates).running() as origin:
         assert await ask(origin, ca_file=authority, server_name="origin.test") == b"good"
@@ -98,7 +98,7 @@ async def test_an_origin_is_known_by_its_authority_and_asked_for_by_its_name(cer
             assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
 
 
-async def test_an_origin_that_asks_for_a_certificate_is_shown_one(certificates: Path) -> None:
+async def test_an_origin_that_requests_a_certificate_gets_one(certificates: Path) -> None:
     known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
     shown = {"cert_file": str(certificates / "client.crt"), "key_file": str(certificates / "client.key")}
     async with SecureOrigin(certificates, asks_client=True).running() as origin:
@@ -107,8 +107,8 @@ async def test_an_origin_that_asks_for_a_certificate_is_shown_one(certificates: 
             await ask(origin, **known)
 
 
-async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_believed(certificates: Path) -> None:
-    """By TLS 1.3 the alert comes when the handshake is over on this side."""
+async def test_an_alert_about_a_missing_certificate_is_reported(certificates: Path) -> None:
+    """In TLS 1.3 the alert arrives after the handshake has ended on this side."""
     context = server_context(certificates, asks_client=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -119,7 +119,7 @@ async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_b
             with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secure:
                 with suppress(ssl.SSLError):
                     secure.do_handshake()
-                # To close now, with a request unread, would reset the connection, and the alert would be lost.
+                # Closing now, with an unread request, would reset the connection and lose the alert.
                 secure.shutdown(socket.SHUT_WR)
                 while secure.recv(1 << 16):
                     pass
@@ -128,7 +128,7 @@ async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_b
         exchanges = Exchanges(4)
         url = f"https://localhost:{listener.getsockname()[1]}"
         known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
-        exchanges.trust(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
+        exchanges.configure_tls(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
         with pytest.raises(UpstreamUnreachable, match=r"^Origin unreachable: TLS failed$"):
             await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
         await exchanges.close()
@@ -141,14 +141,14 @@ async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_b
         ({"ca_file": "absent.crt"}, "ca_file: {}/absent.crt: cannot be read: No such file or directory"),
         ({"ca_file": "ca.key"}, "ca_file: {}/ca.key: holds no certificates"),
         ({"cert_file": "absent.crt"}, "cert_file: {}/absent.crt: cannot be read: No such file or directory"),
-        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or not that of its key"),
+        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or its key does not match"),
         (
             {"cert_file": "client.crt", "key_file": "ca.key"},
-            "cert_file: {}/client.crt: holds no certificate, or not that of its key",
+            "cert_file: {}/client.crt: holds no certificate, or its key does not match",
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named(certificates: Path, tls: dict[str, str], said: str) -> None:
+def test_unusable_files_are_named(certificates: Path, tls: dict[str, str], said: str) -> None:
     config = GatewayConfig.for_origin(
         "https://origin.test", origin_tls={name: str(certificates / file) for name, file in tls.items()}
     )
@@ -160,7 +160,9 @@ def test_files_that_cannot_be_used_are_named(certificates: Path, tls: dict[str, 
 def test_routes_may_not_contradict_each_other_about_an_origin(certificates: Path) -> None:
     one = {"name": "one", "prefix": "/1", "origin": "https://origin.test", "origin_tls": {"server_name": "a"}}
     other = {"name": "other", "prefix": "/2", "origin": "https://origin.test:443/v1"}
-    with pytest.raises(ConfigError, match=r"^route\.other\.origin_tls: another route says otherwise of https://origin"):
+    with pytest.raises(
+        ConfigError, match=r"^route\.other\.origin_tls: differs from another route's for https://origin"
+    ):
         load_tls(GatewayConfig.model_validate({"routes": [one, other]}))
     both = GatewayConfig.model_validate({"routes": [one, {**other, "origin_tls": {"server_name": "a"}}]})
     assert list(load_tls(both)) == ["https://origin.test"]

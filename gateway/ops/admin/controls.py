@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, with_config
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import NothingToRead, Subject
 

@@ -155,18 +155,18 @@ def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
     try:
         # Needs numpy, which comes with an extra.
         from pyspark_durable_streams.errors import BadReply
-        from pyspark_durable_streams.framing import Elements, Tally
+        from pyspark_durable_streams.framing import Checksum, Elements
     except ImportError as error:
         raise Refused(501, "counting JSON messages needs the extra durable-gateway[pipeline]") from error
     framer = Elements(_SLICE_BYTES, _MOST_MESSAGE_BYTES)
-    tally = Tally()
+    checksum = Checksum()
     fed = chain.from_iterable(map(framer.feed, chain((b"[",), _slices(pieces), (b"]",))))
     try:
         for piece in chain(fed, framer.end()):
-            tally.add(piece)
+            checksum.add(piece)
     except BadReply:
         return None
-    return _Sum(tally.units, tally.size, tally.crc)
+    return _Sum(checksum.units, checksum.size, checksum.crc)
 
 
 def _slices(pieces: tuple[bytes, ...]) -> Iterator[bytes]:

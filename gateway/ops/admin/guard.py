@@ -18,7 +18,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.values import ADMIN_TOKEN_VARIABLE, Address
 from gateway.ops.admin.endpoint import Refused
 

@@ -253,7 +253,7 @@ class _Rows:
             is_doubted=stream.needs_revalidation,
             surrogate_keys=sorted(map(_legible, stream.surrogate_keys)),
             tape=[
-                Run(block.start, block.end, block.size, len(block.marks), now - block.laid_at)
+                Run(block.start, block.end, block.size, len(block.marks), now - block.stored_at)
                 for block in islice(tape.blocks(), _MOST_RUNS)
             ],
             live_readers=[

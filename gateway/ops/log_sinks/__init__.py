@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from gateway.aio.clock import Clock
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.telemetry import LogConfig
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink

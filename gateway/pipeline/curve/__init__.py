@@ -1,6 +1,6 @@
-"""The miss-ratio curve: what share of reads, and of their bytes, a cache of another size would not have had.
+"""The miss-ratio curve: the share of reads, and of their bytes, that a cache of another size would miss.
 
-`references` takes silver apart into references to blocks of tapes; `kernel` and `shards` make of them the exact curve
-of a least-recently-used cache of blocks, from a sample; `simulate` plays the same reads through the gateway's own
-policies, which give up whole tapes, in miniature; `measure` writes both as one table.
+`references` turns silver into references to blocks of tapes.  `kernel` and `shards` compute from a sample of them the
+exact curve of an LRU cache of blocks.  `simulate` replays the same reads through the gateway's own policies, which
+evict whole tapes, in miniature.  `measure` writes both as one table.
 """

@@ -1,10 +1,10 @@
-"""What the gateway's own policies would have had: its library in miniature.
+"""Hit ratios of the gateway's own eviction policies, from a miniature of its tape store.
 
-The gateway gives up whole tapes, and its policies are told of *uses*, not of requests: an order that no stack distance
-knows.  So the reads are played through the policies themselves (`gateway.tape.eviction`), with what
-`gateway.tape.store` does around them and nothing else: a tape is charged for when it is opened, its bytes and offsets
-when they are laid, room is made at the cost of other tapes before its own, requests within `USE_S` are one use.  No
-bytes are moved: a tape here is which runs of its stream it holds.
+The gateway evicts whole tapes, and its policies count *uses*, not requests; no stack distance describes that order.  So
+the reads are replayed through the policies themselves (`gateway.tape.eviction`), with the accounting of
+`gateway.tape.store` and nothing else: a tape is charged when it is opened, its bytes and offsets when they are stored,
+other tapes are evicted before its own blocks, and requests within `USE_S` are one use.  No bytes are moved: a tape here
+is the list of the runs that it holds.
 
 For a log that is too long, a sample of the *tapes* is played with a cache as much smaller (Waldspurger et al., USENIX
 ATC 2017); a size at which that would hold no tape says little, and its error shows it.  Pure, but for the sample, which
@@ -46,7 +46,7 @@ class Read(NamedTuple):
 
 @dataclass(slots=True)
 class Missed:
-    """What one cache did not have."""
+    """Reads and bytes that one cache missed."""
 
     reads: int = 0
     bytes: int = 0
@@ -54,16 +54,16 @@ class Missed:
 
 @dataclass(slots=True)
 class _Tape:
-    """What is held of one tape."""
+    """The part of one tape that is held."""
 
     used_at: int
     runs: list[tuple[int, int]] = field(default_factory=list)
-    """Where it has bytes, in order, none touching another."""
+    """Ranges of bytes, sorted, not adjacent."""
     cost: float = TAPE_COST
 
 
-class MiniatureLibrary:
-    """The library's books, without the bytes."""
+class MiniatureStore:
+    """The tape store's accounting, without the bytes."""
 
     def __init__(self, policy: str, budget_bytes: float) -> None:
         self.cost = 0.0
@@ -72,7 +72,7 @@ class MiniatureLibrary:
         self._tapes: dict[int, _Tape] = {}
 
     def read(self, read: Read) -> int:
-        """Play one read; how many of its bytes were not there."""
+        """Replay one read; return the number of its bytes that were missing."""
         key = read.tape
         tape = self._tapes.get(key)
         if tape is None:
@@ -85,7 +85,7 @@ class MiniatureLibrary:
             self._eviction.touch(key)
         missing = _missing(tape.runs, read.low, read.high)
         if missing:
-            _lay(tape.runs, read.low, read.high)
+            _store(tape.runs, read.low, read.high)
             cost = missing * read.cost_per_byte
             tape.cost += cost
             self.cost += cost
@@ -108,7 +108,7 @@ class MiniatureLibrary:
 
 def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
     """Play reads, in the order of time, through a library of this budget; what it would not have had."""
-    library = MiniatureLibrary(policy, budget_bytes)
+    library = MiniatureStore(policy, budget_bytes)
     missed = Missed()
     take: Callable[[Read], int] = library.read
     for read in reads:
@@ -128,8 +128,8 @@ def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
     return missing
 
 
-def _lay(runs: list[tuple[int, int]], low: int, high: int) -> None:
-    """Add the run to those it touches."""
+def _store(runs: list[tuple[int, int]], low: int, high: int) -> None:
+    """Add the range, joined with those it touches."""
     apart = []
     for begin, end in runs:
         if end < low or begin > high:
@@ -142,7 +142,7 @@ def _lay(runs: list[tuple[int, int]], low: int, high: int) -> None:
 
 
 def _drop_oldest(runs: list[tuple[int, int]]) -> int:
-    """Give up the first block, as large as the tape's grow; how many bytes that was."""
+    """Drop the first block, of the tape's block size; return its bytes."""
     if not runs:
         return 0
     begin, end = runs[0]

@@ -1,7 +1,7 @@
-"""The gold tables: silver's lines as figures, a window each.
+"""The gold tables: figures computed from silver's lines, by window of time.
 
-Each module makes one table, or a few that are cut from the same sums, as a function of frames that does nothing but
-plan: whoever calls it reads and writes.  What a table takes beside the lines of its own day is said where it is made:
+Each module makes one table, or several from the same sums, as a function from data frames to data frames; its caller
+reads and writes them.  Some tables need more than the lines of their own day:
 
     table             from                          looks back on
     traffic, errors   sums a minute (`traffic`)     nothing
@@ -15,7 +15,6 @@ plan: whoever calls it reads and writes.  What a table takes beside the lines of
     reconnects        lines, and its own rows       the same: reads that ended, and what is usual
     anomalies         traffic, offload, errors      seven days
 
-So a day's figures depend on that day's lines and on days before, never on a later day's, and are the same whether
-days are computed one by one as they come or all at once; `gateway.pipeline.aggregate` computes a day again where one
-that it looks back on has changed.
+So a day's figures depend on that day's lines and on earlier days only.  They are the same whether days are computed one
+by one or all at once.  `gateway.pipeline.aggregate` computes a day again if a day that it looks back on has changed.
 """

@@ -1,8 +1,8 @@
-"""Which days' gold is up to date: one empty file a day, named for the day and for what its figures were made from.
+"""Record which days' gold is up to date: one empty file per day, named after the day and a fingerprint of its silver.
 
-What a day is made from are its files in silver, by name and size; Spark gives no two files the same name.  A file here
-is removed before anything of its day is computed and made when all of it is written, so a run that dies leaves its days
-unmarked, and the next one computes them again.
+The fingerprint covers the names and sizes of the day's files in silver; Spark never repeats a file's name.  A day's
+record is removed before the day is computed, and created once all its tables are written.  So a run that dies leaves
+its days without a record, and the next one computes them again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 VERSION: Final = 2
-"""Of how gold is computed: raise it, and all days are computed anew."""
+"""Version of the computation; raising it makes all days out of date."""
 _PLACE: Final = "checkpoints/gold"
 
 
 class Books:
-    """The books of one lake.  One writer at a time."""
+    """The records of one lake.  There is one writer at a time."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         jvm: Any = spark.sparkContext._jvm
@@ -36,11 +36,11 @@ class Books:
         self._system: Any = root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
     def sources(self, days: Collection[date]) -> Mapping[date, str]:
-        """What the figures of these days would be made from now, as a fingerprint of each."""
+        """Current fingerprint of each of these days' silver."""
         return {day: self._fingerprint(day) for day in days}
 
     def made(self) -> Mapping[date, str]:
-        """What the figures of the days that are up to date were made from."""
+        """Recorded fingerprint of each day that is up to date."""
         found = {}
         for name in self._marks():
             day, _, mark = name.partition(".")
@@ -48,13 +48,13 @@ class Books:
         return found
 
     def begin(self, days: Collection[date]) -> None:
-        """These days are about to be computed: until `finish` they are not up to date."""
+        """Remove the records of these days, before they are computed."""
         for name in list(self._marks()):
             if date.fromisoformat(name.partition(".")[0]) in days:
                 self._system.delete(self._path_of(f"{self._place}/{name}"), False)
 
     def finish(self, sources: Mapping[date, str]) -> None:
-        """These days have been computed from that, and all of it is written."""
+        """Record that these days were computed from these fingerprints, once all of it is written."""
         self._system.mkdirs(self._path_of(self._place))
         for day in sorted(sources):
             self._system.create(self._path_of(f"{self._place}/{day.isoformat()}.{sources[day]}"), True).close()
@@ -65,7 +65,7 @@ class Books:
             return
         for status in self._system.listStatus(place):
             name = status.getPath().getName()
-            # Some file systems keep checksums beside their files, under names that begin with a dot.
+            # Some file systems store checksums in files whose names begin with a dot.
             if not name.startswith("."):
                 yield name
 

@@ -1,16 +1,15 @@
-"""Readers that go on asking for more of a stream that is closed and that they have all of.
+"""Readers that keep requesting the end of a closed stream that they have read completely.
 
-A closed stream never has more, so one answer that says so would have done.  The log shows three kinds of requests
-there:
+A closed stream never grows, so one answer should have stopped them.  The log shows three kinds of such requests:
 
-- live reads that end with the reason `closed`: there was nothing, and there will be nothing;
+- live reads that end with the reason `closed`;
 - long-polls that were answered 204 from the tape at once, without a reason why they ended, because they did not begin
   to wait: so it is at the end of a closed stream, and only there;
 - catch-up reads answered from the tape whose answer ends where they began, at the very offset at which one of those
   had been told before (an hour back at most: a catch-up read alone does not say that the stream is closed).
 
-A reader that has done so `LEAST` times in a minute is listed: many clients ask a second time, and several readers
-behind one address (or one network, where `log.client_address` masks) look like one.
+A reader with `LEAST` such requests in a minute is listed.  Fewer are normal: many clients ask a second time, and
+several readers behind one address (or one network, if `log.client_address` masks) look like one.
 """
 
 from __future__ import annotations

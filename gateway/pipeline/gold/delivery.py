@@ -1,4 +1,4 @@
-"""How long what was appended takes to reach who waited for it: long-polls, each with the append that woke it.
+"""Delivery delay: the time from an append to the answers of the long-polls that it woke.
 
 The append that wakes a long-poll is the one of its stream with the smallest `Stream-Next-Offset` beyond the offset that
 the long-poll waits at, as strings are ordered; a stream that was deleted or created anew between the two begins again
@@ -10,9 +10,9 @@ answer the writer; that is a delay of 0, none is negative.  Both lines must be o
 differ by more than deliveries take.  Reads that follow by SSE have no line for each delivery, and a long-poll
 `offset=now` names no offset: neither is among these.
 
-The gateway's own `durable_gateway_delivery_delay_seconds` is another thing: from laying what its follower has brought
-on the tape until the last live reader was handed it, once for a round.  This one has the origin and the way to it in
-it, and counts each reader.
+The gateway's metric `durable_gateway_delivery_delay_seconds` differs: it runs from storing the follower's bytes on the
+tape until the last live reader has been handed them, once per round.  This one includes the origin and the way to it,
+and counts each reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many readers one answer of the origin served, as a distribution by powers of two.
+"""Fan-out: how many readers one answer of the origin served, as a distribution by powers of two.
 
 A live read shares the stream's one live request with its `subscribers`; a catch-up read shares its fetch with those it
 was `collapsed` with.  Catch-up reads without a fetch (hits) shared nothing and are not among these.

@@ -1,8 +1,7 @@
-"""How long answers took, by minute, route and mode.
+"""Latency of answers, by minute, route and mode.
 
-Long-polls and SSE connections are left out: how long they last is how long they waited.  What becomes of them is told
-by `delivery`.  An answer that the front door had ready takes 0 s, which is what it takes to the microsecond's
-fraction that the log leaves out.
+Long-polls and SSE connections are left out, because their duration is the time they waited; `delivery` covers them.  A
+remembered answer takes 0 s in the log, which rounds down to microseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words that the gold tables share about silver's lines: windows, kinds of requests, the hour before a day."""
+"""Expressions about silver's lines that the gold tables share: windows, kinds of requests, the hour before a day."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOUR: Final = "hour"
 
 
 def window(length: str, time: Column | None = None) -> Column:
-    """The beginning of the minute or hour that a line is in, under that name."""
+    """The beginning of a line's minute or hour, under that name."""
     return f.date_trunc(length, f.col("time") if time is None else time).alias(length)
 
 
 def known(name: str) -> Column:
-    """A column that is part of a key: `-` where the line has nothing."""
+    """A column that is part of a key, with `-` for NULL."""
     return f.coalesce(f.col(name), f.lit("-")).alias(name)
 
 
@@ -58,10 +58,10 @@ def ended_us() -> Column:
 
 
 def with_the_hour_before(requests: DataFrame) -> DataFrame:
-    """The lines of each day behind those of the last hour of the day before: the day that a line is looked at for is in
-    `of`, and lines of the last hour are there twice.
+    """The lines of each day, with those of the last hour of the day before.  The column `of` is the day that a line is
+    used for; lines of a day's last hour occur twice.
 
-    Whoever looks back does so among lines with the same `of`, and keeps `of_its_day`: then a day's figures are the same
+    Tables look back among lines with the same `of` and keep those with `of_its_day`.  So a day's figures are the same
     whether it is computed alone or with its neighbours.
     """
     day = f.col("day")

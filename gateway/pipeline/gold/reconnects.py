@@ -1,4 +1,4 @@
-"""Readers who come back, and minutes in which far more of them do than usual.
+"""Reconnects of live readers, and storms: minutes with far more reconnects than usual.
 
 A live read is a reconnect where another of the same reader (route, stream, partition, client, user agent) had ended at
 most `RETURN_S` before it began, for a reason other than a long-poll's ordinary turn (`answered`, `timed_out`) and the

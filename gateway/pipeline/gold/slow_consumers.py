@@ -1,4 +1,4 @@
-"""Readers that were cut off because they did not keep up with what was sent to them."""
+"""Slow consumers: readers that were disconnected because they did not keep up."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is usual, and how far from it: the median and the median absolute deviation, in expressions of Spark's.
+"""Robust statistics as Spark expressions: the median and the median absolute deviation.
 
-Both bear nearly half of the values being anything: a storm among the minutes before does not make the next one usual.
+Both tolerate almost half of the values being outliers, so a storm does not make the next one look usual.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The report: what the tables say, as one HTML file that any browser shows, without a network.
+"""The report: the tables as one HTML file, for any browser, without a network.
 
     lake --gather--> Figures --page--> HTML
 
-`gather` asks Spark and returns plain values; everything after it is pure.  The file is laid beside its place and then
-put there, so that nobody sees half a report.
+`gather` queries Spark and returns plain values; everything after it is pure.  The file is written under a temporary
+name and renamed, so that a partial report is never visible.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 TITLE: Final = "What the traffic says"
-_MOST_WISHES: Final = 5
-"""Of each kind."""
+_MOST_ENTRIES: Final = 5
+"""Most entries shown of each list of the plan."""
 
 
 def _silent(_: str) -> None:
@@ -45,7 +45,7 @@ def write_report(
 ) -> None:
     """Write the lake's report to `out`; `plan` is the file of a plan to show in it.
 
-    PipelineFailed where the plan is none or the file cannot be written; what was at `out` is then as it was.
+    Raises PipelineFailed if the plan is invalid or the file cannot be written; `out` is then unchanged.
     """
     # What is wrong with the arguments is said before Spark is asked for anything.
     chosen = None if plan is None else _plan(plan)
@@ -61,7 +61,7 @@ def write_report(
 
 
 def chosen_point(plan: CachePlan) -> Plan:
-    """What a report shows of a plan."""
+    """The part of a plan that a report shows."""
     wishes = {name: getattr(plan, name) for name in ("pin", "warm", "do_not_store", "lifetimes")}
     return Plan(
         cache_bytes=plan.memory.cache_bytes,
@@ -73,7 +73,7 @@ def chosen_point(plan: CachePlan) -> Plan:
         wishes=tuple(
             Wish(name, entry.route, entry.stream, entry.bytes, entry.reason)
             for name, entries in wishes.items()
-            for entry in entries[:_MOST_WISHES]
+            for entry in entries[:_MOST_ENTRIES]
         ),
         wished=sum(map(len, wishes.values())),
     )

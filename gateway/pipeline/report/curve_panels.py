@@ -1,4 +1,4 @@
-"""The miss-ratio curve with the point that the plan has chosen on it, and the plan's wishes."""
+"""Panels of the miss-ratio curve, with the point that the plan has chosen, and of the plan's entries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What went wrong, as short lists of sentences, each list with what to do about it.
+"""Problems in the traffic, as short lists of sentences with advice.
 
-A `Finding` is one list: what it is about, its items (the worst first), advice, and what it says where there is nothing
-to list.  Names in it were written by strangers; they become markup by `element` only.
+A `Finding` is one list: its subject, its items (the worst first), advice, and a text for an empty list.  Names in it
+are untrusted; they become markup through `element` only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shortened(text: str, most: int = _MOST_CHARS) -> str:
 
 
 def name(text: str) -> Html:
-    """A name that a stranger wrote, set apart from the sentence around it; in full where it is pointed at."""
+    """An untrusted name, set apart from the sentence around it; its tooltip has it in full."""
     short = shortened(text)
     return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
 

@@ -1,7 +1,7 @@
-"""The figures that matter, each in a sentence of plain words.
+"""The main figures, each as a plain sentence.
 
-A sentence is left out where there is nothing to say it of: an empty lake has no headlines.  Where the origin was asked
-more often than once a read, or sent more than readers got, the sentence says that instead of a negative saving.
+A sentence without data is left out: an empty lake has no headlines.  If the origin had more requests than there were
+reads, or sent more bytes than readers got, the sentence says so instead of a negative saving.
 """
 
 from __future__ import annotations

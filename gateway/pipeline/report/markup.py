@@ -1,9 +1,8 @@
 """HTML that is put together from pieces, so that nothing that came from the network can ever be markup.
 
-`Html` is text that is markup already; it is made here and nowhere else out of untrusted text.  `element` escapes every
-child and every attribute that is not `Html`: stream names, user agents, clients, routes and reasons are written by
-strangers.  Characters that no terminal or page should be given (controls, and those that turn the direction of what
-follows) are shown as what they are, by number.
+`Html` is text that is markup already; only this module makes it out of untrusted text.  `element` escapes every child
+and every attribute that is not `Html`: stream names, user agents, clients, routes and reasons are untrusted.  Control
+characters, and those that change the direction of text, are shown by their number.
 """
 
 from __future__ import annotations

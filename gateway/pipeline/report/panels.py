@@ -1,4 +1,4 @@
-"""What was read and what it cost the origin: the charts of traffic, of who answered it, and of the busiest streams."""
+"""Panels of the traffic: reads and their cost to the origin, who answered them, and the busiest streams."""
 
 from __future__ import annotations
 

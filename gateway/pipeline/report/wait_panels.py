@@ -1,4 +1,4 @@
-"""How long readers waited: for the first byte, for the whole answer, for what was appended."""
+"""Panels of readers' waiting times: for the first byte, for the whole answer, for an append."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from gateway.config.file import every_field
 from gateway.config.gateway import GatewayConfig
+from gateway.config.sections import every_field
 from gateway.ops.admin.controls import LOGGER
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start

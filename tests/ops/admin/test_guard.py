@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.values import ADMIN_TOKEN_VARIABLE
 from gateway.ops.admin.guard import is_loopback
 from gateway.origin.app import RunningOrigin

@@ -273,8 +273,8 @@ async def test_a_blocked_file_times_out_and_blocks_one_thread_only(bench: Bench,
             told = await asyncio.gather(*asked)
         assert [one.status for one in told] == [422, 422]
         assert sorted(one.body["error"] for one in told) == [
+            "an earlier read of the configuration has not ended yet",
             "the configuration could not be read within 10 s",
-            "the configuration is still being read, since an earlier time",
         ]
         assert [thread.name for thread in threading.enumerate()].count("configuration") == 1
         (reading,) = (thread for thread in threading.enumerate() if thread.name == "configuration")

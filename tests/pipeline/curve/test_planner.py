@@ -292,7 +292,7 @@ def test_every_plan_keeps_its_promises(traffic: Traffic, cache_bytes: int, nodes
     assert not names(made.lifetimes) & names(made.pin) or len({one.route for one in traffic.streams}) > 1
     figures = {(one.route, one.stream): one for one in traffic.streams}
     for entry in made.do_not_store:
-        assert figures[entry.place].live == 0
+        assert figures[entry.key].live == 0
 
 
 @given(TRAFFIC, st.integers(1, 1 << 20))

@@ -73,7 +73,7 @@ def test_two_at_once_do_not_write_the_same_days(whole: GoldLake, tmp_path: Path)
     refused: list[str] = []
 
     def second(_: str) -> None:
-        with pytest.raises(PipelineFailed, match="another aggregate is at work") as error:
+        with pytest.raises(PipelineFailed, match="another aggregate is running") as error:
             gold.run()
         refused.append(str(error.value))
 

@@ -21,7 +21,7 @@ def key(name: str, readers: str = "") -> StreamKey:
     return StreamKey(Group("default", f"/{name}"), "", Partition("", readers=readers))
 
 
-def new_library(
+def new_store(
     budget_bytes: int, policy: str = "lru", order: Eviction[StreamKey] | None = None
 ) -> tuple[TapeStore, NoMetrics]:
     """A library by a policy's name, or with an `order` that the test looks at."""
@@ -37,7 +37,7 @@ def fill(store: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
     stream.tape.reached(end)
 
 
-class LibraryAgainstRecount(RuleBasedStateMachine):
+class StoreAgainstRecount(RuleBasedStateMachine):
     keys = st.sampled_from([key("a"), key("a", "p"), key("b")])
 
     policy = next(iter(POLICIES))
@@ -46,7 +46,7 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.order: Eviction[StreamKey] = POLICIES[self.policy]()
-        self.tapes, self.recorder = new_library(4_500, order=self.order)
+        self.tapes, self.recorder = new_store(4_500, order=self.order)
         self.pinned: list[Stream] = []
         self.ended: list[Stream] = []
         self.lent: dict[Stream, int] = {}
@@ -102,7 +102,7 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
             self.tapes.release(self.pinned.pop(index))
 
     @rule(key=keys)
-    def lay_on_an_ended_record(self, key: StreamKey) -> None:
+    def store_on_an_ended_record(self, key: StreamKey) -> None:
         stream = self.tapes.open(key, self.now)
         assert self.tapes.drop(stream, End.DELETED)
         assert not self.tapes.drop(stream, End.GONE)
@@ -124,7 +124,7 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
         assert not self.tapes.group(key.group)
 
     @invariant()
-    def cost_is_the_sum_and_fits_the_budget_but_for_what_is_pinned(self) -> None:
+    def cost_is_the_sum_and_fits_the_budget_except_for_pinned_streams(self) -> None:
         streams = list(self.tapes)
         assert self.tapes.cost == sum(stream.tape.cost for stream in streams)
         assert self.tapes.lent == sum(self.lent.values())
@@ -135,11 +135,11 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
         assert len(self.tapes) == len(streams) == self.recorder.tapes
         assert all(stream.ended is None for stream in streams)
         held = sum(TAPE_COST for stream in streams if stream.pins)
-        # The stream that was opened or laid last is never given up whole.
+        # The stream opened or stored last is never evicted whole.
         assert self.tapes.cost <= max(self.tapes.budget_bytes, held + TAPE_COST)
 
     @invariant()
-    def every_stream_can_still_be_given_up(self) -> None:
+    def every_stream_is_evictable_or_pinned(self) -> None:
         order = self.order
         held = [stream for stream in self.tapes if stream.key in order]
         assert all(stream.pins or stream.key in order for stream in self.tapes)

@@ -1,51 +1,51 @@
-"""The book of taken files: what is new of a file, whatever it is called and wherever it lies."""
+"""The manifest of taken files: what is new of a file, whatever it is called and wherever it lies."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.manifest import TAIL_BYTES, Book, digest, read_book
+from gateway.pipeline.manifest import TAIL_BYTES, Manifest, digest, read_manifest
 
 whole_lines = st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b" ") + b"\n"), min_size=1, max_size=8)
 
 
-def take(book: Book, content: bytes) -> bytes:
+def take(manifest: Manifest, content: bytes) -> bytes:
     """What is new of a file with this content; after that it is not."""
 
     def tail_at(at: int) -> str | None:
         return digest(content[max(0, at - TAIL_BYTES) : at]) if at <= len(content) else None
 
-    key, begin = book.place_of(content.split(b"\n", 1)[0] + b"\n", tail_at)
-    book.take(key, len(content), tail_at(len(content)) or "")
+    key, begin = manifest.locate(content.split(b"\n", 1)[0] + b"\n", tail_at)
+    manifest.take(key, len(content), tail_at(len(content)) or "")
     return content[begin:]
 
 
 @given(st.lists(whole_lines, min_size=1, max_size=5))
 def test_a_file_that_grows_gives_each_byte_once(parts: list[list[bytes]]) -> None:
-    book = Book("a")
+    manifest = Manifest("a")
     content = b""
     for number, part in enumerate(parts):
         more = b"".join(part)
         # The first line is a file's own, as a line's time and id are.
         more = b"the first\n" + more if number == 0 else more
         content += more
-        assert take(book, content) == more
-        book = read_book(book.written())
-    assert take(book, content) == b""
+        assert take(manifest, content) == more
+        manifest = read_manifest(manifest.written())
+    assert take(manifest, content) == b""
 
 
 @given(st.lists(whole_lines, min_size=1, max_size=6))
 def test_files_that_begin_alike_and_go_on_otherwise_are_taken_whole(parts: list[list[bytes]]) -> None:
-    book = Book("a")
+    manifest = Manifest("a")
     for number, part in enumerate(parts):
         content = b"same\n" + b"%d\n" % number + b"".join(part)
-        assert take(book, content) == content
-        assert take(book, content) == b""
+        assert take(manifest, content) == content
+        assert take(manifest, content) == b""
 
 
 def test_a_copy_that_lacks_the_end_of_what_was_taken_is_another_file() -> None:
-    book = Book("a")
-    assert take(book, b"one\ntwo\n") == b"one\ntwo\n"
-    assert take(book, b"one\n") == b"one\n"
-    assert take(book, b"one\ntwo\nthree\n") == b"three\n"
+    manifest = Manifest("a")
+    assert take(manifest, b"one\ntwo\n") == b"one\ntwo\n"
+    assert take(manifest, b"one\n") == b"one\n"
+    assert take(manifest, b"one\ntwo\nthree\n") == b"three\n"

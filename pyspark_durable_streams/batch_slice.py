@@ -1,6 +1,6 @@
-"""What a batch takes of one stream: pieces that were read, and runs that were counted by somebody else, as stretches.
+"""The part of one stream that a batch takes, as stretches: pieces that were read, and runs that a gateway counted.
 
-What is read goes to the spool.  A bound of the batch may fall into a piece; a run is taken whole or not at all.
+Pieces go to the spool.  A bound of the batch may cut a piece; a run is taken completely or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_durable_streams.spool import Extent, Spool
 from pyspark_durable_streams.walk import Part
 
 _STRETCHES: Final = 64
-"""A stream's stretches grow with what it has, so that there are not many more than these."""
+"""The size of a stream's stretches grows with the stream, so that there are not many more than this."""
 EVIDENCE_UNITS: Final = {Unit.ELEMENT: 16, Unit.LINE: 16, Unit.BYTE: 256}
 
 ExtentKey = tuple[str, int]
@@ -26,20 +26,20 @@ ExtentKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The most that may be taken; None where nothing bounds it."""
+    """The most that may be taken; None means no bound."""
 
     units: int | None = None
     size: int | None = None
     is_forced: bool = False
-    """One message is taken whatever its size."""
+    """Whether one message is taken whatever its size."""
 
     @property
     def is_bounded(self) -> bool:
         return self.units is not None or self.size is not None
 
 
-class Taken:
-    """What is taken of one stream for a batch."""
+class BatchSlice:
+    """The part of one stream that a batch takes."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Taken:
         self.size = 0
         self.was_cut = False
         self.rest: Part | None = None
-        """What is left of a part that was cut."""
+        """The rest of a part that was cut."""
         self.is_limited = False
-        """Whether it was the allowance that cut it."""
+        """Whether the allowance cut it."""
         self.end = Place()
         self.begin: Evidence | None = None
-        """From the first that was read and begins at a token."""
+        """Evidence from the first part that was read and begins at a token."""
         self.evidence: Evidence | None = None
-        """From the latest."""
+        """Evidence from the latest such part."""
         self.stream = stream
         self._allowance = allowance
         self._spool = spool
@@ -69,12 +69,12 @@ class Taken:
         self._open_size = 0
 
     def stop(self, place: Place) -> None:
-        """No more from this place on."""
+        """Take nothing from this place on."""
         self.was_cut = True
         self.end = place
 
     def add(self, part: Part, unit: Unit | None, cut: int | None) -> bool:
-        """Take a part, as much of it as is allowed and lies before the count `cut`; whether more may follow."""
+        """Take as much of a part as is allowed and lies before the count `cut`; returns whether more may follow."""
         assert unit is not None
         most = part.piece.count
         if cut is not None:
@@ -93,15 +93,15 @@ class Taken:
         return not self.was_cut
 
     def has_room(self, units: int, size: int) -> bool:
-        """Whether so much more would be allowed."""
+        """Whether this much more is allowed."""
         most = self._allowance
         return (most.units is None or self.units + units <= most.units) and (
             most.size is None or self.size + size <= most.size
         )
 
     def leap(self, place: Place, runs: Sequence[CountedRun], evidence: Evidence) -> Place:
-        """Take runs that begin at a place and of which only the last was read, with evidence from there; the place
-        behind them.
+        """Take consecutive runs from a place on; only the last was read, and gave the evidence.  Returns the place
+        after them.
         """
         if self._open:
             self._close()
@@ -136,7 +136,7 @@ class Taken:
             self._close()
 
     def _close(self) -> None:
-        # Small pieces are joined, so that a task does not open the spool for each.
+        # Small pieces are joined, so that a task does not open the spool for each of them.
         data = b"".join([part.piece.data for part in self._open])
         extent = self._spool.add(data) if self._spool is not None else None
         place = self._open[0].place
@@ -147,14 +147,14 @@ class Taken:
         self._open, self._open_size = [], 0
 
     def stretches(self) -> tuple[Stretch, ...]:
-        """All that was taken."""
+        """Everything taken."""
         if self._open:
             self._close()
         return tuple(self._done)
 
 
 def evidence_at(part: Part, unit: Unit) -> Evidence:
-    """What stream it is, as the beginning of a part that begins at a token tells."""
+    """Evidence of the stream's identity, from a part that begins at a token."""
     units = min(EVIDENCE_UNITS[unit], part.piece.count)
     digest = hashlib.blake2b(part.piece.before(units, unit).data, digest_size=8).hexdigest()
     return Evidence(part.place.token, units, digest)

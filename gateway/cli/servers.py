@@ -1,0 +1,195 @@
+"""The processes behind `serve`, `dev` and `origin`: start the servers, print READY lines, wait for a signal, drain.
+
+SIGTERM and SIGINT ask for a drain; a second signal does not wait for it.  SIGHUP makes `serve` read its configuration
+again.  Servers are imported when they start, so that `--help` needs none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import uvloop
+
+from gateway.aio.clock import SystemClock
+from gateway.cli.messages import print_message, print_ready
+from gateway.commands.dev_lines import print_lines_to_paste
+from gateway.commands.run import allow_many_connections, collect_rarely
+from gateway.config.errors import ConfigError
+from gateway.config.file import Flag, load_config
+from gateway.config.gateway import GatewayConfig
+from gateway.config.listener import BindAddress
+from gateway.config.server import ServerConfig
+from gateway.config.values import Address
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
+    from gateway.commands.dev_tls import LocalCertificate
+
+_ORIGIN_GRACE_S: Final = 2.0
+"""Seconds that the origin of `dev` has to stop; the gateway, its one reader, stops before it."""
+
+T = TypeVar("T")
+
+
+class FailedToRunError(Exception):
+    """A valid command cannot run on this machine now, e.g. because a port is taken.  The text is one line."""
+
+
+class Shutdown:
+    """SIGTERM and SIGINT as an event: the first asks the main task to drain, the second cancels the task."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+        self._main = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self._requested.is_set() and self._main is not None:
+            self._main.cancel()
+        self._requested.set()
+
+    async def requested(self) -> None:
+        """Wait for the first signal."""
+        await self._requested.wait()
+
+
+async def run_serve(load: Callable[[], GatewayConfig]) -> None:
+    """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP."""
+    from gateway.app import start_gateway
+
+    shutdown = Shutdown()
+    sighup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sighup.set)
+    config = load()
+    async with AsyncExitStack() as stack:
+        gateway = await _started(start_gateway(config, load=load), *_bind_addresses(config))
+        stack.push_async_callback(gateway.stop)
+        gateway.engine.tasks.start(_reload_when(sighup, gateway), "SIGHUP")
+        for url in gateway.listeners.urls:
+            print_ready("gateway", url)
+        print_ready("admin", gateway.admin_url)
+        gateway.engine.health.probe_all()
+        await shutdown.requested()
+
+
+async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway) -> None:
+    """Read the configuration again at each SIGHUP, and print the outcome in one line."""
+    while True:
+        await sighup.wait()
+        sighup.clear()
+        try:
+            change = await gateway.reload()
+        except ConfigError as error:
+            print_message(f"not reloaded, all stays as it was: {error}")
+        except Exception as error:
+            # Keep serving: the next file may be valid.
+            print_message(f"not reloaded, all stays as it was: {type(error).__name__}: {error}")
+        else:
+            waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
+            print_message(f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}")
+
+
+async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:
+    """Run the in-memory origin."""
+    from gateway.origin.app import OriginSettings, start_origin
+
+    shutdown = Shutdown()
+    settings = OriginSettings(
+        host=address.host,
+        port=address.port,
+        long_poll_timeout_s=long_poll_timeout_s,
+        sse_lifetime_s=sse_lifetime_s,
+        max_chunk_bytes=max_chunk_bytes,
+    )
+    async with AsyncExitStack() as stack:
+        running = await _started(start_origin(settings), address)
+        stack.push_async_callback(running.stop, grace_s=ServerConfig().shutdown_timeout_s)
+        print_ready("origin", running.url)
+        await shutdown.requested()
+
+
+def load_local_certificate() -> LocalCertificate:
+    """The certificate for `dev --tls`, made if there is none.  Raises FailedToRunError."""
+    from gateway.commands.dev_tls import local_certificate, state_folder
+
+    folder = state_folder(os.environ, Path.home()) / "tls"
+    try:
+        return local_certificate(folder, SystemClock.wall())
+    except OSError as error:
+        raise FailedToRunError(f"cannot keep a certificate in {folder}: {error.strerror or error}") from None
+
+
+def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
+    """`config` with TLS at `server.listen`."""
+    pair = {"certificate": str(local.certificate), "key": str(local.key)}
+    listener = {"address": config.server.listen, "tls": {"certificates": [pair]}}
+    server = config.server.model_dump(exclude={"listen"}, exclude_unset=True)
+    tree = {**config.model_dump(exclude_unset=True), "server": server, "listeners": [listener]}
+    return GatewayConfig.model_validate(tree)
+
+
+async def run_dev(flags: list[Flag], origin_address: Address, local: LocalCertificate | None) -> None:
+    """Run the in-memory origin and a gateway in front of it, over TLS with a `local` certificate."""
+    from gateway.app import start_gateway
+    from gateway.origin.app import OriginSettings, start_origin
+
+    shutdown = Shutdown()
+    settings = OriginSettings(host=origin_address.host, port=origin_address.port)
+    async with AsyncExitStack() as stack:
+        running = await _started(start_origin(settings), origin_address)
+        stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
+        dev_flags = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
+        config = load_config(environ=os.environ, flags=[*flags, *dev_flags]).config
+        if local is not None:
+            config = _over_tls(config, local)
+        gateway = await _started(start_gateway(config), *_bind_addresses(config))
+        stack.push_async_callback(gateway.stop)
+        print_ready("origin", running.url)
+        print_ready("gateway", gateway.gateway_url)
+        print_ready("admin", gateway.admin_url)
+        print_lines_to_paste(gateway.gateway_url, local.authority if local is not None else None)
+        await shutdown.requested()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a server's coroutine on uvloop, with the process set up for many connections."""
+    allow_many_connections()
+    collect_rarely()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+def _bind_addresses(config: GatewayConfig) -> list[BindAddress]:
+    """Every address at which a gateway listens."""
+    return [*(one.bind_address for one in config.every_listener), config.server.admin_address]
+
+
+async def _started(start: Awaitable[T], *addresses: BindAddress) -> T:
+    """The result of `start`.  Raises FailedToRunError, which names the address, if a port cannot be bound."""
+    try:
+        return await start
+    except OSError as error:
+        # The loop's message contains the address as ('host', port); if it does not, name every candidate.
+        text = str(error)
+        blamed = [address for address in addresses if _is_in(address, text)] or addresses
+        if error.errno is None or isinstance(error, socket.gaierror):
+            reason = error.strerror or text
+        else:
+            reason = os.strerror(error.errno)
+        where = " or ".join(str(address) for address in blamed)
+        raise FailedToRunError(f"cannot listen on {where}: {reason}") from None
+
+
+def _is_in(address: BindAddress, text: str) -> bool:
+    if isinstance(address, Address):
+        return f"'{address.host}', {address.port}" in text
+    return str(address) in text

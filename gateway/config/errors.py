@@ -1,0 +1,41 @@
+"""Configuration errors: one line per mistake, and a collector that lets one error name several mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used.
+
+    `mistakes` has one line per mistake: source, key and reason.  The error's text is the first line and the number of
+    further ones.
+    """
+
+    def __init__(self, first: str, *others: str) -> None:
+        self.mistakes = tuple(" ".join(text.split()) for text in (first, *others))
+        super().__init__(self.mistakes[0] + (f" (and {len(others)} more)" if others else ""))
+
+
+class Mistakes:
+    """Collects the mistakes of independent steps, so that one error can name them all."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<Mistakes {len(self._found)} found>"
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Run one step.  A ConfigError ends the step and is recorded, not raised."""
+        try:
+            yield
+        except ConfigError as error:
+            self._found += error.mistakes
+
+    def raise_any(self) -> None:
+        """Raise a ConfigError with every recorded mistake; do nothing if there is none."""
+        if self._found:
+            raise ConfigError(*self._found)

@@ -1,0 +1,92 @@
+"""The tables of a configuration file and their models, and the path of a value in that tree.
+
+A path is a tuple of field names and indexes from `GatewayConfig` down, such as `("routes", 0, "cors", "max_age_s")`.
+This module knows the structure of the configuration, not its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pydantic import BaseModel
+
+from gateway.config.cache import CacheConfig, CachePlanConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.config.limits import LimitsConfig
+from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
+from gateway.config.origins import (
+    HealthCheckConfig,
+    OriginConfig,
+    OriginCredentialsConfig,
+    OriginsConfig,
+    OriginTlsConfig,
+)
+from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.server import ServerConfig
+from gateway.config.telemetry import LogConfig, TracingConfig
+
+KeyPath = tuple[str | int, ...]
+
+SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "server": ServerConfig,
+    "limits": LimitsConfig,
+    "origins": OriginsConfig,
+    "cache": CacheConfig,
+    "tracing": TracingConfig,
+    "log": LogConfig,
+}
+"""Tables that occur once, by their name in a file."""
+TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
+    (RouteConfig, "cors"): CorsConfig,
+    (RouteConfig, "health_check"): HealthCheckConfig,
+    (RouteConfig, "origin_credentials"): OriginCredentialsConfig,
+    (RouteConfig, "origin_tls"): OriginTlsConfig,
+    (CacheConfig, "plan"): CachePlanConfig,
+    (ListenerConfig, "tls"): ListenerTlsConfig,
+}
+"""Tables inside a section, by the section's model and the field."""
+LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
+    "routes": ("route", RouteConfig),
+    "listeners": ("listener", ListenerConfig),
+}
+"""Arrays of tables, by the field of `GatewayConfig`: the name in a file, and the model of one table."""
+
+
+def path_in_file(path: KeyPath) -> KeyPath:
+    """The path with the names that a file uses: `route` for `routes`, `listener` for `listeners`."""
+    return (LISTS[str(path[0])][0], *path[1:]) if path and path[0] in LISTS else path
+
+
+def model_at(path: KeyPath) -> type[BaseModel] | None:
+    """The model that has the last part of `path` as a field; None if there is no such model."""
+    match path:
+        case (_,):
+            return GatewayConfig
+        case (str() as section, _) if section in SECTIONS:
+            return SECTIONS[section]
+        case (str() as field, int(), _) if field in LISTS:
+            return LISTS[field][1]
+        case (str() as field, int(), str() as table, _) if field in LISTS:
+            return TABLES.get((LISTS[field][1], table))
+        case ("listeners", int(), "tls", "certificates", int(), _):
+            return CertificateConfig
+        case ("routes", int(), "origins", int(), _):
+            return OriginConfig
+        case ("cache", "plan", _):
+            return CachePlanConfig
+    return None
+
+
+def every_field() -> Iterator[tuple[str, str, type[BaseModel]]]:
+    """Every configuration key: section (`server`, `limits`, `route`, `route.cors`), field name and model."""
+    listed = {model: name for name, model in LISTS.values()}
+    inner_tables = {f"{listed[model]}.{name}": table for (model, name), table in TABLES.items() if model in listed}
+    sections: dict[str, type[BaseModel]] = {**SECTIONS, **dict(LISTS.values()), **inner_tables}
+    for section, model in sections.items():
+        for field in model.model_fields:
+            table = TABLES.get((model, field))
+            if table is None:
+                yield section, field, model
+            elif model not in listed:
+                yield from ((f"{section}.{field}", name, table) for name in table.model_fields)

@@ -1,0 +1,86 @@
+"""The effective configuration as a list of values, each with its key, its text and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, SecretStr
+
+from gateway.config.gateway import GatewayConfig
+from gateway.config.sections import SECTIONS, KeyPath
+from gateway.config.values import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value of the effective configuration and its source: `file:line`, `env NAME`, a flag, or `default`."""
+
+    key: str
+    value: object
+    source: str
+    is_default: bool
+    """Whether the value equals the field's default, even if it was set."""
+
+    @property
+    def text(self) -> str:
+        """The value in TOML syntax; `none` for a value that is not set."""
+        return _formatted(self.key, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and the source of each value that was set."""
+
+    config: GatewayConfig
+    sources: Mapping[KeyPath, str]
+
+    def settings(self) -> Iterator[Setting]:
+        """Every value, in the order of the models; keys are such as `limits.cache_bytes` and `route.default.origin`."""
+        for name in SECTIONS:
+            yield from self._section((name,), name, getattr(self.config, name))
+        for index, listener in enumerate(self.config.listeners):
+            yield from self._section(("listeners", index), f"listener[{index}]", listener)
+        for index, route in enumerate(self.config.routes):
+            yield from self._section(("routes", index), f"route.{route.name}", route)
+
+    def _section(self, path: KeyPath, key: str, model: BaseModel) -> Iterator[Setting]:
+        for field, info in type(model).model_fields.items():
+            value = getattr(model, field)
+            if isinstance(value, BaseModel):
+                yield from self._section((*path, field), f"{key}.{field}", value)
+            else:
+                source = source_of(self.sources, (*path, field)) or "default"
+                is_default = value == info.get_default(call_default_factory=True)
+                yield Setting(f"{key}.{field}", value, source, is_default)
+
+
+def source_of(sources: Mapping[KeyPath, str], path: KeyPath) -> str | None:
+    """The source of the value at `path`, or of the list around it that was set as a whole; None for a default."""
+    for depth in range(len(path), 0, -1):
+        if (found := sources.get(path[:depth])) is not None:
+            return found
+    return None
+
+
+def _formatted(key: str, value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case int() if key.endswith("_bytes"):
+            size = format_bytes(value)
+            return size if size == str(value) else f'"{size}"'
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return "[" + ", ".join(_formatted(key, item) for item in value) + "]"
+        case SecretStr():
+            return f'"{value}"'
+        case BaseModel():
+            parts = (f"{name} = {_formatted(name, getattr(value, name))}" for name in type(value).model_fields)
+            return "{ " + ", ".join(parts) + " }"
+        case str():
+            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
