@@ -345,7 +345,8 @@ def write(history: History, asked: Asked, answer: Answer, *, is_calm: bool) -> P
     """What an answer to a write says of the tail; Wrong where it cannot be."""
     if refusal(history, asked, answer.status, is_calm=is_calm) or answer.end is None:
         return None
-    place = next(
+    ends = (life.position_of(answer.end) for life in reversed(history.lives))
+    place = next((end for end in ends if end), None)
         (life.position_of(answer.end) for life in reversed(history.lives) if life.position_of(answer.end)), None
     )
     if place is None and answer.status is not None and answer.status < 300 and history.lives:
