@@ -76,8 +76,6 @@ class Reader(ABC):
             if asked.method == "HEAD":
                 return judge.head(history, asked, answer, is_calm=is_calm)
             lives = judge.read(history, asked, plain, is_json=place.is_json, is_calm=is_calm)
-            if not self.client.is_far:
-                judge.late(history, lives, run.now())
             self._hold(place, asked, plain, answer)
             return lives
 
@@ -236,6 +234,7 @@ class SseReader(Reader):
                 upcoming = upcoming or asyncio.get_running_loop().create_task(wire.event())
                 done, _ = await asyncio.wait({upcoming}, timeout=_LOOK_S)
                 if not done:
+                    # Silent, and not only behind with what has come.
                     if not self.client.is_far and not was_orphan:
                         self._check_ended(history, following)
                     if run.now() >= until:
@@ -256,8 +255,6 @@ class SseReader(Reader):
                     continue
                 history.was_shown(self.party, following.lives)
                 run.tokens[place.path, self.party].append(following.at)
-                if not (self.client.is_far or is_slow):
-                    self._check_ended(history, following)
                 if following.is_closed:
                     return
                 if is_slow:
