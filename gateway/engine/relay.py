@@ -209,7 +209,7 @@ class Relay:
                 # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
                 # to whom the stream is not shown.
                 for stream in self._store.group(passed.group):
-                    stream.mark_stale()
+                    stream.may_be_another()
                     # The origin need not have ended a live request that has stalled.
                     self._live.revalidate(stream)
         elif passed.mode is Mode.CREATE and reply.status == 201:
@@ -281,7 +281,9 @@ class Relay:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
-            stream.mark_stale(may_have_ended=passed.mode is not Mode.APPEND)
+                stream.may_be_another()
+            else:
+                stream.mark_stale(may_have_ended=False)
 
     def _distrust(self, passed: RelayedRequest) -> None:
         """Believe nothing of what is held."""

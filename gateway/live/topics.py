@@ -216,9 +216,16 @@ class LiveTopics:
         """An absolute end is kept here: an origin may let a live request stay open past it."""
         life = topic.stream.lifetime
         if life is not None and life.expires_at is not None:
-            self._expiries[topic] = self._clock.call_later(
-                life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
-            )
+            delay_s = life.expires_at - self._clock.wall()
+            self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._is_over(topic))
+
+    def _is_over(self, topic: Topic) -> None:
+        """The end that was known when the timer was set has come; the stream may be another one since."""
+        del self._expiries[topic]
+        if topic.stream.has_expired(self._clock.now(), self._clock.wall()):
+            self.drop(topic.stream, End.EXPIRED)
+        else:
+            self._watch_expiry(topic)
 
     def _beat_in(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:

@@ -169,6 +169,12 @@ class Stream:
         if may_have_ended:
             self.ended_mark = self.stale_marks
 
+    def may_be_another(self) -> None:
+        """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
+        self.mark_stale()
+        self.lifetime = None
+        self.head_headers = None
+
     def revalidated(self, stale_marks: int) -> None:
         """A request that was sent after so many stale marks has found the stream."""
         self.cleared_marks = max(self.cleared_marks, stale_marks)
