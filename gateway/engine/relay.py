@@ -219,7 +219,7 @@ class Relay:
                 # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
                 # from this client alone.
                 for stream in self._store.group(request.group):
-                    stream.mark_stale()
+                    stream.may_be_another()
                     # A stalled live request may hide that the origin has ended it.
                     self._live.revalidate(stream)
         elif request.mode is Mode.CREATE and reply.status == 201:
@@ -291,7 +291,9 @@ class Relay:
                     # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
-            stream.mark_stale(may_have_ended=request.mode is not Mode.APPEND)
+                stream.may_be_another()
+            else:
+                stream.mark_stale(may_have_ended=False)
 
     def _invalidate(self, request: RelayedRequest) -> None:
         """Drop every belief about what is held."""

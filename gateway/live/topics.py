@@ -229,9 +229,16 @@ class LiveTopics:
         """End the stream at its absolute expiry: an origin may leave a live request open past it."""
         life = topic.stream.lifetime
         if life is not None and life.expires_at is not None:
-            self._expiries[topic] = self._clock.call_later(
-                life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
-            )
+            delay_s = life.expires_at - self._clock.wall()
+            self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
+
+    def _check_expiry(self, topic: Topic) -> None:
+        """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
+        del self._expiries[topic]
+        if topic.stream.has_expired(self._clock.now(), self._clock.wall()):
+            self.drop(topic.stream, End.EXPIRED)
+        else:
+            self._watch_expiry(topic)
 
     def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:

@@ -172,6 +172,12 @@ class Stream:
         if may_have_ended:
             self.ended_mark = self.stale_marks
 
+    def may_be_another(self) -> None:
+        """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
+        self.mark_stale()
+        self.lifetime = None
+        self.head_headers = None
+
     def revalidated(self, stale_marks: int) -> None:
         """Record that a request sent when `stale_marks` had this value found the stream."""
         self.cleared_marks = max(self.cleared_marks, stale_marks)
@@ -242,7 +248,7 @@ class Stream:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether nothing held is to be given unless the origin still has the stream: not even where it cannot say."""
+        """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it fails."""
         return self.ended_mark > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:

@@ -26,7 +26,7 @@ from tests.invariant.log import Incarnation
 
 _EVENTS: Final = 24
 _KEPT_LIVES: Final = 8
-_SLACK_S: Final = 0.5
+_SLACK_S: Final = 0.1
 """How long (system seconds) an absolute end may be past before it counts: two readings of one clock."""
 
 
@@ -95,7 +95,8 @@ class History:
 
     def born(self, stream: Stream, body: bytes) -> None:
         number = self.lives[-1].number + 1 if self.lives else 1
-        self.note(f"life {number} begins at the origin with {len(body)} bytes")
+        life = stream.lifetime
+        self.note(f"life {number} begins at the origin with {len(body)} bytes, {life.ttl_s=} {life.expires_at=}")
         self.lives.append(Life(stream, self.tick, number=number))
         # The path of a dead life is only needed by requests that are under way still.
         while len(self.lives) > _KEPT_LIVES and self.lives[0].known_dead_at is not None:

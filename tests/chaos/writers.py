@@ -88,6 +88,10 @@ class Writer:
             await asyncio.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
             await self.create()
             return
+        ends_at = life.stream.lifetime.expires_at
+        if ends_at is not None and rng.random() < 0.3:
+            await self._outlive(ends_at)
+            return
         # What a party has for itself is only written: the gateway takes a path's end for the end of all it names.
         may_end = not self.place.is_own
         is_large = life.tail.ordinal > _LARGE
@@ -103,6 +107,14 @@ class Writer:
         else:
             await self._append(is_producer=choice < 0.4, messages=rng.choice((1, 1, 2, 5)))
 
+    async def _outlive(self, ends_at: float) -> None:
+        """Let the stream's time run out, and have it read at that very moment."""
+        clock = self.run.system.clock
+        await asyncio.sleep(max(0.0, ends_at - clock.wall()) / clock.speed)
+        for _ in range(3):
+            self.run.acknowledged(self.place)
+            await asyncio.sleep(0.03)
+
     # -- one write each
 
     async def create(self) -> None:
@@ -112,10 +124,10 @@ class Writer:
         self.lifetimes += 1
         # Where the stream proves to be there still, it knows the producer of before.
         self.producer_seq, self.epoch = 0, 0
-        if self.place.is_own or kind < 0.7:
+        if self.place.is_own or kind < 0.5:
             # A lifetime that no other life has, so that a HEAD tells which one it names.
             headers["Stream-TTL"] = str(self.lifetimes)
-        elif kind < 0.8:
+        elif kind < 0.65:
             headers["Stream-TTL"] = str(rng.randint(*_SHORT_S))
         elif kind < 0.9:
             ends_at = self.run.system.clock.wall() + rng.uniform(*_SHORT_S)

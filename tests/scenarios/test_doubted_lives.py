@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from gateway.origin.app import RunningOrigin
+from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, bounded
@@ -64,3 +67,25 @@ async def test_live_readers_of_all_parties_are_sent_off_although_their_live_requ
     while (event := await events.event()) is not None:
         assert event.name in ("control", ":")
     stalled.release()
+
+
+@pytest.mark.parametrize("lifetime", ["Stream_TTL", "Stream_Expires_At"])
+async def test_a_stream_made_anew_by_writes_whose_answers_were_lost_has_its_own_lifetime(
+    edge: Edge, faults: Faults, counters: Counters, lifetime: str
+) -> None:
+    """The gateway saw the first one begun, which has no name to tell it from the second by."""
+    wall = datetime.fromtimestamp(edge.clock.wall() + 10, UTC).isoformat()
+    ends = "10" if lifetime == "Stream_TTL" else wall
+    await edge.put("/s", b'["a"]', "application/json", **{lifetime: ends})
+    for kind, method in ((Kind.DELETE, "DELETE"), (Kind.CREATE, "PUT")):
+        faults.refuse(kind=kind)
+        assert (await edge.send(method, "/s", {"Content-Type": "application/json"}, b'["b"]')).status == 502
+    read = await edge.get("/s")
+    assert read.body == b'["b"]'
+    polling = edge.asking(f"/s?offset={read.next_offset}&live=long-poll")
+    await bounded(counters.parked_is(1))
+    edge.clock.advance(11)
+    assert (await edge.get("/s")).body == b'["b"]'
+    assert (await edge.send("HEAD", "/s")).headers.get(lifetime.replace("_", "-")) is None
+    await edge.post("/s", b'["c"]', "application/json")
+    assert (await bounded(polling)).body == b'["c"]'
