@@ -86,7 +86,9 @@ class RunningGateway:
         self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
-        self._watch = Watch(lambda: certificate_files(self.config.every_listener), self._renew, engine.clock)
+        self._watch = Watch(
+            lambda: certificate_files(self.config.every_listener), self._reload_certificates, engine.clock
+        )
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
@@ -203,7 +205,7 @@ class RunningGateway:
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
         return config, load_plan(config), _origin_credentials(config, self._environ), load_tls(config), certificates
 
-    async def _renew(self) -> None:
+    async def _reload_certificates(self) -> None:
         """Load the listeners' certificate files again; keep the old certificates if they cannot be used."""
         listeners, now = self.config.every_listener, self.listeners
         reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)

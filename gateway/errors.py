@@ -1,8 +1,8 @@
 """The gateway's exceptions.
 
 Each class fixes its HTTP status, whose fault the failure is, and whether a retry can help.  `upstream/` translates
-foreign exceptions into these, once; `server/` turns them into responses, once.  Texts are fixed: they never contain
-anything that an origin or a client sent.
+foreign exceptions into these, once; `engine.response_heads.failure_answer` alone makes responses of them.  Texts are
+fixed: they never contain anything that an origin or a client sent.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class LimitsConfig(Model):
         default=64 * MIB,
         ge=KIB,
         le=64 * GIB,
-        description="Most bytes that one shared fetch may hold for its followers.",
+        description="Most bytes that one shared fetch may hold for the requests that share it.",
     )
     max_request_bytes: Bytes = Field(
         default=64 * MIB,

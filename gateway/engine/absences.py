@@ -2,9 +2,9 @@
 
 A 404 or 410 is repeated, until `absent_s` after it was requested, to readers whose requests would have been identical:
 for the stream as a whole, or for one offset, which is how an origin refuses a trimmed one.  A 400 is not remembered,
-because the next append may make its offset valid.  A write to the path through this gateway clears what is remembered
-before it is sent, and nothing is remembered until it is answered.  A stream is therefore visible to all readers as soon
-as its PUT is acknowledged.
+because the next append may make its offset valid.  Before a write to the path is sent through this gateway, what is
+remembered is cleared; until the write is answered, nothing new is remembered.  A stream is therefore visible to all
+readers as soon as its PUT is acknowledged.
 
 Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
 which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.
@@ -37,7 +37,7 @@ _Entry = tuple[StreamKey, str | None]
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     error: OriginError
-    asker: CIMultiDict[str]
+    request_headers: CIMultiDict[str]
     """The request's headers: with shared credentials an answer to one reader is not valid for another."""
     until: float
 
@@ -86,12 +86,12 @@ class Absences:
         key: StreamKey,
         offset: str | None,
         error: OriginError,
-        asker: CIMultiDict[str],
+        request_headers: CIMultiDict[str],
         route: Route,
         asked_at: float,
     ) -> None:
         """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
-        `asker` sent at `asked_at`.  The lifetime counts from that time, not from the reply."""
+        `request_headers` sent at `asked_at`.  The lifetime counts from that time, not from the reply."""
         if error.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
@@ -102,7 +102,7 @@ class Absences:
         if self._entry_count >= 2 * _REMEMBERED:
             self._prune()
         entry = (key, offset)
-        self._remembered[entry] = _Remembered(error, asker, until)
+        self._remembered[entry] = _Remembered(error, request_headers, until)
         entries = self._groups.setdefault(key.group, set())
         self._entry_count += entry not in entries
         entries.add(entry)
@@ -111,7 +111,7 @@ class Absences:
         self,
         key: StreamKey,
         status: int,
-        asker: CIMultiDict[str],
+        request_headers: CIMultiDict[str],
         route: Route,
         asked_at: float,
         write_epoch: int,
@@ -119,16 +119,16 @@ class Absences:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
         only other HEADs.  Does nothing if `write_epoch` has changed since the request."""
         if write_epoch == self.write_epoch:
-            self.add(key, METADATA, OriginError.of_ended(status), asker, route, asked_at)
+            self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at)
 
-    def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> OriginError | None:
-        """The remembered error for a read of the stream from `offset` with the headers `asker`, or None; offset None
-        asks for the stream as a whole."""
+    def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
+        """The remembered error for a read of the stream from `offset` with the headers `request_headers`, or None;
+        offset None asks for the stream as a whole."""
         if not self._groups:
             return None
         for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
             found = self._remembered.get(entry)
-            if found is not None and found.asker == asker:
+            if found is not None and found.request_headers == request_headers:
                 return found.error
         return None
 

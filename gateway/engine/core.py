@@ -42,7 +42,7 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
-from gateway.upstream.renewal import TlsReloader
+from gateway.upstream.tls_reloader import TlsReloader
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
@@ -156,7 +156,7 @@ class Engine:
             if stream is None and not self.absences.may_ask(read.route):
                 raise TooManyAbsent
             return None
-        stream.pin()
+        stream.hold()
         try:
             answer = await self._catch_up.head(read, stream)
             stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)

@@ -124,7 +124,7 @@ class FetchTable:
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
-        stream.pin()
+        stream.hold()
         route.retries.request()
         flight.task = self._tasks.start(self._run_flight(stream, flight, route, source), f"flight {start}")
         # A callback, because a task that is cancelled before its first step never reaches its `finally`.

@@ -37,7 +37,7 @@ class Incarnations:
         left = _INCARNATIONS
         while left:
             stream = self.open(read)
-            stream.pin()
+            stream.hold()
             try:
                 found = await work(stream)
                 stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)

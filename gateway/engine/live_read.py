@@ -1,8 +1,8 @@
 """What long-polls and SSE reads have in common: where a reader starts, which topic it joins, what is fetched for it.
 
 A live read walks the tape from its client's offset.  If the tape ends short of the topic's position, the gap is
-fetched; at the topic's position the reader waits for the topic.  A reader has no task of its own at the origin, no
-queue, and no memory of what was sent beyond its own offset.  There is thus no seam between replay and live at which
+fetched; at the topic's position the reader waits for the topic.  A reader has no request of its own at the origin,
+no queue, and no memory of what was sent beyond its own offset.  There is thus no seam between replay and live at which
 bytes could be lost or repeated.
 """
 

@@ -233,7 +233,7 @@ class Relay:
     def _end_group(self, request: RelayedRequest, why: End) -> None:
         for write in self._writes[request.group]:
             write.is_overtaken = True
-        for stream in self._store.purge(request.group, why):
+        for stream in self._store.end_group(request.group, why):
             self._live.end(stream, why)
 
     def _record_missing(self, sent: RelayExchange, status: int) -> None:

@@ -299,7 +299,7 @@ class Topic:
 
     def _begin_answers(self, of: tuple[object, ...]) -> None:
         self._answers, self._answers_of = {}, of
-        self.answers_cursor = self.shared_cursor()
+        self.answers_cursor = self.frame_cursor()
 
     def beat(self) -> None:
         """One beat of the heartbeat interval has passed."""
@@ -351,7 +351,7 @@ class Topic:
             return str(shared)
         return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
 
-    def shared_cursor(self) -> int:
+    def frame_cursor(self) -> int:
         """The cursor that shared frames carry now."""
         wall = self._wall()
         return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
@@ -361,7 +361,7 @@ class Topic:
 
         While readers are pumped, a step with the shared cursor is left in `steps`.
         """
-        shared = self.shared_cursor()
+        shared = self.frame_cursor()
         cursor = max(shared, least_cursor)
         tape = self.stream.tape
         reading = tape.read(at, _EVENT_BYTES)
@@ -417,7 +417,7 @@ class Topic:
 
     def last_step(self, large: LargeEvent, least_cursor: int) -> Step:
         """The control event after a large event: states what is true now, not when the event was started."""
-        end, cursor = large.end, max(self.shared_cursor(), least_cursor)
+        end, cursor = large.end, max(self.frame_cursor(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
         return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed)

@@ -103,7 +103,7 @@ class LiveTopics:
             topic = self._topics[stream] = Topic(
                 stream, access, times, self._clock.wall, Rounds(self._metrics, self._clock.now, stream.key.route)
             )
-            stream.pin()
+            stream.hold()
             stream.has_topic = True
             self._watch_expiry(topic)
             self._schedule_beat(topic, times.heartbeat_s / BEATS)

@@ -164,7 +164,7 @@ class PlanApplier:
                 if (stream.key.query, stream.key.partition.public) != (keyed.key.query, keyed.key.partition):
                     continue
                 seen = self._idle_since(stream, now)
-                if not stream.pins and now - seen.since >= keyed.entry.idle_s:
+                if not stream.holds and now - seen.since >= keyed.entry.idle_s:
                     self.given_up += store.drop(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
@@ -179,4 +179,4 @@ class PlanApplier:
         seen = self._idle.get(stream)
         if seen is None:
             return _Idle(counters, stream.used_at)
-        return _Idle(counters, now) if stream.pins or seen.counters != counters else seen
+        return _Idle(counters, now) if stream.holds or seen.counters != counters else seen

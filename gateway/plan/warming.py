@@ -133,7 +133,7 @@ class Warming:
             # Leave it to a reader's request, which handles expiry.
             return
         held = stream.tape.size
-        stream.pin()
+        stream.hold()
         try:
             await self._fetch_to_tail(keyed, stream, attempt)
         finally:

@@ -46,5 +46,6 @@ def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) ->
 
 
 def shared_cursor(wall_s: float, floor: int) -> int:
-    """The cursor for a frame with many receivers: the current interval, but above `floor`, the highest cursor sent."""
+    """The cursor for a frame with many receivers: the current interval, but above `floor`, the highest cursor that a
+    client has shown."""
     return max(interval(wall_s), floor + 1)

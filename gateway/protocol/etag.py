@@ -74,8 +74,6 @@ def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str
     Tags of codings that the client does not accept are dropped.  A cache may list the tags of all its variants in a
     request for a client without gzip; a 304 for the gzip tag would make it serve gzip to that client.
     """
-    """
-    """
     if if_none_match is None or not accepted.codings:
         return if_none_match
     kept: list[str] = []

@@ -128,7 +128,8 @@ class TimedConnection(asyncio.Protocol):
                 self._close()
 
     def _expect_progress(self) -> None:
-        """Check later whether the client has taken any bytes; on the second check without progress, abort."""
+        """Measure what is unsent: if it has not shrunk since the last measurement, one write timeout ago, abort; else
+        measure again after that time."""
         if self.transport is None:
             return
         unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()

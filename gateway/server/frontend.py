@@ -1,9 +1,9 @@
-"""The frontend: the client side as one piece, and the one place where a new configuration takes effect on it.
+"""The frontend: the client side as one piece, which a new configuration replaces between two requests.
 
-It makes the request handler, the connections and the store of remembered answers.  `take` puts all later requests under
-another configuration; requests in progress end under the old one, and no connection is closed.  Remembered answers are
-dropped when the routes change, because the routes decide what a request means and which of its header lines are
-credentials.
+It makes the request handler, the connections and the store of remembered answers.  `reconfigure` puts all later
+requests under another configuration, `use_certificates` all later handshakes; requests in progress end under the old
+one, and no connection is closed.  Remembered answers are dropped when the routes change, because the routes decide what
+a request means and which of its header lines are credentials.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request handler, which answers every request that is not answered from its bytes.
 
 It parses the target, chooses the route, calls the engine and delivers the answer.  Requests that are not reads, or must
-not be shared, go to a relay.  `GatewayError` becomes a response here and in the relays, by `ResponseRecorder.refuse`.
+not be shared, go to a relay.  A `GatewayError` becomes a response by `ResponseRecorder.refuse`, in relays too.
 """
 
 from __future__ import annotations

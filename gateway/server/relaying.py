@@ -21,9 +21,9 @@ from gateway.errors import BodyTooLarge, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
+from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
-from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
 from gateway.upstream.connection import no_op

@@ -9,8 +9,8 @@ correlated reference period of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Otherwi
 comes back.
 
 A plan can single out two kinds of streams.  A pinned stream is withheld from the policy, so it cannot be chosen as a
-victim.  A stream that is not to be stored holds bytes only while its record is pinned, for example while a follower
-stores what its live readers need.
+victim.  A stream that is not to be stored holds bytes only while its record is held (`Stream.hold`), for example
+by a follower that stores what its live readers need.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class TapeStore:
         self._not_stored = frozenset(not_stored)
         for key in self._not_stored:
             for stream in self.group(key.group):
-                if not stream.pins:
+                if not stream.holds:
                     self._drop_unwanted(stream)
 
     def _unpin(self, keys: Iterable[StreamKey]) -> None:
@@ -276,7 +276,7 @@ class TapeStore:
         self.withdraw(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
 
-    def purge(self, group: Group, why: End) -> list[Stream]:
+    def end_group(self, group: Group, why: End) -> list[Stream]:
         """End every stream of the group; return them, so that the caller can end their live readers."""
         return [stream for stream in self.group(group) if self.drop(stream, why)]
 
@@ -300,8 +300,8 @@ class TapeStore:
 
     def release(self, stream: Stream) -> None:
         """Unpin; drop an unpinned stream that has no bytes and no known tail, which is the state after a refusal."""
-        stream.pins -= 1
-        if stream.pins or stream.ended is not None:
+        stream.holds -= 1
+        if stream.holds or stream.ended is not None:
             return
         if stream.tape.block_count == 0 and stream.tape.tail is None:
             self.drop(stream, End.EVICTED)
@@ -379,7 +379,7 @@ class TapeStore:
                 victim = self.find(key)
                 assert victim is not None
                 self._metrics.eviction(1, key.route)
-                if victim.pins:
+                if victim.holds:
                     self._drop_bytes(victim)
                 else:
                     self._remove(victim, End.EVICTED)

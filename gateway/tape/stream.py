@@ -136,18 +136,18 @@ class Stream:
     ended: End | None = None
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
-    pins: int = 0
+    holds: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
-        return f"<Stream {self.key.group.path} {state}, {self.tape.block_count} blocks, {self.pins} pins>"
+        return f"<Stream {self.key.group.path} {state}, {self.tape.block_count} blocks, {self.holds} holds>"
 
     # -- what happened
 
-    def pin(self) -> None:
+    def hold(self) -> None:
         """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
-        self.pins += 1
+        self.holds += 1
 
     def count_reads(self, reads: int, hits: int) -> None:
         """Count reads answered from this record, and how many of them without the origin."""
@@ -248,7 +248,8 @@ class Stream:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it fails."""
+        """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it
+        fails."""
         return self.ended_mark > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:

@@ -1,6 +1,6 @@
 """A route's origins, and the choice of the origin for a request.
 
-A stream is pinned to one origin: the first in the order of rendezvous hashing that is not ejected and whose breaker
+A stream sticks to one origin: the first in the order of rendezvous hashing that is not ejected and whose breaker
 admits requests.  When a preferred origin recovers, the stream returns to it.  While a live request of the stream is
 open, all its requests go to the same origin, so that live and catch-up reads come from one server.  When that origin
 goes out of service, the live request is ended and restarted elsewhere.

@@ -1,4 +1,4 @@
-"""Weighted rendezvous hashing: chooses the origin of a stream.
+"""Weighted rendezvous hashing: ranks the origins of a stream; `pool` takes the first that is usable.
 
 Each origin gets a score for each stream from a hash of both, and the highest wins.  The scores do not depend on the
 other origins: when one comes or goes, only its own share of the streams moves (Thaler and Ravishankar, 1998).  With

@@ -347,8 +347,6 @@ def write(history: History, asked: Asked, answer: Answer, *, is_calm: bool) -> P
         return None
     ends = (life.position_of(answer.end) for life in reversed(history.lives))
     place = next((end for end in ends if end), None)
-        (life.position_of(answer.end) for life in reversed(history.lives) if life.position_of(answer.end)), None
-    )
     if place is None and answer.status is not None and answer.status < 300 and history.lives:
         lives = history.lives[-3:]
         if all(life.position_of(answer.end) is None for life in lives):

@@ -246,11 +246,11 @@ def cursor_is_not_advanced() -> Patches:
 def cursor_goes_back() -> Patches:
     drawn: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
-    def shared_cursor(self: Topic) -> int:
+    def frame_cursor(self: Topic) -> int:
         drawn[self] = drawn.get(self, 0) + 1
         return max(0, interval(self._wall()) - drawn[self])
 
     return [
-        (Topic, "shared_cursor", shared_cursor),
+        (Topic, "frame_cursor", frame_cursor),
         (Topic, "cursor_for", lambda *_: "0"),
     ]

@@ -110,7 +110,7 @@ def _end_group(self: Relay, passed: Any, why: End, spared: End | None) -> None:
     for write in self._writes[passed.group]:
         write.is_overtaken = True
     if why is not spared:
-        for stream in self._store.purge(passed.group, why):
+        for stream in self._store.end_group(passed.group, why):
             self._live.end(stream, why)
 
 

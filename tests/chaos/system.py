@@ -178,7 +178,7 @@ class System:
             "topics": len(engine.live),
             "flights": len(engine.fetches),
             "connections in use at the origin": engine.client.open_connections,
-            "pins": sum(stream.pins for stream in engine.store),
+            "pins": sum(stream.holds for stream in engine.store),
             "clients": self.running.connections,
         }
         left = [f"{count} {what}" for what, count in counts.items() if count]

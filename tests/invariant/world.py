@@ -441,7 +441,7 @@ class World:
             ("topics", len(engine.live)),
             ("flights", len(engine.fetches)),
             ("connections", engine.client.open_connections),
-            ("pins", sum(stream.pins for stream in engine.store)),
+            ("pins", sum(stream.holds for stream in engine.store)),
         ) if count]  # fmt: skip
         return left
 

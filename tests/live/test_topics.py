@@ -47,7 +47,7 @@ async def test_after_the_linger_nothing_of_the_topic_is_left_and_the_tape_is(sta
     bench.clock.advance(10.1)
     await eventually(lambda: not bench.engine.tasks, look_s=0)
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
-    assert (bench.stream.pins, bench.stream.is_followed, bench.stream.has_topic) == (0, False, False)
+    assert (bench.stream.holds, bench.stream.is_followed, bench.stream.has_topic) == (0, False, False)
     assert bench.stream.tape.read("-1", 10).pieces == (b"ab",)
     assert not live.inflow.has_ended
 

@@ -139,7 +139,7 @@ class Edge:
             and not engine.live
             and not engine.tasks
             and not engine.client.open_connections
-            and all(not stream.pins for stream in engine.store)
+            and all(not stream.holds for stream in engine.store)
         )
 
     async def until_idle(self) -> None:
@@ -154,7 +154,7 @@ class Edge:
             has_come_to_rest,
             state=lambda: (
                 f"left behind: {engine.fetches}, {engine.live}, {engine.tasks}, {engine.client.open_connections} "
-                f"connections, pins {[stream.pins for stream in engine.store]}"
+                f"connections, pins {[stream.holds for stream in engine.store]}"
             ),
         )
 

@@ -85,14 +85,14 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     @rule(key=keys, size=st.sampled_from([1, 3_000]))
     def read_for_a_while(self, key: StreamKey, size: int) -> None:
         stream = self.tapes.open(key, self.now)
-        stream.pins += 1
+        stream.holds += 1
         fill(self.tapes, stream, size, self.now)
         self.tapes.release(stream)
 
     @rule(key=keys)
     def pin(self, key: StreamKey) -> None:
         stream = self.tapes.open(key, self.now)
-        stream.pins += 1
+        stream.holds += 1
         self.pinned.append(stream)
 
     @rule(data=st.data())
@@ -120,7 +120,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
 
     @rule(key=keys)
     def purge(self, key: StreamKey) -> None:
-        assert all(stream.ended is End.RECREATED for stream in self.tapes.purge(key.group, End.RECREATED))
+        assert all(stream.ended is End.RECREATED for stream in self.tapes.end_group(key.group, End.RECREATED))
         assert not self.tapes.group(key.group)
 
     @invariant()
@@ -134,7 +134,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
         )
         assert len(self.tapes) == len(streams) == self.recorder.tapes
         assert all(stream.ended is None for stream in streams)
-        held = sum(TAPE_COST for stream in streams if stream.pins)
+        held = sum(TAPE_COST for stream in streams if stream.holds)
         # The stream opened or stored last is never evicted whole.
         assert self.tapes.cost <= max(self.tapes.budget_bytes, held + TAPE_COST)
 
@@ -142,7 +142,7 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     def every_stream_is_evictable_or_pinned(self) -> None:
         order = self.order
         held = [stream for stream in self.tapes if stream.key in order]
-        assert all(stream.pins or stream.key in order for stream in self.tapes)
+        assert all(stream.holds or stream.key in order for stream in self.tapes)
         assert len(order) == len(held)
 
     def teardown(self) -> None:

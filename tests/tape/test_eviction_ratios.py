@@ -161,7 +161,7 @@ def read_through_store(policy: str, slots: int, requests: Iterable[int], reads: 
         now = 2.0 * USE_S * number
         for _ in range(reads):
             stream = store.open(StreamKey(Group("default", f"/{request}"), "", Partition("")), now)
-            stream.pins += 1
+            stream.holds += 1
             stream.lifetime = Lifetime(None, None)
             is_hit = stream.tape.knows_after("-1")
             if not is_hit:

@@ -40,7 +40,7 @@ class StoreWithPins(StoreAgainstRecount):
     def every_stream_is_evictable_or_pinned(self) -> None:
         order, pinned = self.order, self.tapes.pinned
         for stream in self.tapes:
-            assert stream.pins or (stream.key in order) != (stream.key in pinned)
+            assert stream.holds or (stream.key in order) != (stream.key in pinned)
             assert not (stream.key in order and stream.key in pinned)
         assert len(order) + len(pinned) == sum(one.key in order or one.key in pinned for one in self.tapes)
 
@@ -53,9 +53,9 @@ class StoreWithPins(StoreAgainstRecount):
     @invariant()
     def a_stream_that_is_not_stored_holds_nothing_unless_its_record_is_pinned(self) -> None:
         for stream in list(self.tapes):
-            if self.tapes.is_not_stored(stream) and not stream.pins:
+            if self.tapes.is_not_stored(stream) and not stream.holds:
                 # The engine stores bytes for such a stream only while it is pinned; this machine does so at any time.
-                stream.pins += 1
+                stream.holds += 1
                 self.tapes.release(stream)
                 assert stream.tape.block_count == 0
 
@@ -163,7 +163,7 @@ def test_a_stream_that_is_not_stored_holds_bytes_only_while_its_record_is_pinned
     mine, theirs = a_stream(store, "a", 1_000), store.open(key("a", "someone"), 0.0)
     theirs.lifetime = FOR_EVER
     fill(store, theirs, 1_000)
-    theirs.pins += 1
+    theirs.holds += 1
     store.prefer([], 0.0, [mine.key])
     assert store.is_not_stored(theirs)
     assert [one.tape.size for one in (mine, theirs)] == [0, 1_000]

@@ -96,7 +96,7 @@ def test_a_deleted_stream_returns_on_probation() -> None:
 def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
     store, _ = new_store(4_000)
     followed = store.open(key("followed"), 0.0)
-    followed.pins += 1
+    followed.holds += 1
     followed.lifetime = FOR_EVER
     fill(store, followed, 2_000)
     followed.tape.reached("00000009", is_closed=True)
@@ -112,7 +112,7 @@ def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> 
     store, _ = new_store(4_000)
     for number in range(50):
         stream = store.open(key(str(number)), 0.0)
-        stream.pins += 1
+        stream.holds += 1
         stream.lifetime = FOR_EVER
         fill(store, stream, 1_500)
         fill(store, store.open(key("other"), 0.0), 2_500)
@@ -124,7 +124,7 @@ def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> 
 def test_an_unpinned_empty_stream_is_dropped() -> None:
     store, _ = new_store(4_000)
     stream = store.open(key("a"), 0.0)
-    stream.pins += 1
+    stream.holds += 1
     store.release(stream)
     assert len(store) == 0
     assert store.cost == 0
@@ -137,5 +137,5 @@ def test_a_write_affects_every_query_and_partition_of_a_path() -> None:
         store.open(StreamKey(group, query, Partition(partition)), 0.0) for query in ("", "x=1") for partition in "pq"
     ]
     other = store.open(key("b"), 0.0)
-    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, affected))
+    assert set(map(id, store.end_group(group, End.DELETED))) == set(map(id, affected))
     assert other.ended is None

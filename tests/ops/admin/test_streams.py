@@ -207,7 +207,7 @@ async def test_many_streams_of_one_path_are_walked_in_slices(bench: Bench) -> No
     seen = 0
     async for streams in Directory(bench.gateway.engine, PartitionIds()).slices():
         seen += len(streams)
-        store.purge(group, End.DELETED)
+        store.end_group(group, End.DELETED)
     assert seen == 500
 
 
