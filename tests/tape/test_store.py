@@ -105,7 +105,7 @@ def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
     assert followed.tape.block_count == 0
     assert followed.tape.is_closed_at("00000009")
     assert store.find(followed.key) is followed
-    assert repr(followed) == "<Stream /followed in memory, 0 blocks, 1 pins>"
+    assert repr(followed) == "<Stream /followed in memory, 0 blocks, 1 holds>"
 
 
 def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> None:
