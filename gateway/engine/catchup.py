@@ -106,7 +106,9 @@ class _Attempt:
         read, stream = self._read, self._stream
         if read.start == NOW:
             return await self._answer_now()
-        if stream.lies_beyond(read.start) and (tail := await self._known_tail()) is not None:
+        tail = await self._known_tail() if stream.lies_beyond(read.start) else None
+        if tail is not None and stream.lies_beyond(read.start):
+            # The tail has not come past it in the meantime.
             self._at = tail
             return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(tail))
         while True:

@@ -84,6 +84,8 @@ class History:
     """Each body that the origin has stored, and the latest life that it went to."""
     wrong: list[str] = field(default_factory=list)
     """What the origin was made to store that no writer has asked for."""
+    creating: int = 0
+    """PUTs that are under way: what is there meanwhile may be taken for what was there before."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=_EVENTS))
 
     def note(self, what: str) -> None:
@@ -183,7 +185,7 @@ class History:
         self.tick += 1
         self._expire()
         last = self.last
-        is_known = last is not None and last.known_at is not None and not self.is_over(last)
+        is_known = last is not None and last.known_at is not None and not self.is_over(last) and not self.creating
         return Moment(
             self.tick,
             self.now(),

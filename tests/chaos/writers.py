@@ -204,11 +204,14 @@ class Writer:
         run, history, epoch = self.run, self.history, self.run.epoch
         if body:
             history.sent.add(body)
+        history.creating += asked.method == "PUT"
         try:
             answer = await self.client.ask(asked, headers, body)
         except Hung:
             run.violate(str(asked), "nothing", HUNG, history)
             return None
+        finally:
+            history.creating -= asked.method == "PUT"
         history.note(f"{asked.method} -> {answer.status}{' ' + answer.end if answer.end else ''}")
         is_calm = run.was_calm(asked, epoch)
         verdict = run.judge(
