@@ -32,7 +32,6 @@ class Size:
     catch_up: int = 12
     poll: int = 8
     sse: int = 8
-    cache_bytes: int = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def chaos(seed: int, seconds: float, *, size: Size = Size(), most_violations: in
 
 
 async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, most_answers: int) -> Result:
-    system = System(Random(f"{seed}/system"), size.cache_bytes)
+    system = System(Random(f"{seed}/system"))
     run = Run(seed, system, places(size.shared_places), most_violations)
     await system.start()
     try:

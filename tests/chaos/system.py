@@ -1,7 +1,7 @@
 """The system under chaos: an origin, a gateway, and the two stretches of network between them and the clients.
 
-Everything is real and in one event loop.  The gateway's caches are small, so that eviction is a part of every second,
-and its times short, by a clock that runs `SPEED` times as fast as the machine's.
+Everything is real and in one event loop.  Some of the gateways have so little room that they evict every second,
+others remember everything.  Their times are short, by a clock that runs `SPEED` times as fast as the machine's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.fast_clock import FastClock
 from tests.scenarios.wire import Wire
 
 SPEED: Final = 20.0
+CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
+"""Budgets (bytes) of which each gateway has one: room for little but what is read now, for most, for all."""
 _NO_TROUBLE_S: Final = 5.0
 """Real seconds within which all is well again when no fault is left."""
 
@@ -38,10 +40,10 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
 class System:
     """Origin, gateway and network.  `stop` is owed."""
 
-    def __init__(self, rng: Random, cache_bytes: int) -> None:
+    def __init__(self, rng: Random) -> None:
         self.clock = FastClock(SPEED)
         self._rng = rng
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = CACHES[0]
         self._variant: dict[str, Any] = {}
         settings = OriginSettings(long_poll_timeout_s=30.0, sse_lifetime_s=200.0, max_chunk_bytes=256)
         self.origin = PartyOrigin(settings, clock=self.clock, random=Random(rng.random()))
@@ -90,6 +92,7 @@ class System:
 
     async def _start_gateway(self) -> None:
         rng = Random(self._rng.random())
+        self._cache_bytes = self._rng.choice(CACHES)
         self.gateway = await start_gateway(self._config(), clock=self.clock, rng=rng, load=self._config, environ={})
         self._gateway_port = int(self.gateway.gateway_url.rpartition(":")[2])
 

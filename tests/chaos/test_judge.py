@@ -155,7 +155,7 @@ def test_what_has_expired_is_not_shown(course: Course) -> None:
     end = course.create(b"x", Lifetime(expires_at=10.0, expires_at_text="then")).tail.token
     answer = found(b"x", end, "up_to_date")
     assert course.read(course.asked(), answer) == [1]
-    course.wall = 11.0
+    course.wall = 21.0
     assert course.read(course.asked(), refused(404)) == []
     with pytest.raises(Wrong, match="may not be shown any more"):
         course.read(course.asked(), answer)

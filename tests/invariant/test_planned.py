@@ -54,7 +54,7 @@ class _Planned:
     def take_a_plan(self: Any, plan: CachePlan | None) -> None:
         async def take() -> None:
             gateway = self.world.gateway
-            gateway.planned.take(plan, GRANTS, gateway.routes.routes)
+            gateway.planned.apply(plan, GRANTS, gateway.routes.routes)
             await going_on()
 
         self.world.run(take())

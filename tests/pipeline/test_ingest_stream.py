@@ -179,7 +179,7 @@ def test_lines_that_are_lost_while_they_are_read_are_told_of_in_one_line(
 
     lake = Lake(str(tmp_path / "lake"))
     ingest(spark, source_of([log]), lake, progress=remake)
-    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*: stream logs/edge 1[^\n]*made anew[^\n]*$"):
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*: stream logs/edge 1[^\n]*deleted and re-created[^\n]*$"):
         take(spark, lake, log)
 
 
