@@ -27,7 +27,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
-from gateway.config.reader import ConfigReader, Load
+from gateway.config.reader import ConfigReader, ConfigReadTimeout, Load
 from gateway.config.values import Address
 from gateway.config.watched_files import Stamp, Watch, stamp
 from gateway.engine.core import Engine
@@ -85,6 +85,7 @@ class RunningGateway:
         self._frontend = frontend
         self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
+        self._certificate_reader = ConfigReader(self._loaded_certificates, engine.clock)
         self._load = load
         self._watch = Watch(
             lambda: certificate_files(self.config.every_listener), self._reload_certificates, engine.clock
@@ -205,15 +206,22 @@ class RunningGateway:
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
         return config, load_plan(config), _origin_credentials(config, self._environ), load_tls(config), certificates
 
+    def _loaded_certificates(self) -> Certificates:
+        """The current listeners' certificates.  Runs in the reader's thread."""
+        return load_certificates(self.config.every_listener, self.listeners.alpn, self.listeners.certificates)
+
     async def _reload_certificates(self) -> None:
-        """Load the listeners' certificate files again; keep the old certificates if they cannot be used."""
-        listeners, now = self.config.every_listener, self.listeners
-        reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)
+        """Load the listeners' certificate files again; keep the old certificates if they cannot be used.
+
+        Raises ConfigReadTimeout if the files are not read in time.
+        """
         async with self._reloading:
             try:
-                self._frontend.use_certificates(await reader.read())
+                self._frontend.use_certificates(await self._certificate_reader.read())
             except ConfigError as error:
                 _log.warning("certificates are not taken: %s", error)
+                if isinstance(error, ConfigReadTimeout):
+                    raise
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the one before."""

@@ -24,6 +24,10 @@ Load = Callable[[], GatewayConfig]
 T = TypeVar("T")
 
 
+class ConfigReadTimeout(ConfigError):
+    """The configuration was not read in time: nothing is known of its contents, and another attempt may succeed."""
+
+
 class ConfigReader(Generic[T]):
     """Calls `load` in a thread; it returns a configuration and whatever is read with it.  Owns the thread."""
 
@@ -37,12 +41,15 @@ class ConfigReader(Generic[T]):
         return f"<ConfigReader {'reading' if is_reading else 'idle'}>"
 
     async def read(self) -> T:
-        """Return what `load` returns.  Raises ConfigError if it cannot be used, or is not read within `READ_S`."""
+        """Return what `load` returns.
+
+        Raises ConfigError if it cannot be used, and its subclass ConfigReadTimeout if it is not read within `READ_S`.
+        """
         if self._reading is not None and not self._reading.done():
-            raise ConfigError("an earlier read of the configuration has not ended yet")
+            raise ConfigReadTimeout("an earlier read of the configuration has not ended yet")
         reading = self._reading = self._started()
         if not await wait_until(reading, self._clock, READ_S):
-            raise ConfigError(f"the configuration could not be read within {READ_S:g} s")
+            raise ConfigReadTimeout(f"the configuration could not be read within {READ_S:g} s")
         config: T = reading.result()
         return config
 

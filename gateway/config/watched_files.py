@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from gateway.aio.clock import Clock, pause
 from gateway.config.errors import ConfigError
-from gateway.config.reader import ConfigReader
+from gateway.config.reader import ConfigReader, ConfigReadTimeout
 
 POLL_S: Final = 5.0
 """Seconds between two polls."""
@@ -41,6 +42,8 @@ def _state(file: str) -> tuple[int, int, int, int] | None:
 
 class Watch:
     """Calls `changed` once for each change of the files; every poll calls `files` for their paths.
+
+    If `changed` raises ConfigReadTimeout, it is called again after the next poll.
 
     The disk may hang, so polls run in a `ConfigReader`'s thread.
     """
@@ -73,8 +76,10 @@ class Watch:
             before, seen = seen, await self._poll()
             if seen is not None and seen == before and seen != known:
                 # Report each change once, even if the files cannot be used: their repair is a further change.
-                known = seen
-                await self._changed()
+                # Files that were not read in time change no further, so they are reported again.
+                with suppress(ConfigReadTimeout):
+                    await self._changed()
+                    known = seen
 
     async def _poll(self) -> Stamp | None:
         self._paths = self._files()

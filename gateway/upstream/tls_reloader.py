@@ -13,7 +13,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
-from gateway.config.reader import ConfigReader
+from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.upstream.origins import Say
 
@@ -58,6 +58,8 @@ class TlsReloader:
             tls = await self._reader.read()
         except ConfigError as error:
             self._say(f"{error}; the previous settings stay in use")
+            if isinstance(error, ConfigReadTimeout):
+                raise
             return
         if requested is self._config():
             self._take(tls)

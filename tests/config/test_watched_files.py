@@ -9,6 +9,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
+from gateway.config.reader import ConfigReadTimeout
 from gateway.config.watched_files import POLL_S, Stamp, Watch, stamp
 from tests.waiting import eventually
 
@@ -21,6 +22,7 @@ class Watched:
     def __init__(self, *paths: Path, known: Stamp | None = None) -> None:
         self.clock = ManualClock()
         self.told = 0
+        self.is_hanging = False
         self.paths = tuple(map(str, paths))
         self._watch = Watch(lambda: self.paths, self._changed, self.clock)
         self._tasks = Tasks()
@@ -28,6 +30,8 @@ class Watched:
 
     async def _changed(self) -> None:
         self.told += 1
+        if self.is_hanging:
+            raise ConfigReadTimeout("the disk hangs")
 
     async def __aenter__(self) -> Watched:
         await self._polled(1)
@@ -68,6 +72,15 @@ async def test_a_replaced_file_is_reported_once_after_two_equal_polls(pair: tupl
             new.rename(path)
             assert await watched.polls(1) == 0
         assert [await watched.polls(1) for _ in range(3)] == [1, 1, 1]
+
+
+async def test_a_change_that_is_not_read_in_time_is_reported_again(pair: tuple[Path, Path]) -> None:
+    async with Watched(*pair) as watched:
+        watched.is_hanging = True
+        pair[0].write_text("certificate and more")
+        assert [await watched.polls(1) for _ in range(3)] == [0, 1, 2]
+        watched.is_hanging = False
+        assert [await watched.polls(1) for _ in range(3)] == [3, 3, 3]
 
 
 async def test_an_overwritten_file_is_a_change_by_its_size_or_its_time(pair: tuple[Path, Path]) -> None:

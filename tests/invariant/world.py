@@ -96,8 +96,8 @@ class World:
                 collapse_wait_s=1.0,
                 # Real seconds.  A stopping origin may leave behind an accepted connection that it never serves:
                 # asyncio's listener forgets those.
-                first_byte_timeout_s=1.0,
-                live_first_byte_timeout_s=2.0,
+                first_byte_timeout_s=3.0,
+                live_first_byte_timeout_s=4.0,
                 max_reply_bytes=1024,
                 shutdown_timeout_s=0.5,
             ),
