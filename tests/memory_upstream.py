@@ -138,6 +138,7 @@ class MemoryUpstream:
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
     ) -> Asked:
         asked = Asked(method, url, headers, bounds, body, is_live=is_live)
         self.asked.append(asked)
@@ -157,6 +158,7 @@ class MemoryUpstream:
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         return await answer_to(

@@ -55,6 +55,18 @@ class LimitsConfig(Model):
     max_connections: int = Field(
         default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
     )
+    client_v4_bits: int = Field(
+        default=32,
+        ge=8,
+        le=32,
+        description="Prefix length of the IPv4 networks that limits per client count as one client.",
+    )
+    client_v6_bits: int = Field(
+        default=64,
+        ge=16,
+        le=128,
+        description="Prefix length of the IPv6 networks that limits per client count as one client.",
+    )
     upstream_connections: int = Field(
         default=512,
         ge=1,

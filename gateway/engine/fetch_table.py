@@ -246,6 +246,7 @@ class FetchTable:
                 url,
                 source.headers,
                 source.bounds,
+                client=source.client,
                 on_sent=lambda: self._sent(flight, mode, name),
             ) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
@@ -332,6 +333,7 @@ class FetchTable:
                 source.url(offset),
                 source.headers,
                 source.bounds,
+                client=source.client,
                 on_sent=partial(self._sent, flight, mode, route),
             ) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)

@@ -41,7 +41,8 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 class RelayedRequest:
     """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
 
-    `group` is what a write to the path affects and `query` the canonical rest of its target.  `tape_key` is the key of
+    `group` is what a write to the path affects, `query` the canonical rest of its target, and `client`
+    the net of the client.  `tape_key` is the key of
     the tape that the client itself would read, None if its reads would bypass all tapes.
     """
 
@@ -55,6 +56,7 @@ class RelayedRequest:
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | bytes | None
+    client: str
     is_cut_short: Callable[[], bool] = lambda: False
     """Whether the client failed to send the whole body."""
 
@@ -95,7 +97,16 @@ class RelayExchange:
     def begin(self, upstream: Upstream, url: str, bounds: Bounds) -> None:
         request = self.request
         is_live = request.mode in (Mode.LONGPOLL, Mode.SSE)
-        self._asking = upstream.ask(self, request.method, url, request.headers, bounds, request.body, is_live=is_live)
+        self._asking = upstream.ask(
+            self,
+            request.method,
+            url,
+            request.headers,
+            bounds,
+            request.body,
+            is_live=is_live,
+            client=request.client,
+        )
 
     def leave(self) -> None:
         """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still

@@ -166,9 +166,12 @@ class Route:
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
         return RenderedHeaders.of(headers)
 
-    def source(self, target: Target, headers: CIMultiDict[str]) -> Source:
-        """Where the target's bytes come from, for readers whose fetches carry these headers."""
-        return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
+    def source(self, target: Target, headers: CIMultiDict[str], client: str = "") -> Source:
+        """Where the target's bytes come from, for readers whose fetches carry these headers.
+
+        `client` is the net of the reader that causes a fetch.
+        """
+        return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds, client)
 
 
 def _authorities(config: RouteConfig) -> tuple[str, ...]:

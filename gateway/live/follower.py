@@ -349,7 +349,13 @@ class Follower:
             headers["Accept"] = SSE_TYPE
         asked_at = self._clock.now()
         reply = await self._upstream.send(
-            "GET", source.url(at, live, cursor), headers, bounds, is_live=True, on_sent=self._sent
+            "GET",
+            source.url(at, live, cursor),
+            headers,
+            bounds,
+            is_live=True,
+            client=source.client,
+            on_sent=self._sent,
         )
         self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply

@@ -38,6 +38,8 @@ class ParsedRequest(NamedTuple):
     facts: HeaderFacts
     read: Read | None
     """The read as the engine takes it; None if the request is not a read or must not be shared."""
+    client: str
+    """The net of the client; empty if it is not known."""
 
 
 @dataclass(slots=True)

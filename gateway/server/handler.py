@@ -21,6 +21,7 @@ from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
+from gateway.limits.client_net import client_nets
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
@@ -63,6 +64,7 @@ class RequestHandler:
     ) -> None:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
+        self._client_net = client_nets(config.limits.client_v4_bits, config.limits.client_v6_bits)
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._metrics = metrics
@@ -179,7 +181,7 @@ class RequestHandler:
             raise LoopDetected
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
-        config = route.config
+        config, client = route.config, self._client_net(request.client)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
@@ -187,7 +189,7 @@ class RequestHandler:
             read = Read(
                 route,
                 key,
-                route.source(target, sharing.headers),
+                route.source(target, sharing.headers, client),
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
@@ -195,7 +197,7 @@ class RequestHandler:
                 accepted=sharing.accepted,
                 is_live=mode in _LIVE,
             )
-        return ParsedRequest(route, target, key, shares, facts, read)
+        return ParsedRequest(route, target, key, shares, facts, read, client)
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section means, computed at most once per section."""

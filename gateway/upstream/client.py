@@ -64,14 +64,17 @@ class OriginClient:
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
     ) -> PendingRequest:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
         A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
         """
         if self._origins is None or not url.startswith(ROUTE_URL):
-            return self.exchanges.ask(requester, method, url, headers, bounds, body, is_live=is_live)
-        pending = _RoutedRequest(self.exchanges, self._origins, requester, method, url, headers, bounds, body, is_live)
+            return self.exchanges.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client)
+        pending = _RoutedRequest(
+            self.exchanges, self._origins, requester, method, url, headers, bounds, body, is_live, client
+        )
         pending.begin()
         return pending
 
@@ -84,6 +87,7 @@ class OriginClient:
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
@@ -91,7 +95,8 @@ class OriginClient:
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used.
         """
         return await answer_to(
-            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live), on_sent
+            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client),
+            on_sent,
         )
 
     async def close(self) -> None:
@@ -105,6 +110,7 @@ class _RoutedRequest:
         "_body",
         "_bounds",
         "_buffering",
+        "_client",
         "_context",
         "_exchange",
         "_exchanges",
@@ -135,6 +141,7 @@ class _RoutedRequest:
         bounds: Bounds,
         body: Body,
         is_live: bool,
+        client: str,
     ) -> None:
         self._exchanges = exchanges
         self._origins = origins
@@ -145,6 +152,7 @@ class _RoutedRequest:
         self._bounds = bounds
         self._body = body
         self._is_live = is_live
+        self._client = client
         self._target = split_url(url)[1]
         self._path = self._target.partition("?")[0]
         self._pool: OriginPool | None = None
@@ -209,6 +217,7 @@ class _RoutedRequest:
             self._body,
             OutcomeReport(sent, self._origins.clock.now),
             is_live=self._is_live,
+            client=self._client,
         )
         # If the exchange failed at once, `failed` may have started another one by now.
         if self._sent is sent and not exchange.is_over:

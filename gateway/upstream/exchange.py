@@ -94,6 +94,7 @@ class Exchanges:
         sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
+        client: str = "",
     ) -> Exchange:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
@@ -103,7 +104,7 @@ class Exchanges:
         if span is not None:
             headers = span.headers
         pool = self._live if is_live else self._shared
-        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span)
+        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
         exchange.begin(url, headers)
         return exchange
 
@@ -117,6 +118,7 @@ class Exchanges:
         sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
+        client: str = "",
         on_sent: Callable[[], object] = no_op,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
@@ -124,7 +126,10 @@ class Exchanges:
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
         """
         return await answer_to(
-            lambda requester: self.ask(requester, method, url, headers, bounds, body, sending, is_live=is_live), on_sent
+            lambda requester: self.ask(
+                requester, method, url, headers, bounds, body, sending, is_live=is_live, client=client
+            ),
+            on_sent,
         )
 
     async def close(self) -> None:
@@ -143,6 +148,7 @@ class Exchange:
         "_body",
         "_bounds",
         "_by",
+        "_client",
         "_connecting",
         "_connection",
         "_deadline",
@@ -168,6 +174,7 @@ class Exchange:
         body: Body,
         sending: OutcomeReport | None,
         span: ExchangeSpan | None,
+        client: str,
     ) -> None:
         self._exchanges = exchanges
         self._pool = pool
@@ -177,6 +184,8 @@ class Exchange:
         self._body = body
         self._sending = sending
         self._span = span
+        self._client = client
+        """The net of the client that the request is made for; empty for the gateway's own."""
         self._deadline = self._by = inf
         """When the complete reply is due, and when its head is."""
         self._request = b""

@@ -25,6 +25,8 @@ class Source:
     headers: CIMultiDict[str]
     bounds: Bounds
     live_bounds: Bounds
+    client: str = ""
+    """The net of the client that the fetch is made for; empty for the gateway's own."""
 
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
         """The URL of a read, with the protocol parameters in canonical order."""

@@ -24,8 +24,12 @@ class Upstream(Protocol):
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
     ) -> PendingRequest:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
+
+        `client` is the net of the client that it is made for; empty for the gateway's own.
+        """
 
     async def send(
         self,
@@ -36,6 +40,7 @@ class Upstream(Protocol):
         body: Body = None,
         *,
         is_live: bool = False,
+        client: str = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.

@@ -179,7 +179,7 @@ class EngineBench:
 
         request = RelayedRequest(
             self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
-            chunks() if body is not None else None,
+            chunks() if body is not None else None, "",
         )  # fmt: skip
         return await answer_to(lambda asker: self.engine.relay.ask(request, asker))
 
