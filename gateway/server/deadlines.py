@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
@@ -56,11 +57,14 @@ class TimedConnection(asyncio.Protocol):
         "is_full",
         "phase",
         "transport",
+        "use",
     )
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.transport: asyncio.Transport | None = None
+        self.use: NetUse | None = None
+        """Where the connection is counted; None if it belongs to no net."""
         self.phase = Phase.IDLE
         self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then that of the rest."""
@@ -146,6 +150,12 @@ class TimedConnection(asyncio.Protocol):
             self.transport.close()
             self._unsent = UNMEASURED
             self._expect_progress()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered and nothing is left to be sent."""
+        transport = self.transport
+        return self.phase is Phase.IDLE and transport is not None and not transport.get_write_buffer_size()
 
     def close_if_idle(self) -> None:
         """Close the connection at the start of a drain; an answer in progress is allowed to end."""

@@ -106,8 +106,11 @@ class Frontend:
     def _redirect_factory(self, port: int) -> Connect:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad_request)
+        clients = Clients(
+            redirect(port), limits, None, clock, self._metrics, self._note_bad_request, usage=self.clients.usage
+        )
         clients.count_connections = self.connections
+        clients.proxies = self.clients.proxies
         self.every_clients.append(clients)
 
         def connect(client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:

@@ -28,6 +28,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
@@ -63,6 +64,8 @@ class Http2Connection(asyncio.Protocol):
         """`client` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection
         continues one that has already been admitted."""
         self.clients = clients
+        self.use: NetUse | None = None
+        """Where the connection is counted; None if it belongs to no net."""
         if is_expected:
             clients.expect()
         self.session = Session(clients.limits.http2_streams, clients.http2)
@@ -112,6 +115,11 @@ class Http2Connection(asyncio.Protocol):
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered and nothing is left to be sent."""
+        return not self._channels and not self.session.streams and not self.unsent_bytes
 
     # -- called by asyncio
 
