@@ -25,9 +25,9 @@ CONNECTIONS: Final = Board(
                 ),
                 Panel(
                     "Refused",
-                    "limit: max_connections are open. client: its network has client_connections. displaced: idle, closed "
-                    "for one of a smaller network. leaving: the gateway drains. proxy: a PROXY header is missing, "
-                    "malformed or not trusted.",
+                    "limit: max_connections are open. client: its network has client_connections. displaced: closed "
+                    "while idle for one of a smaller network. leaving: the gateway drains. proxy: a PROXY header is "
+                    "missing, malformed or not trusted.",
                     "ops",
                     (Query(rate("durable_gateway_connections_refused_total", "reason", GATEWAY), "{{reason}}"),),
                 ),

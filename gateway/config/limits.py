@@ -131,7 +131,7 @@ class LimitsConfig(Model):
         default=30,
         ge=0.05,
         le=3_600,
-        description="How long a client may take less than client_min_rate of an answer before its connection is dropped.",
+        description="How long a client may take less of an answer than client_min_rate; then it is dropped.",
     )
     keepalive_timeout_s: float = Field(
         default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."

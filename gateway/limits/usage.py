@@ -23,6 +23,10 @@ class NetUse:
     def __repr__(self) -> str:
         return f"<NetUse {self.net}: {self.connections} connections, {self.live_reads} live reads>"
 
+    def begin_live(self) -> None:
+        """Count one more live read of a net that has a connection; `end_live` must follow."""
+        self.live_reads += 1
+
     def end_live(self, sent_bytes: int) -> None:
         """One live read has ended, after `sent_bytes` body bytes, which this count does not depend on."""
         self.live_reads -= 1

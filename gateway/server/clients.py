@@ -25,6 +25,7 @@ from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.limits.client_net import UNKNOWN, client_nets
+from gateway.limits.least_rate import keeps_up
 from gateway.limits.usage import NetUse, Usage
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
@@ -130,7 +131,9 @@ class Clients:
         self.on_bad_request = on_bad_request
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins() if joins is None else joins
-        self.join: Callable[[Channel, Join], bool] | None = None
+        self.admits: Callable[[RememberedAnswer, Peer, bytes], bool] | None = None
+        """Whether a remembered answer may be sent for these bytes; None if there is no rate limit."""
+        self.join: Callable[[Channel, Join, bytes], bool] | None = None
         """Begins a live answer to a request known by its bytes; False if it cannot.  None if the fast path is off, or
         if each request needs a log line or a span."""
         self.now = clock.now
@@ -259,6 +262,17 @@ class Clients:
         """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sizes = [client.unsent_bytes for client in self._open]
         return sum(sizes), max(sizes, default=0)
+
+    def keeps_up(self, taken_bytes: int) -> bool:
+        """Whether a client keeps up that has taken this many of its unread bytes within the write timeout; if not, it
+        is counted as slow, and the caller drops it."""
+        limits = self.limits
+        if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):
+            return True
+        self.metrics.slow_consumer()
+        if taken_bytes > 0:
+            self.metrics.client_limited("client_min_rate")
+        return False
 
     def count(self) -> None:
         """Report to the metrics what is counted in batches."""

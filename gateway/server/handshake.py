@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.usage import NetUse
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
-from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients, ConnectionRefusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 

@@ -222,7 +222,7 @@ class Http2Connection(asyncio.Protocol):
         if clients.join is not None and (join := clients.joins.get(alias)) is not None:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, join):
+                if clients.join(channel, join, alias):
                     return True
             except Exception:
                 _log.exception("unhandled error")
@@ -230,6 +230,8 @@ class Http2Connection(asyncio.Protocol):
                 return True
             del self._channels[stream]
         if clients.remembered is None or (answer := clients.remembered.find(alias)) is None:
+            return False
+        if clients.admits is not None and not clients.admits(answer, self, alias):
             return False
         answer.hits += 1
         self._send_remembered(stream, answer, request)
@@ -365,20 +367,19 @@ class Http2Connection(asyncio.Protocol):
             self.transport.abort()
 
     def _expect_progress(self, transport: asyncio.Transport) -> None:
-        """Set the deadline for the client to take any of the transport's bytes."""
+        """Set the deadline for the client to take some of the transport's bytes."""
         self._unsent = transport.get_write_buffer_size()
         self._write_timer.set(self.clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
-        """Check whether the client has taken any bytes since the last check; if not, cut the connection."""
+        """Check whether the client has taken enough since the last check; if not, cut the connection."""
         transport = self.transport
         if transport is None:
             return
         unsent, self._unsent = self._unsent, transport.get_write_buffer_size()
-        if self._unsent < unsent:
+        if self.clients.keeps_up(unsent - self._unsent):
             self._write_timer.set(self.clients.limits.client_write_timeout_s)
         else:
-            self.clients.metrics.slow_consumer()
             self._cut(CloseReason.SLOW)
 
     # -- the end
