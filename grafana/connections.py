@@ -43,6 +43,28 @@ CONNECTIONS: Final = Board(
             ),
         ),
         Row(
+            "Limits",
+            (
+                Panel(
+                    "Clients beyond their share",
+                    "Requests refused and clients cut off, by the key in limits: more live reads, followed streams or "
+                    "reads of new streams than one network may have, or slower than client_min_rate.",
+                    "ops",
+                    (Query(rate("durable_gateway_client_limited_total", "limit", GATEWAY), "{{limit}}"),),
+                ),
+                Panel(
+                    "Rate limits",
+                    "Requests answered 429 because of a configured [[rate_limit]], by its name and the route.",
+                    "ops",
+                    (
+                        Query(
+                            rate("durable_gateway_rate_limited_total", "limit, route", GATEWAY), "{{limit}}, {{route}}"
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        Row(
             "HTTP/2",
             (
                 Panel(

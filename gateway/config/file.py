@@ -249,10 +249,9 @@ def _from_text(text: str, annotation: Any) -> object:
         return [part for part in (part.strip() for part in text.split(",")) if part]
     if annotation is bool and text.strip().lower() in _TRUE | _FALSE:
         return text.strip().lower() in _TRUE
-    for number in (int, float):
-        if annotation in (number, number | None):
-            try:
-                return number(text)
-            except ValueError:
-                return text
+    if annotation in (int, float):
+        try:
+            return annotation(text)
+        except ValueError:
+            return text
     return text

@@ -55,18 +55,18 @@ class LimitsConfig(Model):
     max_connections: int = Field(
         default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
     )
-    client_connections: int | None = Field(
-        default=None,
-        ge=1,
+    client_connections: int = Field(
+        default=0,
+        ge=0,
         le=10_000_000,
-        description="Most connections of one client network; none is half of max_connections. Trusted proxies and Unix "
+        description="Most connections of one client network; 0 is half of max_connections. Trusted proxies and Unix "
         "sockets are not bounded.",
     )
-    client_live_reads: int | None = Field(
-        default=None,
-        ge=1,
+    client_live_reads: int = Field(
+        default=0,
+        ge=0,
         le=10_000_000,
-        description="Most live reads of one client network; further ones are answered 429. None is half of "
+        description="Most live reads of one client network; further ones are answered 429. 0 is half of "
         "max_connections.",
     )
     client_new_streams_per_s: float = Field(
@@ -101,12 +101,12 @@ class LimitsConfig(Model):
         le=1_000_000,
         description="Most streams followed live at once; live readers of further ones are answered 503.",
     )
-    client_followed_streams: int | None = Field(
-        default=None,
-        ge=1,
+    client_followed_streams: int = Field(
+        default=0,
+        ge=0,
         le=1_000_000,
         description="Most streams followed live that one client network opened; live readers of further ones are "
-        "answered 429. None is half of followed_streams.",
+        "answered 429. 0 is half of followed_streams.",
     )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="Longest time a client may take to send a request's head."

@@ -71,7 +71,7 @@ def _formatted(key: str, value: object) -> str:
             return "none"
         case bool():
             return str(value).lower()
-        case int() if key.endswith("_bytes"):
+        case int() if key.endswith(("_bytes", ".bytes_per_s")):
             size = format_bytes(value)
             return size if size == str(value) else f'"{size}"'
         case float():

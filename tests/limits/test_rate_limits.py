@@ -76,7 +76,8 @@ def test_live_reads_are_counted_until_they_end_and_their_bytes_charged_then() ->
 
 
 def test_a_replaced_limit_keeps_its_allowance_if_it_has_not_changed() -> None:
-    kept, changed = {"name": "kept", "requests_per_s": 1}, {"name": "changed", "requests_per_s": 1}
+    kept: dict[str, Any] = {"name": "kept", "requests_per_s": 1}
+    changed: dict[str, Any] = {"name": "changed", "requests_per_s": 1}
     rates = limits(kept, changed)
     assert admitted(rates)
     rates.replace([RateLimitConfig(**kept), RateLimitConfig(**{**changed, "burst": 9})])
