@@ -99,8 +99,9 @@ async def durable_gateway(
         from gateway.app import start_gateway
         from gateway.config.gateway import GatewayConfig
 
-    free_ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
-    config = GatewayConfig.for_origin(durable_origin.url, **{**free_ports, **durable_gateway_settings})
+    # All clients of a test share one address, and may read any number of streams.
+    defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
+    config = GatewayConfig.for_origin(durable_origin.url, **{**defaults, **durable_gateway_settings})
     running = await start_gateway(config)
     try:
         yield running

@@ -90,6 +90,8 @@ async def lives(
     behind: RunningOrigin, settings: dict[str, Any], options: argparse.Namespace, seed: int
 ) -> tuple[Life, ...]:
     """One gateway's lives, with a start from nothing between them."""
+    # All clients share one address here.
+    settings = {"client_new_streams_per_s": 0, **settings}
     config = GatewayConfig.for_origin(behind.url, listen="127.0.0.1:0", admin="127.0.0.1:0", **settings)
     return tuple(
         [await live(config, behind, reads(seed, number, options.reads), options.per_second) for number in range(LIVES)]

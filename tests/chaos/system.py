@@ -76,6 +76,8 @@ class System:
             "keepalive_timeout_s": 3_600.0,
             "absent_s": 10.0,
             "absent_per_s": 0,
+            # All clients share one address.
+            "client_new_streams_per_s": 0,
             # A breaker that is open for half of the time would answer for the gateway.
             "breaker_failures": 20,
             "breaker_ratio": 0.8,

@@ -224,7 +224,9 @@ async def stage(
     with contextlib.suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < _FILES and hard > 0 else _FILES, hard))
     origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes), clock=origin_clock)
-    settings = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 2.0, **gateway_settings}
+    # All clients share one address.
+    defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
+    settings = {**defaults, "shutdown_timeout_s": 2.0, **gateway_settings}
     config = GatewayConfig.for_origin(origin.url, **settings)
     gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
     writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())

@@ -191,7 +191,7 @@ async def test_hot_tails_are_not_followed_if_disabled(edge: Edge, counters: Coun
     assert edge.gateway.config.routes[0].model_dump().items() >= settings.items()
 
 
-@pytest.mark.parametrize("settings", [{"followed_streams": 4}])
+@pytest.mark.parametrize("settings", [{"followed_streams": 4, "client_followed_streams": 4}])
 async def test_hot_tails_leave_room_for_live_readers(edge: Edge, counters: Counters) -> None:
     for number in range(6):
         await edge.put(f"/{number}", b'["a"]', JSON)

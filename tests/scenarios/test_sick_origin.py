@@ -27,7 +27,13 @@ MOST_ATTEMPTS = 30
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    return {"retry_attempts": 0, "long_poll_timeout_s": 300, "heartbeat_s": 300, "sse_lifetime_s": 3_600}
+    return {
+        "retry_attempts": 0,
+        "client_new_streams_per_s": 0,
+        "long_poll_timeout_s": 300,
+        "heartbeat_s": 300,
+        "sse_lifetime_s": 3_600,
+    }
 
 
 def look(edge: Edge) -> OriginState:
