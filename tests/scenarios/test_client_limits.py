@@ -12,6 +12,7 @@ from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge, Start
 from tests.scenarios.wire import BOUND_S, Dropped, Wire
+from tests.transports import EDGE
 from tests.waiting import eventually
 
 MINE = {"X-Forwarded-For": "192.0.2.1"}
@@ -33,9 +34,22 @@ def counted(gateway: RunningGateway, family: str) -> dict[tuple[str, ...], float
 class Line:
     """A connection from a chosen loopback address."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader | None, writer: asyncio.StreamWriter | None) -> None:
         self.reader = reader
         self.writer = writer
+
+    async def ask(self, target: str) -> None:
+        """Send a request.  Raises ConnectionError."""
+        if self.writer is None:
+            raise ConnectionResetError
+        self.writer.write(f"GET {target} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+
+    async def until(self, text: bytes) -> bytes:
+        """What comes up to this text.  Raises ConnectionError, and IncompleteReadError at the end."""
+        if self.reader is None:
+            raise ConnectionResetError
+        async with asyncio.timeout(BOUND_S):
+            return await self.reader.readuntil(text)
 
     @classmethod
     async def open(cls, edge: Edge, source: str) -> Line:
@@ -43,29 +57,27 @@ class Line:
         sock.setblocking(False)
         sock.bind((source, 0))
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", int(edge.url.rpartition(":")[2])))
-        return cls(*await asyncio.open_connection(sock=sock))
+        name = EDGE if edge.tls is not None else None
+        try:
+            return cls(*await asyncio.open_connection(sock=sock, ssl=edge.tls, server_hostname=name))
+        except ConnectionError:
+            # Refused before the end of the handshake.
+            sock.close()
+            return cls(None, None)
 
     async def is_served(self) -> bool:
         """Whether a request gets an answer; False if the connection is closed without one."""
         try:
-            self.writer.write(b"GET /none HTTP/1.1\r\nHost: h\r\n\r\n")
-            async with asyncio.timeout(BOUND_S):
-                head = await self.reader.readuntil(b"\r\n\r\n")
-                size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-                await self.reader.readexactly(int(size or 0))
+            await self.ask("/none")
+            await self.until(b"\r\n\r\n")
+            await self.until(b"\n")
         except (ConnectionError, asyncio.IncompleteReadError):
             return False
         return True
 
-    async def is_ended(self) -> bool:
-        try:
-            async with asyncio.timeout(BOUND_S):
-                return not await self.reader.read(1)
-        except ConnectionError:
-            return True
-
     def leave(self) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Lines:
@@ -91,6 +103,7 @@ def refused(edge: Edge) -> dict[str, float]:
     return {name: n for (name,), n in counted(edge.gateway, "durable_gateway_connections_refused_total").items() if n}
 
 
+@pytest.mark.http_1
 async def test_a_net_has_no_more_connections_than_its_share(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, max_connections=10, client_connections=2)
     async with Lines(edge) as lines:
@@ -105,6 +118,7 @@ async def test_a_net_has_no_more_connections_than_its_share(origin: RunningOrigi
         assert await (await lines.open()).is_served()
 
 
+@pytest.mark.http_1
 async def test_half_of_all_connections_is_the_share_of_one_net(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, max_connections=4)
     async with Lines(edge) as lines:
@@ -114,6 +128,7 @@ async def test_half_of_all_connections_is_the_share_of_one_net(origin: RunningOr
         assert await (await lines.open("127.0.0.2")).is_served()
 
 
+@pytest.mark.http_1
 async def test_a_trusted_proxy_is_not_bounded_by_connections(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, max_connections=10, client_connections=1, **BEHIND_PROXY)
     async with Lines(edge) as lines:
@@ -123,6 +138,7 @@ async def test_a_trusted_proxy_is_not_bounded_by_connections(origin: RunningOrig
         assert not await (await lines.open("127.0.0.2")).is_served()
 
 
+@pytest.mark.http_1
 async def test_a_full_gateway_gives_idle_connections_of_the_largest_net_to_smaller_ones(
     origin: RunningOrigin, start: Start
 ) -> None:
@@ -140,14 +156,15 @@ async def test_a_full_gateway_gives_idle_connections_of_the_largest_net_to_small
         assert edge.gateway.connections == 4
 
 
+@pytest.mark.http_1
 async def test_a_connection_in_use_is_not_displaced(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, max_connections=2, client_connections=2, client_live_reads=2)
     async with Lines(edge) as lines:
         await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"x")
         crowd = [await lines.open() for _ in range(2)]
         for line in crowd:
-            line.writer.write(b"GET /s?live=sse&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n")
-            await line.reader.readuntil(b"control")
+            await line.ask("/s?live=sse&offset=-1")
+            await line.until(b"control")
         assert not await (await lines.open("127.0.0.2")).is_served()
         assert refused(edge) == {"limit": 1}
 
@@ -179,6 +196,23 @@ async def test_a_net_has_no_more_live_reads_than_its_share(origin: RunningOrigin
     await edge.post("/s", b"y")
     await edge.send("DELETE", "/s")
     await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 0)
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+async def test_the_share_of_live_reads_holds_for_joins_by_bytes(origin: RunningOrigin, start: Start, mode: str) -> None:
+    edge = await start(origin.url, client_live_reads=3)
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1")).next_offset
+    target, usage = f"/s?offset={at}&live={mode}", edge.gateway.clients.usage
+    for round_ in range(2):
+        wires = []
+        for count in (1, 2, 3):
+            wires.append(await edge.begin(target))
+            await eventually(lambda count=count: usage.live_reads("127.0.0.1") == count)
+        assert [(await edge.get(target)).status for _ in range(2)] == [429, 429], round_
+        for wire in wires:
+            wire.leave()
+        await eventually(lambda: not usage.live_reads("127.0.0.1"))
 
 
 async def test_a_live_read_of_a_missing_stream_leaves_nothing_counted(origin: RunningOrigin, start: Start) -> None:
@@ -276,6 +310,7 @@ async def upload(edge: Edge, size: int, pause_s: float, piece: bytes = b"x") -> 
         return (await answer).status
 
 
+@pytest.mark.http_1
 @pytest.mark.parametrize("size", [10_000, 200_000])
 async def test_an_upload_slower_than_the_least_rate_is_answered_408(
     origin: RunningOrigin, start: Start, size: int
@@ -286,6 +321,7 @@ async def test_an_upload_slower_than_the_least_rate_is_answered_408(
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_min_rate",] == 1
 
 
+@pytest.mark.http_1
 async def test_an_upload_has_a_total_time(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, client_body_timeout_s=0.5, client_min_rate=0)
     assert (await edge.put("/s")).status == 201
@@ -293,6 +329,7 @@ async def test_an_upload_has_a_total_time(origin: RunningOrigin, start: Start) -
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_body_timeout_s",] == 1
 
 
+@pytest.mark.http_1
 async def test_an_upload_at_the_least_rate_is_taken(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, client_min_rate=100)
     assert (await edge.put("/s")).status == 201
@@ -317,10 +354,17 @@ async def read_slowly(wire: Wire, size: int, pause_s: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("least", [0, 10_000_000])
-async def test_an_answer_is_read_at_a_least_rate(origin: RunningOrigin, start: Start, least: int) -> None:
+@pytest.mark.http_1
+@pytest.mark.parametrize(("least", "timeout_s"), [(0, 10), (10_000_000, 0.5)])
+async def test_an_answer_is_read_at_a_least_rate(
+    origin: RunningOrigin, start: Start, least: int, timeout_s: float
+) -> None:
     edge = await start(
-        origin.url, client_write_timeout_s=0.5, client_min_rate=least, send_buffer_bytes=16_384, follow_above_per_s=0
+        origin.url,
+        client_write_timeout_s=timeout_s,
+        client_min_rate=least,
+        send_buffer_bytes=16_384,
+        follow_above_per_s=0,
     )
     body = b"x" * 1_000_000
     assert (await edge.put("/s", body)).status == 201
