@@ -29,7 +29,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports chaos conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports chaos abuse conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the confo
 
 chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+abuse: $(INSTALLED) ## good clients beside 1,000 abusive ones, and beside hostile origins (ARGS="--seconds 60", ARGS="--each")
+	@$(BIN)/python -m loadtest.abuse $(ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
