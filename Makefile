@@ -29,7 +29,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports chaos abuse conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports chaos abuse conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,11 @@ package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 	@$(BIN)/twine check --strict dist/*
+
+sbom: $(INSTALLED) ## list what the gateway runs on in build/sbom.json (CycloneDX), from its lock
+	@mkdir -p build
+	@$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible --validate \
+		--output-file build/sbom.json requirements/runtime.txt
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 

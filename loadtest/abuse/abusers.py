@@ -116,6 +116,7 @@ async def stops_reading(spot: Spot) -> None:
     """Ask for 1 MiB and take none of it: from the cache, with credentials and with a query of its own."""
 
     async def strike() -> None:
+        ways: tuple[tuple[str, dict[str, str]], ...]
         ways = ("", {"Authorization": f"Bearer {spot.name()}"}), (f"&x={spot.name()}", {}), ("", {})
         query, headers = spot.rng.choice(ways)
         wire = await Wire.open(spot.port, spot.source, receive_bytes=4_096)

@@ -45,8 +45,11 @@ async def origin(port: int, count_port: int) -> None:
         await server.serve_forever()
 
 
-async def strike(port: int, origin_port: int, kinds: list[str], count: int) -> None:
-    """`count` abusive clients, as many of each kind; prints what they got when it is cancelled."""
+async def strike(port: int, origin_port: int, kinds: list[str], count: int, flood: float) -> None:
+    """`count` abusive clients, as many of each kind; floods strike at the share `flood` of their rates.
+
+    Prints what they got when it is cancelled.
+    """
     words = b" ".join(body(str(n), 64).hex().encode() for n in range(abusers.TEXT_BYTES // 129))
     streams = {
         abusers.UPLOADS: ("text/plain", b""),
@@ -71,7 +74,7 @@ async def strike(port: int, origin_port: int, kinds: list[str], count: int) -> N
         for number in range(each):
             spot = abusers.Spot(
                 port, f"127.0.{subnet}.{1 + number % NETS}", random.Random(rng.random()),
-                each / rate if rate else 1.0, got[kind],
+                each / (rate * flood) if rate else 1.0, got[kind],
             )  # fmt: skip
             work.append(run(spot))
     await _until_cancelled(work, got)

@@ -1,12 +1,22 @@
-"""The figures of a run, as a document that is kept and as tables."""
+"""The figures of a run, as a document that is kept and as tables.
+
+`python -m loadtest.abuse.report FILE` keeps a run's `abuse.json` as `docs/abuse.json`, and writes its tables into
+`docs/abuse.md`.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from loadtest.abuse.good import KINDS
 from loadtest.abuse.stage import MEMORY_BYTES, Phase, Result
+from reference_pages.part import with_part
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
 
 MOST_RATIO: Final = 1.5
 """Bound on p99 beside abusive clients, as a multiple of p99 alone."""
@@ -114,3 +124,25 @@ def got_table(figures: Mapping[str, Any]) -> str:
         ends = ", ".join(f"{count:,} {what}" for what, count in counts.items() if what != "tries")
         lines.append(f"| {kind} | {counts.get('tries', 0):,} | {ends or 'nothing'} |")
     return "\n".join(lines) + "\n"
+
+
+def tables(kept: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of the page, by name."""
+    return {
+        name: f"{good_table(kept[name])}\n{gateway_table(kept[name])}\n{got_table(kept[name])}"
+        for name in ("clients", "origins")
+    }
+
+
+def main() -> None:
+    """Keep a run, and show it."""
+    kept = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    (DOCS / "abuse.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    page = (DOCS / "abuse.md").read_text(encoding="utf-8")
+    for name, text in tables(kept).items():
+        page = with_part(page, name, text)
+    (DOCS / "abuse.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -28,8 +28,6 @@ from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
 MEMORY_BYTES: Final = 512 << 20
 """Bound on the gateway's memory: `limits.memory_max_bytes`, and what a run is judged by."""
 CACHE_BYTES: Final = 128 << 20
-WARM_S: Final = 3.0
-"""Time before a phase counts."""
 _START_S: Final = 30.0
 _STOP_S: Final = 15.0
 
@@ -44,6 +42,10 @@ class Plan:
     abusive: int = 1_000
     kinds: tuple[str, ...] = tuple(abusers.KINDS)
     """Kinds of abusive clients; none: hostile origins, and `abusive` clients that call them."""
+    flood: float = 1.0
+    """Share of the rates of `abusers.KINDS` at which floods strike."""
+    warm_s: float = 3.0
+    """Time before a phase counts."""
     is_pinned: bool = True
     """Whether the gateway has a core of its own."""
 
@@ -125,7 +127,7 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
     """The abusive clients, or the hostile origins and their callers, at work; what they got is in the file then."""
     work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
     if plan.kinds:
-        work |= {"origin_port": ports.origin, "kinds": plan.kinds}
+        work |= {"origin_port": ports.origin, "kinds": plan.kinds, "flood": plan.flood}
         with _child("abusers", work, folder, core):
             yield folder / "abusers.log"
         return
@@ -143,7 +145,7 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
     phase = Phase()
     good.tally = phase.tally
     _forget_peak(pid)
-    await asyncio.sleep(WARM_S)
+    await asyncio.sleep(plan.warm_s)
     phase.tally.seconds.clear()
     before = busy_s([pid])
     began = time.monotonic()
