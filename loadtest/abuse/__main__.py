@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loadtest.abuse import abusers
+from loadtest.abuse import abusers, hostile
 from loadtest.abuse.report import document, faults, gateway_table, good_table, got_table, slow
 from loadtest.abuse.stage import Plan, run
 from loadtest.bench.machine import BenchError, description
 
 _CALLERS = 200
+_ORIGINS = (*hostile.KINDS, hostile.REFUSES)
 
 
 def main() -> int:
@@ -27,22 +28,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each of the two phases (default 60)")
     parser.add_argument("--good", type=int, default=100, help="good clients (default 100)")
     parser.add_argument("--abusers", type=int, default=1_000, help="abusive clients (default 1000)")
-    parser.add_argument("--only", nargs="+", metavar="KIND", choices=[*abusers.KINDS, "origins"], help="these kinds")
+    parser.add_argument("--only", nargs="+", metavar="KIND", choices=[*abusers.KINDS, *_ORIGINS], help="these kinds")
     parser.add_argument("--each", action="store_true", help="each kind in a run of its own, 100 clients of it")
     parser.add_argument("--out", type=Path, default=Path("build/abuse"))
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    chosen = options.only or [*abusers.KINDS, "origins"]
-    kinds = tuple(kind for kind in chosen if kind != "origins")
+    chosen = options.only or [*abusers.KINDS, *_ORIGINS]
+    kinds = tuple(kind for kind in chosen if kind in abusers.KINDS)
+    origins = tuple(kind for kind in chosen if kind in _ORIGINS)
     share = options.abusers // len(abusers.KINDS)
+    callers = _CALLERS // len(_ORIGINS)
     plans: dict[str, Plan] = {}
     if options.each:
         plans = {kind: Plan(options.seconds, options.good, share, (kind,)) for kind in kinds}
-    elif kinds:
-        plans["clients"] = Plan(options.seconds, options.good, share * len(kinds), kinds)
-    if "origins" in chosen:
-        plans["origins"] = Plan(options.seconds, options.good, _CALLERS, ())
+        plans |= {kind: Plan(options.seconds, options.good, callers, (), (kind,)) for kind in origins}
+    else:
+        if kinds:
+            plans["clients"] = Plan(options.seconds, options.good, share * len(kinds), kinds)
+        if origins:
+            plans["origins"] = Plan(options.seconds, options.good, callers * len(origins), (), origins)
     kept: dict[str, Any] = {"machine": description()}
     is_bad = False
     try:

@@ -121,7 +121,7 @@ async def _until_cancelled(work: list[Coroutine[Any, Any, None]], got: dict[str,
 
 async def serve_hostile(ports: dict[str, int]) -> None:
     """A hostile origin of each kind at its port."""
-    await asyncio.gather(*(hostile.serve(kind, port) for kind, port in ports.items()))
+    await asyncio.gather(asyncio.Event().wait(), *(hostile.serve(kind, port) for kind, port in ports.items()))
 
 
 ROLES: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {

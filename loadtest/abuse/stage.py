@@ -22,12 +22,13 @@ import uvloop
 from gateway.config.limits import LimitsConfig
 from loadtest.abuse import abusers, hostile
 from loadtest.abuse.good import Good, Tally
-from loadtest.bench.children import free_ports
+from loadtest.abuse.wire import HOST
 from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
 
 MEMORY_BYTES: Final = 512 << 20
 """Bound on the gateway's memory: `limits.memory_max_bytes`, and what a run is judged by."""
 CACHE_BYTES: Final = 128 << 20
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _START_S: Final = 30.0
 _STOP_S: Final = 15.0
 
@@ -42,6 +43,8 @@ class Plan:
     abusive: int = 1_000
     kinds: tuple[str, ...] = tuple(abusers.KINDS)
     """Kinds of abusive clients; none: hostile origins, and `abusive` clients that call them."""
+    origins: tuple[str, ...] = (*hostile.KINDS, hostile.REFUSES)
+    """Kinds of hostile origins."""
     flood: float = 1.0
     """Share of the rates of `abusers.KINDS` at which floods strike."""
     warm_s: float = 3.0
@@ -88,8 +91,8 @@ class Result:
 def run(plan: Plan, folder: Path) -> Result:
     """One run; configuration and logs go into `folder`.  Raises BenchError if a process does not start."""
     folder.mkdir(parents=True, exist_ok=True)
-    gateway, admin, origin, count, *others = free_ports(4 + len(hostile.KINDS) + 1)
-    hostile_ports = dict(zip([*hostile.KINDS, hostile.REFUSES], others, strict=True))
+    gateway, admin, origin, count, *others = _free_ports(4 + len(plan.origins))
+    hostile_ports = dict(zip(plan.origins, others, strict=True))
     ports = Ports(gateway, origin, count, {} if plan.kinds else hostile_ports)
     config = folder / "gateway.toml"
     config.write_text(_config(ports, admin), encoding="utf-8")
@@ -134,7 +137,7 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
     listening = {kind: port for kind, port in ports.hostile.items() if kind != hostile.REFUSES}
     work |= {"kinds": list(ports.hostile)}
     with (
-        _child("hostile", {"ports": listening}, folder, core, max(listening.values())),
+        _child("hostile", {"ports": listening}, folder, core, next(iter(listening.values()), 0)),
         _child("callers", work, folder, core),
     ):
         yield folder / "callers.log"
@@ -162,7 +165,7 @@ async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
     """Note the origin's requests in each second."""
 
     async def count() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(HOST, port)
         try:
             return int(await reader.read())
         finally:
@@ -233,9 +236,29 @@ def _process(name: str, command: Sequence[str], folder: Path, core: int | None, 
             process.wait()
 
 
+def _free_ports(count: int) -> list[int]:
+    """Ports without a listener, below those that the kernel gives to the thousands of connections of a run."""
+    lowest = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    candidates = random.sample(range(lowest // 2, lowest), 4 * count)
+    free = [port for port in candidates if _is_free(port)]
+    if len(free) < count:
+        raise BenchError(f"no {count} free ports below {lowest}")
+    return free[:count]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
 def _accepts(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((HOST, port)) == 0
 
 
 def _said(log: Path) -> dict[str, dict[str, int]]:
