@@ -22,6 +22,10 @@ MOST_RATIO: Final = 1.5
 """Bound on p99 beside abusive clients, as a multiple of p99 alone."""
 
 
+MOST_WAITED: Final = 0.05
+"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times mean little."""
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that `share` of the values do not exceed; 0 of none."""
     ordered = sorted(values)
@@ -62,6 +66,8 @@ def _phase(phase: Phase) -> dict[str, Any]:
     return {
         "peak_bytes": phase.peak_bytes,
         "busy": round(phase.busy, 3),
+        "waited": round(phase.waited, 3),
+        "clients_waited": round(phase.clients_waited, 3),
         "origin_per_s": round(sum(phase.origin_per_s) / max(1, len(phase.origin_per_s)), 1),
         "origin_most_per_s": round(max(phase.origin_per_s, default=0.0), 1),
     }
@@ -82,7 +88,9 @@ def faults(figures: Mapping[str, Any]) -> list[str]:
 
 
 def slow(figures: Mapping[str, Any]) -> list[str]:
-    """The kinds of good requests whose p99 is above its bound."""
+    """The kinds of good requests whose p99 is above its bound; if the machine was busy, that it was."""
+    if max(figures["alone"]["waited"], figures["alone"]["clients_waited"]) > MOST_WAITED:
+        return ["times are not judged: other work had the cores"]
     ratios = {
         kind: both["beside"]["p99_ms"] / (both["alone"]["p99_ms"] or 1) for kind, both in figures["kinds"].items()
     }
@@ -112,6 +120,11 @@ def gateway_table(figures: Mapping[str, Any]) -> str:
     peaks = [f"{phase['peak_bytes'] / 1e6:.0f}" for phase in (alone, beside)]
     lines.append(f"| gateway's peak memory, MB (bound {bound:.0f}) | {' | '.join(peaks)} |")
     lines.append(f"| gateway's processor time, of a core | {alone['busy']:.0%} | {beside['busy']:.0%} |")
+    for name, what in (
+        ("waited", "time that the gateway waited for its core"),
+        ("clients_waited", "the good clients for theirs"),
+    ):
+        lines.append(f"| {what} | {alone[name]:.0%} | {beside[name]:.0%} |")
     lines.append(f"| requests at the origin, a second | {alone['origin_per_s']:.0f} | {beside['origin_per_s']:.0f} |")
     lines.append(f"| most in one second | {alone['origin_most_per_s']:.0f} | {beside['origin_most_per_s']:.0f} |")
     return "\n".join(lines) + "\n"

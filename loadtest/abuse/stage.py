@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import signal
@@ -73,6 +74,10 @@ class Phase:
     """Most resident memory of the gateway."""
     busy: float = 0.0
     """Share of a core that the gateway used."""
+    waited: float = 0.0
+    """Share of the time in which the gateway's loop was ready to run and another process had its core."""
+    clients_waited: float = 0.0
+    """The same of the good clients' loop: what it waited is in their times, and is not the gateway's."""
     origin_per_s: list[float] = field(default_factory=list)
     """Requests at the good origin, in each second."""
 
@@ -150,11 +155,13 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
     _forget_peak(pid)
     await asyncio.sleep(plan.warm_s)
     phase.tally.seconds.clear()
-    before = busy_s([pid])
+    before = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
     began = time.monotonic()
     async with _counting(ports.count, phase.origin_per_s):
         await asyncio.sleep(plan.seconds)
-    phase.busy = (busy_s([pid]) - before) / (time.monotonic() - began)
+    passed = time.monotonic() - began
+    after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
+    phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
     phase.peak_bytes = _peak_bytes(pid)
     good.tally = Tally()
     return phase
@@ -268,6 +275,11 @@ def _said(log: Path) -> dict[str, dict[str, int]]:
         raise BenchError(f"{log.name} ends without figures: {lines[-1:]}")
     said: dict[str, dict[str, int]] = json.loads(lines[-1])
     return said
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds that the main thread of a process has been ready without a core (schedstat, in sched-stats.rst)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def _peak_bytes(pid: int) -> int:

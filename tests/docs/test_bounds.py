@@ -17,7 +17,7 @@ HOME = Path(__file__).parents[2]
 BOUNDS = (HOME / "docs" / "reference" / "bounds.md").read_text()
 SECURITY = (HOME / "docs" / "security.md").read_text()
 METRICS = (HOME / "docs" / "reference" / "metrics.md").read_text()
-DEFAULTS = dict(re.findall(r"^\| `([\w.]+)` \| `\"?([^|]*?)\"?` \|", configuration(), re.MULTILINE))
+DEFAULTS = dict(re.findall(r"^\| `([\w.]+)` \| `?\"?([^|]*?)\"?`? \|", configuration(), re.MULTILINE))
 """Each configuration key and its default, as the reference has them."""
 
 

@@ -69,6 +69,13 @@ def test_a_p99_that_grows_above_its_bound_is_said() -> None:
     assert slow(document(found)) == ["miss: p99 is 1.51 x"]
 
 
+def test_times_are_not_judged_on_a_busy_machine() -> None:
+    found = result()
+    found.alone.waited = 0.06
+    found.beside.tally.seconds["miss"] = [1.51]
+    assert slow(document(found)) == ["times are not judged: other work had the cores"]
+
+
 def test_a_percentile_is_the_value_that_so_many_do_not_exceed() -> None:
     assert [percentile(range(100), share) for share in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
     assert percentile([], 0.5) == 0
