@@ -21,10 +21,9 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     STREAM_CLOSED,
     STREAM_FORKED_FROM,
-    STREAM_NEXT_OFFSET,
     is_true,
 )
-from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -322,5 +321,5 @@ class Relay:
 
 
 def _offset(reply: Reply) -> str | None:
-    value = reply.headers.get(STREAM_NEXT_OFFSET)
+    value = stated_offset(reply.headers)
     return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None

@@ -1,4 +1,4 @@
-"""What a client cannot do by a request alone: speak for a proxy, have its own fields echoed, or decide what is traced."""
+"""What a client cannot do by a request alone: speak for a proxy, get its own fields echoed, decide what is traced."""
 
 from __future__ import annotations
 
