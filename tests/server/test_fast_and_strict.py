@@ -47,7 +47,7 @@ LINES: Final = [
     "X-Forwarded-For: 203.0.113.7",
     "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 ]
-FRESH: Final = {"tail_fresh_s": 20.0}
+FRESH: Final[dict[str, object]] = {"tail_fresh_s": 20.0}
 """With it a tail is repeated for a while, so that open streams have remembered answers too."""
 SETTINGS: Final[list[dict[str, object]]] = [
     FRESH,
