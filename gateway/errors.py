@@ -90,6 +90,14 @@ class UnknownTransferCoding(GatewayError):
     text = "Transfer coding not implemented"
 
 
+class MethodRefused(GatewayError):
+    """The method is TRACE, whose answer would echo the fields of the request (RFC 9110 §9.3.8)."""
+
+    status = 501
+    fault = Fault.CLIENT
+    text = "Method not implemented"
+
+
 class RequestTimeout(GatewayError):
     """The client stopped sending its body (RFC 9110 §15.5.9)."""
 

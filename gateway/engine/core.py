@@ -114,6 +114,7 @@ class Engine:
             self.live.end,
             self.live.revalidate,
             self.live.tail_named,
+            self.live.watch_expiry,
             self.absences,
             tracer,
             access_log,

@@ -58,6 +58,7 @@ class FetchTable:
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
+        on_lifetime: Callable[[Stream], None],
         absences: Absences,
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
@@ -74,6 +75,8 @@ class FetchTable:
         """Called when a stream may have been replaced or may have ended, so that its live request is restarted."""
         self._on_tail = on_tail
         """Called with a stream's tail as the origin names it, and when that was requested."""
+        self._on_lifetime = on_lifetime
+        """Called when the origin has reported a stream's lifetime."""
         self._absences = absences
         self._tracer = tracer
         self._access_log = access_log
@@ -275,6 +278,7 @@ class FetchTable:
                     flight.announce(head)
                     return None
                 if is_metadata:
+                    self._on_lifetime(stream)
                     await reply.read(0)
                     flight.announce(head, 0)
                     flight.land()

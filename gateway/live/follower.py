@@ -43,14 +43,13 @@ from gateway.protocol.names import (
     SSE_DATA_ENCODING,
     SSE_TYPE,
     STREAM_CLOSED,
-    STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
     is_json,
     is_sse_text,
     is_true,
     media_type,
 )
-from gateway.protocol.offsets import START, is_sentinel, is_well_formed
+from gateway.protocol.offsets import START, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -217,7 +216,7 @@ class Follower:
             self._raise_for_status(reply.status)
         if (why := self._why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
-        end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
+        end = _offset(stated_offset(reply.headers))
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
         if reply.status == 200:
