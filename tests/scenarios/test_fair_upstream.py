@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.origin.counters import Counters
+from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.test_figures import figure
 from tests.waiting import at_rest, eventually
 
 TEXT = {"Content-Type": "text/plain"}
@@ -63,9 +65,7 @@ async def test_a_client_that_uploads_slowly_leaves_connections_to_others(
 
 
 @pytest.mark.http_1
-async def test_a_slow_chunked_body_holds_no_connection_until_it_is_known_to_be_slow(
-    edge: Edge, counters: Counters
-) -> None:
+async def test_a_slow_chunked_body_holds_no_connection_until_it_is_known_to_be_slow(edge: Edge) -> None:
     assert (await edge.send("PUT", "/s", of(1), b"")).status == 201
     wire = await edge.wire()
     head = "POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -100,16 +100,110 @@ async def test_a_client_with_one_request_does_not_wait_behind_one_with_many(
     assert [asked.target.partition("?")[0] for asked in origin.reads].index("/one") <= 2
 
 
-async def test_requests_that_wait_too_long_get_a_503_that_is_not_held_against_the_origin(
-    edge: Edge, faults: Faults, settings: dict[str, Any]
+async def test_a_request_that_waits_too_long_gets_a_503_that_is_not_held_against_the_origin(
+    start: Start, origin: RunningOrigin, faults: Faults, settings: dict[str, Any]
 ) -> None:
+    edge = await start(origin.url, **settings, upstream_wait_s=0.05, breaker_failures=1)
     gate = faults.hold(method="PUT")
-    hung = [asyncio.create_task(edge.send("PUT", f"/hung{number}", of(number % 4), b"")) for number in range(20)]
+    hung = [asyncio.create_task(edge.send("PUT", f"/hung{number}", of(number), b"")) for number in range(12)]
     await bounded(gate.waiting(12))
-    late = await bounded(edge.send("PUT", "/late", of(9), b""))
-    assert (late.status, late.body) == (503, b"Too many requests wait for the origin\n")
-    assert int(late.headers["Retry-After"]) >= 1
+    for number in range(3):
+        late = await bounded(edge.send("PUT", "/late", of(20 + number), b""))
+        assert (late.status, late.body) == (503, b"Too many requests wait for the origin\n")
+        assert int(late.headers["Retry-After"]) >= 1
+    # Reads are not concerned.
+    assert (await bounded(edge.get("/hung0", of(20)))).status == 404
+    gate.release()
+    assert {answer.status for answer in await bounded(asyncio.gather(*hung))} == {201}
+    (seen,) = edge.gateway.engine.origins.look()
+    assert (seen.failures, seen.is_up) == (0, True)
+    assert figure(edge, "durable_gateway_upstream_refused_total", reason="time") == 3
+
+
+async def test_a_read_that_waits_too_long_is_answered_from_its_tape(
+    start: Start, origin: RunningOrigin, faults: Faults, settings: dict[str, Any]
+) -> None:
+    edge = await start(origin.url, **settings, upstream_wait_s=0.05, tail="asked")
+    assert (await edge.send("PUT", "/s", of(1), b"abc")).status == 201
+    assert (await edge.get("/s", of(1))).body == b"abc"
+    gate = faults.hold(kind=Kind.CATCHUP)
+    hung = [edge.asking(f"/hung{number}", of(number)) for number in range(12)]
+    await bounded(gate.waiting(12))
+    stale = await bounded(edge.get("/s", of(30)))
+    assert (stale.status, stale.body, stale.is_up_to_date) == (200, b"abc", False)
     gate.release()
     await bounded(asyncio.gather(*hung))
-    (origin,) = edge.gateway.engine.origins.look()
-    assert (origin.failures, origin.is_up) == (0, True)
+
+
+async def test_a_client_with_a_quarter_of_the_queue_is_refused_at_once_and_others_are_not(
+    start: Start, origin: RunningOrigin, faults: Faults, settings: dict[str, Any]
+) -> None:
+    edge = await start(origin.url, **{**settings, "upstream_connections": 1, "upstream_queue": 16})
+    gate = faults.hold(kind=Kind.CATCHUP)
+    waiting = [edge.asking(f"/many{number}", of(1)) for number in range(5)]
+    await eventually(lambda: figure(edge, "durable_gateway_upstream_queue", purpose="read") == 4)
+    refused = await bounded(edge.get("/further", of(1)))
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    waiting.append(edge.asking("/other", of(2)))
+    await eventually(lambda: figure(edge, "durable_gateway_upstream_queue", purpose="read") == 5)
+    gate.release()
+    assert {answer.status for answer in await bounded(asyncio.gather(*waiting))} == {404}
+    assert figure(edge, "durable_gateway_upstream_refused_total", reason="client") == 1
+    assert figure(edge, "durable_gateway_upstream_slots", purpose="read") == 0
+
+
+async def test_a_shared_fetch_does_not_wait_behind_its_first_clients_bound(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    gate = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.target.startswith("/hung"):
+            await gate.wait()
+        writer.write(part_of_stream(b"x", "0001"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, **settings, client_upstream_requests=2)
+    hung = [edge.asking(f"/hung{number}", of(1)) for number in range(2)]
+    await origin.until(lambda: len(origin.reads) == 2)
+    first = edge.asking("/shared", of(1))
+    await eventually(edge.readers(3))
+    assert (await bounded(edge.get("/shared", of(2)))).body == b"x"
+    assert (await bounded(first)).body == b"x"
+    gate.set()
+    await bounded(asyncio.gather(*hung))
+
+
+async def test_clients_that_a_client_invents_are_no_clients(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    """What a client that is no trusted proxy says of its address goes for nothing."""
+    gate = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(part_of_stream(b"x", "0001"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, upstream_connections=16, client_upstream_requests=3)
+    many = [edge.asking(f"/many{number}", of(number)) for number in range(8)]
+    await eventually(lambda: figure(edge, "durable_gateway_upstream_queue", purpose="read") == 5)
+    assert figure(edge, "durable_gateway_upstream_slots", purpose="read") == 3
+    gate.set()
+    await bounded(asyncio.gather(*many))
+
+
+async def test_a_health_check_does_not_wait_for_a_connection(
+    start: Start, origin: RunningOrigin, faults: Faults, settings: dict[str, Any]
+) -> None:
+    check = {"path": "/check", "interval_s": 1, "timeout_s": 5, "eject_after": 1}
+    settings = {**settings, "upstream_connections": 1, "upstream_wait_s": 0.01}
+    edge = await start([origin.url], **settings, health_check=check)
+    gate = faults.hold(method="PUT")
+    hung = asyncio.create_task(edge.send("PUT", "/hung", of(1), b""))
+    await bounded(gate.waiting(1))
+    async with edge.time_passing():
+        await eventually(lambda: sum(edge.gateway.engine.origins.look()[0].checks.values()) >= 3)
+    assert edge.gateway.engine.origins.look()[0].checks[False] == 0
+    gate.release()
+    assert (await bounded(hung)).status == 201
