@@ -14,10 +14,11 @@ from gateway.upstream.failures import NoSlot
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, Waiting, three_quarters
 
-SLOTS, CLIENT_REQUESTS, MOST_WAITING = 12, 4, 24
+SLOTS, CLIENT_REQUESTS, MOST_WAITING = 8, 3, 24
 HOSTS = [endpoint_of(f"http://{name}.test") for name in "ab"]
 CLIENTS = ["", "x", "y", "z"]
 PICK = st.integers(0, 1_000)
+COMING = st.tuples(PICK, PICK, PICK, PICK)
 
 
 @dataclass(eq=False)
@@ -44,8 +45,15 @@ class SlotsMachine(RuleBasedStateMachine):
         self.taking: list[Request] = []
         self.waiting: list[Request] = []
 
-    @rule(pick=st.tuples(PICK, PICK, PICK, PICK), second=st.none() | st.sampled_from(CLIENTS))
-    def come(self, pick: tuple[int, int, int, int], second: str | None) -> None:
+    @rule(
+        picks=st.lists(st.tuples(PICK, PICK, PICK, PICK), min_size=1, max_size=9),
+        second=st.none() | st.sampled_from(CLIENTS),
+    )
+    def come(self, picks: list[tuple[int, int, int, int]], second: str | None) -> None:
+        for pick in picks:
+            self.come_one(pick, second)
+
+    def come_one(self, pick: tuple[int, int, int, int], second: str | None) -> None:
         host, route = HOSTS[pick[0] % self.hosts], f"route {pick[1] % self.routes}"
         purpose, is_upload = [(Purpose.READ, False), (Purpose.WRITE, False), (Purpose.WRITE, True)][pick[2] % 3]
         client = CLIENTS[pick[3] % len(CLIENTS)]
@@ -75,11 +83,14 @@ class SlotsMachine(RuleBasedStateMachine):
             self.taking.append(request)
 
     @precondition(lambda self: self.taking)
-    @rule(pick=PICK)
-    def end(self, pick: int) -> None:
-        request = self.taking.pop(pick % len(self.taking))
-        assert request.paid_by is not None
-        self.slots.free(request.lane, request.paid_by)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=6))
+    def end(self, picks: list[int]) -> None:
+        for pick in picks:
+            if self.taking:
+                request = self.taking.pop(pick % len(self.taking))
+                assert request.paid_by is not None
+                self.slots.free(request.lane, request.paid_by)
+                self.no_request_waits_without_a_reason()
 
     @precondition(lambda self: any(request.is_upload for request in self.taking))
     @rule(pick=PICK)
@@ -147,4 +158,4 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotsMachine.TestCase
-TestSlots.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestSlots.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
