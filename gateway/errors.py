@@ -128,6 +128,17 @@ class TooManyAbsent(GatewayError):
     text = "Too many reads of unknown streams"
 
 
+class UpstreamCongested(GatewayError):
+    """No connection to the origin was free in time, or too many requests wait for one.  Nothing was sent to the
+    origin, which may well be healthy."""
+
+    status = 503
+    text = "Too many requests wait for the origin"
+
+    def __init__(self) -> None:
+        super().__init__(is_unsent=True)
+
+
 class UpstreamUnreachable(GatewayError):
     """The connection to the origin failed, or was lost before the answer."""
 

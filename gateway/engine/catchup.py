@@ -201,6 +201,7 @@ class _Attempt:
         if stream.lifetime is None:
             # First answer from memory: one HEAD reports how long the stream may be remembered.
             if (flight := self._fetches.pending(stream, METADATA)) is not None:
+                flight.askers.join(read.source.client)
                 flight.watch()
                 try:
                     await flight.until_over()
@@ -288,7 +289,8 @@ class _Attempt:
         if flight is not None and flight.is_sent:
             flight.watch()
             try:
-                head = await self._fetches.head_within(flight, read.route.config.collapse_wait_s)
+                patience_s = read.route.config.collapse_wait_s
+                head = await self._fetches.head_within(flight, patience_s, read.source.client)
                 if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
                     # Do not share a flight that is too large to keep: waiting for its end would take minutes, and it
                     # would have to run at full speed, past readers that cannot keep up.

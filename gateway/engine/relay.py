@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.route import Route
-from gateway.errors import CircuitOpen, GatewayError
+from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
@@ -200,7 +200,7 @@ class Relay:
         """There is no answer."""
         request = relayed.request
         is_cut_short = request.is_cut_short()
-        if not is_cut_short and not isinstance(error, CircuitOpen):
+        if not is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
         if request.mode in WRITES:
             # The origin changes nothing for a request that it never received, nor for one whose body the client did not

@@ -24,6 +24,7 @@ from gateway.errors import (
     GatewayError,
     TailMovedBack,
     UpstreamBroken,
+    UpstreamCongested,
     UpstreamTimeout,
     UpstreamUnavailable,
     bare,
@@ -141,7 +142,8 @@ class Follower:
             except GatewayError as error:
                 # The topic keeps the error.
                 failure = bare(error)
-                if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
+                is_unsent = isinstance(error, UpstreamUnavailable | UpstreamCongested)
+                if error is not self._counted_failure and not is_unsent:
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._counted_failure = None
                 self._is_bulk = False
