@@ -71,8 +71,28 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once. Of several origins, one gets three quarters at most. "
-        "Each stream followed live has a connection of its own.",
+        description="Most connections to all origins at once. Reads, writes, one of several origins and one of several "
+        "routes get three quarters each at most. Each stream followed live has a connection of its own.",
+    )
+    client_upstream_requests: int = Field(
+        default=128,
+        ge=1,
+        le=65_535,
+        description="Most requests of one client network under way at one origin, live reads excepted; at all origins "
+        "together, half of upstream_connections. Further ones wait while those of other clients pass.",
+    )
+    upstream_queue: int = Field(
+        default=4_096,
+        ge=1,
+        le=1_000_000,
+        description="Most requests that wait for a connection to an origin; of one client network, a quarter. Further "
+        "ones are answered 503.",
+    )
+    upstream_wait_s: float = Field(
+        default=5,
+        ge=0.01,
+        le=600,
+        description="Longest wait for a connection to an origin; a request that waits longer is answered 503.",
     )
     followed_streams: int = Field(
         default=10_000,

@@ -24,6 +24,7 @@ from gateway.errors import (
     GatewayError,
     TailMovedBack,
     UpstreamBroken,
+    UpstreamCongested,
     UpstreamTimeout,
     UpstreamUnavailable,
     bare,
@@ -43,14 +44,13 @@ from gateway.protocol.names import (
     SSE_DATA_ENCODING,
     SSE_TYPE,
     STREAM_CLOSED,
-    STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
     is_json,
     is_sse_text,
     is_true,
     media_type,
 )
-from gateway.protocol.offsets import START, is_sentinel, is_well_formed
+from gateway.protocol.offsets import START, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -142,7 +142,8 @@ class Follower:
             except GatewayError as error:
                 # The topic keeps the error.
                 failure = bare(error)
-                if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
+                is_unsent = isinstance(error, UpstreamUnavailable | UpstreamCongested)
+                if error is not self._counted_failure and not is_unsent:
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._counted_failure = None
                 self._is_bulk = False
@@ -217,7 +218,7 @@ class Follower:
             self._raise_for_status(reply.status)
         if (why := self._why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
-        end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
+        end = _offset(stated_offset(reply.headers))
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
         if reply.status == 200:

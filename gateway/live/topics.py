@@ -105,7 +105,7 @@ class LiveTopics:
             )
             stream.hold()
             stream.has_topic = True
-            self._watch_expiry(topic)
+            self.watch_expiry(stream)
             self._schedule_beat(topic, times.heartbeat_s / BEATS)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
@@ -184,8 +184,6 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is not None:
             topic.tail_named(tail, asked_at)
-            if topic not in self._expiries:
-                self._watch_expiry(topic)
 
     def expect(self, stream: Stream) -> None:
         """Expect the follower to bring an acknowledged write soon.  If it does not, it has stalled: one fetch then gets
@@ -225,12 +223,18 @@ class LiveTopics:
                 topic.wake()
             self.expect(topic.stream)
 
-    def _watch_expiry(self, topic: Topic) -> None:
-        """End the stream at its absolute expiry: an origin may leave a live request open past it."""
-        life = topic.stream.lifetime
-        if life is not None and life.expires_at is not None:
-            delay_s = life.expires_at - self._clock.wall()
-            self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
+    def watch_expiry(self, stream: Stream) -> None:
+        """End the live readers at the stream's absolute expiry, because an origin may leave a live request open past
+        it.  Called whenever the origin has reported the lifetime."""
+        topic = self._topics.get(stream)
+        life = stream.lifetime
+        if topic is None or life is None or life.expires_at is None:
+            return
+        # Set again each time: the expiry may have come nearer.
+        if (timer := self._expiries.pop(topic, None)) is not None:
+            timer.cancel()
+        delay_s = life.expires_at - self._clock.wall()
+        self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
 
     def _check_expiry(self, topic: Topic) -> None:
         """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
@@ -238,7 +242,7 @@ class LiveTopics:
         if topic.stream.has_expired(self._clock.now(), self._clock.wall()):
             self.drop(topic.stream, End.EXPIRED)
         else:
-            self._watch_expiry(topic)
+            self.watch_expiry(topic.stream)
 
     def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.http.http2.counts import SessionCounts
+from gateway.ops.connection_families import connection_families
 from gateway.ops.families import (
     build_family,
     by_route,
@@ -286,6 +287,7 @@ class Metrics(Collector):
         yield from self._routeless_families()
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
+        yield from connection_families(state.upstream, state.slots)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
         yield from http2_families(self.http2)

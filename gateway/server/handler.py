@@ -20,7 +20,7 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
-from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
+from gateway.errors import BadRequest, GatewayError, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.limits.client_net import client_nets
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
@@ -171,6 +171,8 @@ class RequestHandler:
             raise VersionNotSupported
         target = parse_target(request.target)
         mode = context.mode = _mode(request.method, target)
+        if mode is Mode.OTHER and request.method == "TRACE":
+            raise MethodRefused
         facts = self._facts(request)
         if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
             raise BadRequest("Exactly one Host header is needed")

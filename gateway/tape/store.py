@@ -276,10 +276,6 @@ class TapeStore:
         self.withdraw(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
 
-    def end_group(self, group: Group, why: End) -> list[Stream]:
-        """End every stream of the group; return them, so that the caller can end their live readers."""
-        return [stream for stream in self.group(group) if self.drop(stream, why)]
-
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
         if stream.ended is None:

@@ -80,6 +80,29 @@ async def test_an_absolute_end_is_kept_though_the_live_request_stays_open(start:
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
 
 
+@pytest.mark.parametrize("has_write", [False, True])
+async def test_an_absolute_end_that_proves_to_be_earlier_is_kept(start: Start, has_write: bool) -> None:
+    """Even if a write was acknowledged while the origin was asked."""
+    origin = BinaryOrigin()
+    bench = start(origin, sse_lifetime_s=600)
+    origin.fields = {"Stream-Expires-At": "2026-09-21T14:14:20Z"}
+    wire, _ = await reading(bench)
+    stream = bench.stream
+    origin.fields = {"Stream-Expires-At": "2026-09-21T14:13:40Z"}
+    bench.upstream.script = lambda asked: None
+    topic = bench.engine.live.find(stream)
+    assert topic is not None
+    asking = asyncio.ensure_future(topic.access.fetch(None))
+    asked = await bench.until(len(bench.upstream.asked) + 1)
+    if has_write:
+        stream.acknowledged("0002", is_closed=False, query="")
+    origin(asked)
+    await asking
+    bench.clock.advance(21)
+    await eventually(lambda: bool(wire.ended), look_s=0)
+    assert stream.ended is End.EXPIRED
+
+
 async def test_a_live_request_that_is_doubted_is_begun_anew_once_a_second_at_most(start: Start) -> None:
     bench = start(BinaryOrigin())
     await reading(bench)

@@ -120,7 +120,9 @@ class StoreAgainstRecount(RuleBasedStateMachine):
 
     @rule(key=keys)
     def purge(self, key: StreamKey) -> None:
-        assert all(stream.ended is End.RECREATED for stream in self.tapes.end_group(key.group, End.RECREATED))
+        for stream in self.tapes.group(key.group):
+            assert self.tapes.drop(stream, End.RECREATED)
+            assert stream.ended is End.RECREATED
         assert not self.tapes.group(key.group)
 
     @invariant()

@@ -137,5 +137,5 @@ def test_a_write_affects_every_query_and_partition_of_a_path() -> None:
         store.open(StreamKey(group, query, Partition(partition)), 0.0) for query in ("", "x=1") for partition in "pq"
     ]
     other = store.open(key("b"), 0.0)
-    assert set(map(id, store.end_group(group, End.DELETED))) == set(map(id, affected))
-    assert other.ended is None
+    assert set(map(id, store.group(group))) == set(map(id, affected))
+    assert other not in store.group(group)
