@@ -145,7 +145,7 @@ class FastAndStrict(RuleBasedStateMachine):
             side.more = more
             self.loop.run_until_complete(side.start(self.clock))
         for path in sorted(filled):
-            self.write("PUT", path, 150, is_closing=False)
+            self.write("PUT", path, 3_000, is_closing=False)
 
     def both(
         self, method: str, target: str, lines: list[str], tag: int | None = None, body: bytes | None = None
@@ -180,6 +180,8 @@ class FastAndStrict(RuleBasedStateMachine):
     def read_all(self, path: str, line: str) -> None:
         for lines in ([], [], [line], [line], []):
             self.both("GET", f"{path}?offset=-1", lines)
+        for tag in (0, None, 0):
+            self.both("GET", f"{path}?offset=-1", [line], tag)
         tail = self.sides[0].tail.get(path)
         for _ in range(3 if tail else 0):
             self.both("GET", f"{path}?offset={tail}", [])
@@ -193,7 +195,7 @@ class FastAndStrict(RuleBasedStateMachine):
         method=st.sampled_from(["POST", "POST", "POST", "PUT", "DELETE"]),
         path=st.sampled_from(sorted(PATHS)),
         # None is empty: a long-poll would wait.
-        size=st.integers(1, 300),
+        size=st.sampled_from([1, 20, 3_000]),
         is_closing=st.sampled_from([False, False, False, True]),
     )
     def write(self, method: str, path: str, size: int, is_closing: bool) -> None:
