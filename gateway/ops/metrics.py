@@ -342,8 +342,8 @@ class Metrics(Collector):
         )
         yield gauge(
             "durable_gateway_cache_bytes",
-            "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. Excludes "
-            "buffers and bodies in flight.",
+            "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. "
+            "Excludes buffers and bodies in flight.",
             (),
             [((), self.cache_bytes)],
         )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +26,8 @@ BOUND_S: Final = 60.0
 REPLY_BYTES: Final = 4 * MIB
 PATTERN: Final = bytes(range(251)) * 4_500
 """Not a power of two, so that bytes from a wrong position differ."""
+
+LISTENS: Final = 'listen = "127.0.0.1:0"'
 
 PROGRAM: Final = """
 import resource, sys
@@ -61,11 +65,14 @@ def origin_of(total: int) -> HostileOrigin:
 class Gateway:
     """A gateway process; `stop` returns its peak memory."""
 
-    def __init__(self, origin: str, folder: Path, cache_mib: int) -> None:
+    def __init__(
+        self, origin: str, folder: Path, cache_mib: int, *, limits: str = "", listeners: str = LISTENS
+    ) -> None:
+        """`limits` are more lines of the table, `listeners` are lines of `[server]` and tables of listeners."""
         config = folder / "gateway.toml"
         config.write_text(
-            '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n'
-            f'[limits]\ncache_bytes = "{cache_mib}MiB"\n'
+            f'[server]\nadmin = "127.0.0.1:0"\n{listeners}\n'
+            f'[limits]\ncache_bytes = "{cache_mib}MiB"\n{limits}\n'
             f'[[route]]\nname = "all"\nprefix = "/"\norigin = "{origin}"\n'
         )
         self._process = subprocess.Popen(
@@ -73,7 +80,9 @@ class Gateway:
         )
         assert self._process.stdout is not None
         self._lines = self._process.stdout
-        self.port = int(self._line("READY gateway").rpartition(":")[2])
+        self.url = self._line("READY gateway").split()[2]
+        self.port = int(self.url.rpartition(":")[2])
+        self.admin_url = self._line("READY admin").split()[2]
 
     def _line(self, beginning: str) -> str:
         for line in self._lines:
@@ -83,6 +92,20 @@ class Gateway:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=MIB)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric, with its labels as it is exposed; 0 if it is not.  Blocks."""
+        with urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=BOUND_S) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith(f"{name} "):
+                    return float(line.rpartition(" ")[2])
+        return 0.0
+
+    @property
+    def resident_bytes(self) -> int:
+        """The process's resident memory now."""
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
 
     def stop(self) -> int:
         """The peak of the process's resident memory in bytes."""
