@@ -34,6 +34,7 @@ from gateway.engine.core import Engine
 from gateway.ops.access_log_setup import open_access_log
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
+from gateway.ops.admin.connections import IDLE_S, AdminConnections
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
@@ -96,6 +97,9 @@ class RunningGateway:
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
+        self._admin_server: asyncio.Server | None = None
+        self.admin_connections = AdminConnections(self._serve_admin, config.server.admin_connections)
+        metrics.listeners.admin = self.admin_connections.figures
         # Always the system's clock: it measures the event loop itself.
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
@@ -121,6 +125,7 @@ class RunningGateway:
 
     async def listen(self, admin: web.Application) -> Self:
         """Accept at all listeners, and serve `admin` on the admin port.  Raises OSError if a port is taken."""
+        self.admin_connections.watch(admin)
         # Handlers are cancelled with their connection, so that a closed console page leaves no live reader behind.
         self._admin = web.AppRunner(
             admin,
@@ -128,6 +133,7 @@ class RunningGateway:
             shutdown_timeout=1.0,
             handler_cancellation=True,
             max_line_size=MOST_LINE_BYTES,
+            keepalive_timeout=2 * IDLE_S,
         )
         self._loop_delay.start()
         self._sampling.start()
@@ -136,9 +142,11 @@ class RunningGateway:
         private = self.config.server.admin_address
         try:
             await self._admin.setup()
-            site = web.TCPSite(self._admin, private.host, private.port)
-            await site.start()
-            self.admin_url = _url(private, self._admin.addresses[0][1])
+            loop = asyncio.get_running_loop()
+            self._admin_server = await loop.create_server(
+                self.admin_connections, private.host, private.port, reuse_address=True
+            )
+            self.admin_url = _url(private, self._admin_server.sockets[0].getsockname()[1])
             await self.listeners.open(self._environ)
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
@@ -148,7 +156,7 @@ class RunningGateway:
             self.planned.stop()
             self._loop_delay.close()
             self._sampling.close()
-            await self._admin.cleanup()
+            await self._close_admin()
             await self.engine.close()
             if self._log is not None:
                 await self._log.close(0.0)
@@ -253,10 +261,21 @@ class RunningGateway:
             # Every request has ended by now, so the log may use the rest of the time.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
-        if self._admin is not None:
-            await self._admin.cleanup()
+        await self._close_admin()
         self._sampling.close()
         self._loop_delay.close()
+
+    async def _close_admin(self) -> None:
+        if self._admin_server is not None:
+            self._admin_server.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+
+    def _serve_admin(self) -> web.RequestHandler:
+        """A protocol of the admin port's HTTP server."""
+        assert self._admin is not None
+        assert self._admin.server is not None
+        return self._admin.server()
 
 
 async def start_gateway(

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
-import signal
-import subprocess
-import sys
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -19,24 +14,12 @@ from typing import Final
 
 import pytest
 
+from tests.memory.process import BOUND_S, MIB, Gateway
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 
-MIB: Final = 1 << 20
-BOUND_S: Final = 60.0
 REPLY_BYTES: Final = 4 * MIB
 PATTERN: Final = bytes(range(251)) * 4_500
 """Not a power of two, so that bytes from a wrong position differ."""
-
-LISTENS: Final = 'listen = "127.0.0.1:0"'
-
-PROGRAM: Final = """
-import resource, sys
-from gateway.cli import main
-status = main()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print("PEAK", peak if sys.platform == "darwin" else peak * 1024, flush=True)
-sys.exit(status)
-"""
 
 
 def stretch(start: int, size: int) -> bytes:
@@ -60,60 +43,6 @@ def origin_of(total: int) -> HostileOrigin:
         await writer.drain()
 
     return HostileOrigin(script, takes_head=True)
-
-
-class Gateway:
-    """A gateway process; `stop` returns its peak memory."""
-
-    def __init__(
-        self, origin: str, folder: Path, cache_mib: int, *, limits: str = "", listeners: str = LISTENS
-    ) -> None:
-        """`limits` are more lines of the table, `listeners` are lines of `[server]` and tables of listeners."""
-        config = folder / "gateway.toml"
-        config.write_text(
-            f'[server]\nadmin = "127.0.0.1:0"\n{listeners}\n'
-            f'[limits]\ncache_bytes = "{cache_mib}MiB"\n{limits}\n'
-            f'[[route]]\nname = "all"\nprefix = "/"\norigin = "{origin}"\n'
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self._lines = self._process.stdout
-        self.url = self._line("READY gateway").split()[2]
-        self.port = int(self.url.rpartition(":")[2])
-        self.admin_url = self._line("READY admin").split()[2]
-
-    def _line(self, beginning: str) -> str:
-        for line in self._lines:
-            if line.startswith(beginning):
-                return line
-        raise AssertionError(f"the gateway ended without a word of {beginning}")
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=MIB)
-
-    def metric(self, name: str) -> float:
-        """The value of a metric, with its labels as it is exposed; 0 if it is not.  Blocks."""
-        with urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=BOUND_S) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith(f"{name} "):
-                    return float(line.rpartition(" ")[2])
-        return 0.0
-
-    @property
-    def resident_bytes(self) -> int:
-        """The process's resident memory now."""
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * resource.getpagesize()
-
-    def stop(self) -> int:
-        """The peak of the process's resident memory in bytes."""
-        self._process.send_signal(signal.SIGTERM)
-        peak = int(self._line("PEAK").split()[1])
-        self._lines.close()
-        assert self._process.wait(BOUND_S) == 0
-        return peak
 
 
 async def leave(writer: asyncio.StreamWriter) -> None:

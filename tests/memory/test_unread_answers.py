@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from tests.memory.test_large_streams import BOUND_S, LISTENS, MIB, Gateway
+from tests.memory.process import BOUND_S, LISTENS, MIB, Gateway
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import Wire
 from tests.transports import OVER_HTTP_2, SECURE, TRANSPORTS, Trust, made
