@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 from aiohttp import web
 
@@ -41,19 +41,25 @@ from gateway.ops.console.wiring import add_console
 from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
+from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
+from gateway.ops.process_memory import container_limit_bytes, resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes
 from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
+from gateway.server.shedding import Shedding
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
 
 _log = logging.getLogger("gateway.app")
+
+_CONTAINER_SHARE: Final = 0.9
+"""The part of its container's memory under which a process keeps itself if no bound is configured."""
 
 
 class RunningGateway:
@@ -98,6 +104,16 @@ class RunningGateway:
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
         self._admin_server: asyncio.Server | None = None
+        self.memory = MemoryWatch(
+            engine.store,
+            Shedding(frontend.every_clients),
+            _memory_limits(config),
+            lambda: metrics.cache_limit_bytes,
+            resident_bytes,
+            return_freed_memory,
+            SystemClock(),
+        )
+        metrics.memory.look = self.memory.figures
         self.admin_connections = AdminConnections(self._serve_admin, config.server.admin_connections)
         metrics.listeners.admin = self.admin_connections.figures
         # Always the system's clock: it measures the event loop itself.
@@ -148,6 +164,7 @@ class RunningGateway:
             )
             self.admin_url = _url(private, self._admin_server.sockets[0].getsockname()[1])
             await self.listeners.open(self._environ)
+            self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if certificate_files(self.config.every_listener):
@@ -157,6 +174,7 @@ class RunningGateway:
             self._loop_delay.close()
             self._sampling.close()
             await self._close_admin()
+            await self._tasks.close()
             await self.engine.close()
             if self._log is not None:
                 await self._log.close(0.0)
@@ -200,6 +218,7 @@ class RunningGateway:
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
             self._frontend.reconfigure(change.config)
+            self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # The file may hold another plan under the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
@@ -332,6 +351,13 @@ async def start_gateway(
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.tls_reloader.start(known)
     return await gateway.listen(application)
+
+
+def _memory_limits(config: GatewayConfig) -> MemoryLimits:
+    limits = config.limits
+    container = container_limit_bytes() if not limits.memory_max_bytes else None
+    most = limits.memory_max_bytes if container is None else int(_CONTAINER_SHARE * container)
+    return MemoryLimits(most, limits.most_client_bytes)
 
 
 _Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates]

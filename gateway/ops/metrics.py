@@ -35,6 +35,7 @@ from gateway.ops.families import (
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.http2_families import http2_families
 from gateway.ops.listener_figures import ListenerFigures
+from gateway.ops.memory_figures import MemoryFigures
 from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
@@ -113,6 +114,7 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Reads the gateway's state."""
         self.listeners = ListenerFigures()
+        self.memory = MemoryFigures()
         self.operations = OperationFigures()
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
@@ -288,6 +290,7 @@ class Metrics(Collector):
         yield from state_families(state, self.routes)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
+        yield from self.memory.families()
         yield from http2_families(self.http2)
         yield from self.operations.families()
         if (plan := self.plan()) is not None:

@@ -72,6 +72,8 @@ class TapeStore:
         self._pin_share = 0.0
         self._not_stored: frozenset[StreamKey] = frozenset()
         """The streams whose bytes are not to be kept, by their keys in the public partition."""
+        self.may_grow = True
+        """Whether requests that bring more bytes may begin; False while the process is short of memory."""
         self.unstored_bytes = 0
         """Bytes fetched and not stored for that reason."""
         self.holdings: dict[str, RouteUsage] = {}

@@ -88,6 +88,12 @@ class Gateway:
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
+    def kill(self) -> None:
+        """End the process if `stop` has not."""
+        self._process.kill()
+        self._process.wait(BOUND_S)
+        self._lines.close()
+
     def stop(self) -> int:
         """The peak of the process's resident memory in bytes."""
         self._process.send_signal(signal.SIGTERM)
