@@ -139,6 +139,13 @@ class UpstreamCongested(GatewayError):
         super().__init__(is_unsent=True)
 
 
+class ShortOfMemory(GatewayError):
+    """The process is close to its memory limit, so it begins no fetch and no live request."""
+
+    status = 503
+    text = "Short of memory"
+
+
 class UpstreamUnreachable(GatewayError):
     """The connection to the origin failed, or was lost before the answer."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,27 @@ from gateway.config.values import (
     Bytes,
 )
 
+_LEAST_CLIENT_BYTES: Final = 64 * MIB
+
 
 class LimitsConfig(Model):
     """Bounds on memory and connections, and deadlines for clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    client_bytes: Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * GIB,
+        description="Most bytes held for all clients together: unread answers that are not shared, unfinished heads, "
+        "bodies. Above, the connections that hold the most are dropped. 0: a quarter of cache_bytes, at least 64 MiB.",
+    )
+    memory_max_bytes: Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * GIB,
+        description="Memory of the process under which the gateway keeps itself: near it the cache shrinks, clients "
+        "are dropped, and what is new is refused. 0: 90 % of the container's limit, and no bound where there is none.",
+    )
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
         default="s3-fifo", description="Eviction policy once cache_bytes is reached; the default withstands scans."
     )
@@ -124,3 +140,8 @@ class LimitsConfig(Model):
     send_buffer_bytes: Bytes = Field(
         default=256 * KIB, ge=4 * KIB, le=GIB, description="Unsent bytes held for one client before it counts as slow."
     )
+
+    @property
+    def most_client_bytes(self) -> int:
+        """`client_bytes`, or what 0 stands for."""
+        return self.client_bytes or max(_LEAST_CLIENT_BYTES, self.cache_bytes // 4)

@@ -159,6 +159,8 @@ class ReplyClassifier:
             stream.record_caching(headers, up_to_date=up_to_date)
         if is_beyond:
             stream.record_beyond(flight.start)
+        self._store.weigh(stream)
+        if is_beyond:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 

@@ -26,6 +26,7 @@ from gateway.engine.route import Route
 from gateway.errors import (
     CircuitOpen,
     GatewayError,
+    ShortOfMemory,
     TailMovedBack,
     UpstreamBroken,
     UpstreamCongested,
@@ -231,6 +232,10 @@ class FetchTable:
         flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
+        if not self._store.may_grow and flight.start not in (METADATA, NOW, stream.tape.tail):
+            # What follows a known tail is little, and readers of what is in memory go on.
+            flight.fail(ShortOfMemory())
+            return
         for attempts_left in range(route.config.retry_attempts, -1, -1):
             is_last = attempts_left == 0 or not route.retries.has_retry
             error = await self._attempt(stream, flight, route, source, is_last)

@@ -273,6 +273,7 @@ class Relay:
         stream.learn_type(reply.headers["Content-Type"])
         stream.record_headers(reply.headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
+        self._store.weigh(stream)
         self._reached(stream, reply)
 
     def _acknowledge(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:

@@ -23,6 +23,8 @@ MOST_FIELDS: Final = 128
 """Fields in a head, and again in a trailer section."""
 LONGEST_LINE: Final = 8_190
 """Bytes of one field, and of a request target."""
+_FIELD_COST: Final = 180
+"""Bytes that a parsed field takes in addition to its characters."""
 LONGEST_HEAD: Final = 1 << 16
 """Bytes of a head or of body framing that may arrive after the first read of it."""
 
@@ -146,6 +148,11 @@ class RequestParser:
         """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
         self.state = State.CLOSED
         del self._parser
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes of an unfinished head are held, parsed or not."""
+        return self._pending_bytes + sum(_FIELD_COST + len(name) + len(value) for name, value in self._fields)
 
     def feed(self, data: bytes) -> list[Event]:
         """The events in these bytes, in order."""

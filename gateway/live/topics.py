@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import TooManyFollowed
+from gateway.errors import ShortOfMemory, TooManyFollowed
 from gateway.live.follower import Follower
 from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
@@ -127,10 +127,13 @@ class LiveTopics:
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
-        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed."""
+        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed or
+        ShortOfMemory."""
         is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
         if is_needed and len(self._runs) >= self._max_followed:
             raise TooManyFollowed
+        if is_needed and not self._store.may_grow:
+            raise ShortOfMemory
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
@@ -141,7 +144,7 @@ class LiveTopics:
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
         if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs and len(self._runs) >= self._max_followed
+            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
         ):
             return
         topic.is_hot = True

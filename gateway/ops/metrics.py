@@ -36,6 +36,7 @@ from gateway.ops.families import (
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.http2_families import http2_families
 from gateway.ops.listener_figures import ListenerFigures
+from gateway.ops.memory_figures import MemoryFigures
 from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
@@ -114,6 +115,7 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Reads the gateway's state."""
         self.listeners = ListenerFigures()
+        self.memory = MemoryFigures()
         self.operations = OperationFigures()
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
@@ -290,6 +292,7 @@ class Metrics(Collector):
         yield from connection_families(state.upstream, state.slots)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
+        yield from self.memory.families()
         yield from http2_families(self.http2)
         yield from self.operations.families()
         if (plan := self.plan()) is not None:
@@ -344,7 +347,8 @@ class Metrics(Collector):
         )
         yield gauge(
             "durable_gateway_cache_bytes",
-            "Stream bytes on tapes and in compressed copies. Excludes indexes, buffers and bodies in flight.",
+            "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. "
+            "Excludes buffers and bodies in flight.",
             (),
             [((), self.cache_bytes)],
         )

@@ -52,6 +52,11 @@ class RequestBody:
         state = "failed" if self.error is not None else "whole" if self.is_whole else "incomplete"
         return f"<RequestBody {self._size} unread, {state}>"
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have arrived and were not taken yet."""
+        return self._size
+
     # -- the connection's side
 
     def feed(self, piece: bytes) -> None:

@@ -45,6 +45,8 @@ class ConnectionRefusal(StrEnum):
     """`max_connections` connections are open."""
     LEAVING = "leaving"
     """The gateway is draining."""
+    MEMORY = "memory"
+    """The process is close to `memory_max_bytes`."""
     PROXY = "proxy"
     """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
@@ -55,6 +57,14 @@ class ClientConnection(Protocol):
     @property
     def unsent_bytes(self) -> int:
         """Bytes that the client has not read yet, as far as this process holds them."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold: unread answers, unless they are shared with others,
+        unfinished heads, and bodies that wait."""
+
+    def shed(self) -> None:
+        """Close the connection at once, because too much memory is held."""
 
     def close_if_idle(self) -> None:
         """Close the connection: now if it is idle, else after the current answer."""
@@ -115,6 +125,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False
+        self.is_short_of_memory = False
+        """Whether new connections are refused because the process is close to its memory limit."""
         self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
         self._open: set[ClientConnection] = set()
@@ -145,13 +157,22 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is draining."""
         self._unadmitted -= 1
-        is_full = self.count_connections() >= self.limits.max_connections
-        if self.is_draining or is_full:
-            self.refused[ConnectionRefusal.LEAVING if self.is_draining else ConnectionRefusal.LIMIT] += 1
+        why = self._why_refused()
+        if why is not None:
+            self.refused[why] += 1
             self._emptied.fire()
             return False
         self._open.add(client)
         return True
+
+    def _why_refused(self) -> ConnectionRefusal | None:
+        if self.is_draining:
+            return ConnectionRefusal.LEAVING
+        if self.is_short_of_memory:
+            return ConnectionRefusal.MEMORY
+        if self.count_connections() >= self.limits.max_connections:
+            return ConnectionRefusal.LIMIT
+        return None
 
     def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
         """Put `successor` in the place of `client`: the connection changes its protocol."""

@@ -122,6 +122,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
+            self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, data)
@@ -257,6 +258,8 @@ class Connection(ReadingConnection, Handling):
             self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
+        if self._shared_bytes and self.transport is not None:
+            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
@@ -361,6 +364,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
+            self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, request)
@@ -372,3 +376,11 @@ class SecureConnection(Connection):
     __slots__ = ()
 
     scheme = "https"
+
+    @property
+    def held_bytes(self) -> int:
+        """The same; what has been encrypted is this client's own, whoever else gets the answer."""
+        if self.cut_reason is not None:
+            return 0
+        held = super().held_bytes
+        return max(held, min(self.unsent_bytes, self._clients.limits.send_buffer_bytes))

@@ -49,6 +49,7 @@ class TimedConnection(asyncio.Protocol):
         "_clients",
         "_is_active",
         "_quiet_checks",
+        "_shared_bytes",
         "_tick",
         "_unsent",
         "cut_reason",
@@ -74,6 +75,8 @@ class TimedConnection(asyncio.Protocol):
         """The number of unsent bytes at the last check."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
+        self._shared_bytes = 0
+        """Bytes of the latest large answer, which it shares with others: they are not this client's own."""
         self._tick = NEVER
 
     def _clear_deadline(self) -> None:
@@ -155,6 +158,11 @@ class TimedConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Close the connection at the end of a drain."""
         self.cut_reason = CloseReason.DRAINED
+        self.abort()
+
+    def shed(self) -> None:
+        """Close the connection because too much memory is held."""
+        self.cut_reason = CloseReason.SLOW
         self.abort()
 
     def abort(self) -> None:

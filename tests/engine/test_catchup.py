@@ -142,7 +142,7 @@ async def test_what_may_not_be_shared_is_left_to_the_relay(start: Start) -> None
     )
     with pytest.raises(Uncacheable, match="cookie"):
         await bench.engine.catch_up(bench.read("/s?offset=-1"))
-    assert bench.engine.store.cost == sum(stream.tape.cost for stream in bench.engine.store)
+    assert bench.engine.store.cost == sum(stream.cost for stream in bench.engine.store)
     assert not any(stream.tape.size for stream in bench.engine.store)
 
 

@@ -81,6 +81,8 @@ class Http2Connection(asyncio.Protocol):
         """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
         """Whether the client has sent a request since the last check for idleness."""
+        self._is_shed = False
+        """Whether it is being dropped because too much memory is held."""
         self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
@@ -112,6 +114,21 @@ class Http2Connection(asyncio.Protocol):
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold.  Of a large queued answer, which is probably shared with
+        others, only the beginning is counted."""
+        if self.transport is None or self._is_shed:
+            return 0
+        most = self.clients.limits.send_buffer_bytes
+        queued = sum(min(stream.queued_bytes, most) for stream in self._channels)
+        return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
+
+    def shed(self) -> None:
+        """Close the connection because too much memory is held."""
+        self._is_shed = True
+        self._cut(CloseReason.SLOW)
 
     # -- called by asyncio
 
@@ -371,7 +388,8 @@ class Http2Connection(asyncio.Protocol):
             self._write_timer.set(self.clients.limits.client_write_timeout_s)
         else:
             self.clients.metrics.slow_consumer()
-            self._cut(CloseReason.SLOW)
+            self._is_shed = True
+        self._cut(CloseReason.SLOW)
 
     # -- the end
 
