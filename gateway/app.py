@@ -217,6 +217,7 @@ class RunningGateway:
                 # A credential may change while the configuration that names its file stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
+            self.engine.limit_clients(change.config.limits)
             self._frontend.reconfigure(change.config)
             self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
@@ -330,7 +331,7 @@ async def start_gateway(
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
-    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners)
+    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners, rng)
     certificate_stamp = stamp(certificate_files(config.every_listener))
     frontend.use_certificates(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
@@ -375,7 +376,9 @@ def _is_budget_set(config: GatewayConfig) -> bool:
 
 def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
     limits = {"connections": config.limits.max_connections, "followed_streams": config.limits.followed_streams}
-    metrics.configure([route.name for route in config.routes], budget, limits)
+    routes = [route.name for route in config.routes]
+    metrics.configure(routes, budget, limits)
+    metrics.limit_figures.configure(config.rate_limits, routes)
 
 
 def _sampled_trace() -> str | None:

@@ -106,6 +106,24 @@ class RequestTimeout(GatewayError):
     text = "Request timeout"
 
 
+class TooManyRequests(GatewayError):
+    """The client exceeds a limit per client or a rate limit (RFC 6585 §4).  `retry_after_s` is in whole seconds."""
+
+    status = 429
+    fault = Fault.CLIENT
+    text = "Too many requests"
+
+    def __init__(self, retry_after_s: int, text: str | None = None, *, fields: tuple[str, str] | None = None) -> None:
+        super().__init__(text)
+        self._retry_after_s = retry_after_s
+        self.fields = fields
+        """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
+
+    @property
+    def retry_after_s(self) -> int:
+        return self._retry_after_s
+
+
 class LoopDetected(GatewayError):
     """The request has passed through this gateway before (RFC 8586 §2)."""
 

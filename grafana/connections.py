@@ -25,8 +25,9 @@ CONNECTIONS: Final = Board(
                 ),
                 Panel(
                     "Refused",
-                    "limit: max_connections are open. leaving: the gateway drains. proxy: a PROXY header is missing, "
-                    "malformed or not trusted.",
+                    "limit: max_connections are open. client: its network has client_connections. displaced: closed "
+                    "while idle for one of a smaller network. leaving: the gateway drains. proxy: a PROXY header is "
+                    "missing, malformed or not trusted.",
                     "ops",
                     (Query(rate("durable_gateway_connections_refused_total", "reason", GATEWAY), "{{reason}}"),),
                 ),
@@ -37,6 +38,28 @@ CONNECTIONS: Final = Board(
                     (
                         Query(total("durable_gateway_http2_connections", matching=GATEWAY), "connections"),
                         Query(total("durable_gateway_http2_streams", matching=GATEWAY), "requests"),
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "Limits",
+            (
+                Panel(
+                    "Clients beyond their share",
+                    "Requests refused and clients cut off, by the key in limits: more live reads, followed streams or "
+                    "reads of new streams than one network may have, or slower than client_min_rate.",
+                    "ops",
+                    (Query(rate("durable_gateway_client_limited_total", "limit", GATEWAY), "{{limit}}"),),
+                ),
+                Panel(
+                    "Rate limits",
+                    "Requests answered 429 because of a configured [[rate_limit]], by its name and the route.",
+                    "ops",
+                    (
+                        Query(
+                            rate("durable_gateway_rate_limited_total", "limit, route", GATEWAY), "{{limit}}, {{route}}"
+                        ),
                     ),
                 ),
             ),

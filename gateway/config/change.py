@@ -28,6 +28,12 @@ RELOADABLE: Final = frozenset(
         "limits.memory_max_bytes",
         "limits.max_request_bytes",
         "limits.max_connections",
+        "limits.client_connections",
+        "limits.client_live_reads",
+        "limits.client_followed_streams",
+        "limits.client_new_streams_per_s",
+        "limits.client_min_rate",
+        "limits.client_body_timeout_s",
         "limits.client_header_timeout_s",
         "limits.client_idle_timeout_s",
         "limits.client_write_timeout_s",
@@ -71,6 +77,7 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
             else:
                 waiting.extend(names)
         taken[section] = old.model_copy(update=updates)
+    changed.extend(_rate_limit_changes(now, wanted))
     changed.extend(_route_changes(now, wanted))
     listeners = now.listeners
     if tuple(map(_without_tls, now.listeners)) == tuple(map(_without_tls, wanted.listeners)):
@@ -80,13 +87,21 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
         listeners = wanted.listeners
     else:
         waiting.append("listener")
-    config = now.model_copy(update={**taken, "listeners": listeners, "routes": wanted.routes})
+    config = now.model_copy(
+        update={**taken, "listeners": listeners, "rate_limits": wanted.rate_limits, "routes": wanted.routes}
+    )
     return Change(config, tuple(changed), tuple(waiting))
 
 
 def _without_tls(listener: ListenerConfig) -> tuple[ListenerConfig, bool]:
     """A listener without its TLS settings, and whether it has any."""
     return listener.model_copy(update={"tls": None}), listener.tls is not None
+
+
+def _rate_limit_changes(now: GatewayConfig, wanted: GatewayConfig) -> Iterator[str]:
+    old = {limit.name: limit for limit in now.rate_limits}
+    new = {limit.name: limit for limit in wanted.rate_limits}
+    yield from (f"rate_limit.{name}" for name in {**old, **new} if old.get(name) != new.get(name))
 
 
 def _route_changes(now: GatewayConfig, wanted: GatewayConfig) -> Iterator[str]:

@@ -217,7 +217,7 @@ class _Draft:
     def _key_text(self, path: KeyPath) -> str:
         if len(path) == 1 and path[0] in LISTS:
             return LISTS[str(path[0])][0]
-        if path[:1] == ("listeners",):
+        if path[:1] in (("listeners",), ("rate_limits",)):
             path = path_in_file(path)
         if path[:1] == ("routes",) and len(path) > 1 and isinstance(path[1], int):
             name = _name_of(self.tree["routes"][path[1]])

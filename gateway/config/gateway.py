@@ -21,6 +21,7 @@ from gateway.config.model import MisfitError, Model
 from gateway.config.origins import (
     OriginsConfig,
 )
+from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
@@ -29,7 +30,7 @@ from gateway.config.telemetry import LogConfig, TracingConfig
 class GatewayConfig(Model):
     """The configuration of one gateway process, with at least one route.
 
-    `routes` is `[[route]]` in a file, `listeners` is `[[listener]]`.
+    `routes` is `[[route]]` in a file, `listeners` is `[[listener]]`, `rate_limits` is `[[rate_limit]]`.
     """
 
     server: ServerConfig = ServerConfig()
@@ -43,6 +44,9 @@ class GatewayConfig(Model):
         strict=False,
         max_length=64,
         description="Where clients are accepted; without any, at server.listen.",
+    )
+    rate_limits: tuple[RateLimitConfig, ...] = Field(
+        default=(), strict=False, max_length=64, description="How much clients may ask for."
     )
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
@@ -66,6 +70,19 @@ class GatewayConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _rate_limits_fit(self) -> Self:
+        names = {route.name for route in self.routes}
+        taken: set[str] = set()
+        for index, limit in enumerate(self.rate_limits):
+            if limit.name in taken:
+                raise MisfitError(f"another limit is named {limit.name!r}", "rate_limits", index, "name")
+            taken.add(limit.name)
+            for name in limit.routes:
+                if name not in names:
+                    raise MisfitError(f"there is no route {name!r}", "rate_limits", index, "routes")
+        return self
+
+    @model_validator(mode="after")
     def _listeners_differ(self) -> Self:
         check_addresses(self.listeners)
         return self
@@ -81,8 +98,10 @@ class GatewayConfig(Model):
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
         """A configuration with one route, to the origin `url` or to several origins.
 
-        An override is a field of the route, the limits, the server or another section, by its name; `listeners` is a
-        list of tables.  `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.
+        An override is a field of the route, the limits, the server or another section, by its name; `listeners` and
+        `rate_limits` are lists of tables.
+
+        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.
 
         Raises TypeError for a name that is not a field, and pydantic's ValidationError (a ValueError) for a bad value.
         """
@@ -96,7 +115,7 @@ class GatewayConfig(Model):
             "route": RouteConfig,
         }
         parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
-        listeners = overrides.pop("listeners", ())
+        lists = {name: overrides.pop(name, ()) for name in ("listeners", "rate_limits")}
         parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
@@ -104,4 +123,4 @@ class GatewayConfig(Model):
                 raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
             parts[section][key] = value
         route, plan = parts.pop("route"), parts.pop("cache.plan")
-        return cls.model_validate({**parts, "cache": {"plan": plan}, "listeners": listeners, "routes": [route]})
+        return cls.model_validate({**parts, **lists, "cache": {"plan": plan}, "routes": [route]})

@@ -71,6 +71,27 @@ class LimitsConfig(Model):
     max_connections: int = Field(
         default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
     )
+    client_connections: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Most connections of one client network; 0 is half of max_connections. Trusted proxies and Unix "
+        "sockets are not bounded.",
+    )
+    client_live_reads: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Most live reads of one client network; further ones are answered 429. 0 is half of "
+        "max_connections.",
+    )
+    client_new_streams_per_s: float = Field(
+        default=100,
+        ge=0,
+        le=1_000_000,
+        description="Reads a second by one client network of streams that are not in memory; further ones are answered "
+        "429. Two seconds' worth may come at once. 0 is no limit.",
+    )
     client_v4_bits: int = Field(
         default=32,
         ge=8,
@@ -116,6 +137,13 @@ class LimitsConfig(Model):
         le=1_000_000,
         description="Most streams followed live at once; live readers of further ones are answered 503.",
     )
+    client_followed_streams: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Most streams followed live that one client network opened; live readers of further ones are "
+        "answered 429. 0 is half of followed_streams.",
+    )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="Longest time a client may take to send a request's head."
     )
@@ -125,11 +153,21 @@ class LimitsConfig(Model):
     client_idle_timeout_s: float = Field(
         default=30, ge=0.05, le=3_600, description="Longest pause in the middle of a request's body."
     )
+    client_body_timeout_s: float = Field(
+        default=900, ge=0.05, le=86_400, description="Longest time a client may take to send one request's body."
+    )
+    client_min_rate: int = Field(
+        default=240,
+        ge=0,
+        le=GIB,
+        description="Least bytes a second that a client sends of a request's body, after 5 s, and takes of an answer, "
+        "in each client_write_timeout_s. A slower upload is answered 408, a slower reader is dropped. 0 is no limit.",
+    )
     client_write_timeout_s: float = Field(
         default=30,
         ge=0.05,
         le=3_600,
-        description="Longest time a client may accept no bytes; then its connection is dropped.",
+        description="How long a client may take less of an answer than client_min_rate; then it is dropped.",
     )
     keepalive_timeout_s: float = Field(
         default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."
@@ -145,3 +183,18 @@ class LimitsConfig(Model):
     def most_client_bytes(self) -> int:
         """`client_bytes`, or what 0 stands for."""
         return self.client_bytes or max(_LEAST_CLIENT_BYTES, self.cache_bytes // 4)
+
+    @property
+    def most_client_connections(self) -> int:
+        """The most connections of one client network."""
+        return self.client_connections or max(1, self.max_connections // 2)
+
+    @property
+    def most_client_live_reads(self) -> int:
+        """The most live reads of one client network."""
+        return self.client_live_reads or max(1, self.max_connections // 2)
+
+    @property
+    def most_client_followed_streams(self) -> int:
+        """The most streams followed live that one client network opened."""
+        return self.client_followed_streams or max(1, self.followed_streams // 2)

@@ -22,6 +22,7 @@ from gateway.config.origins import (
     OriginsConfig,
     OriginTlsConfig,
 )
+from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import CorsConfig, RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
@@ -49,6 +50,7 @@ TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
 LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "routes": ("route", RouteConfig),
     "listeners": ("listener", ListenerConfig),
+    "rate_limits": ("rate_limit", RateLimitConfig),
 }
 """Arrays of tables, by the field of `GatewayConfig`: the name in a file, and the model of one table."""
 

@@ -41,6 +41,8 @@ class LoadedConfig:
             yield from self._section((name,), name, getattr(self.config, name))
         for index, listener in enumerate(self.config.listeners):
             yield from self._section(("listeners", index), f"listener[{index}]", listener)
+        for index, limit in enumerate(self.config.rate_limits):
+            yield from self._section(("rate_limits", index), f"rate_limit.{limit.name}", limit)
         for index, route in enumerate(self.config.routes):
             yield from self._section(("routes", index), f"route.{route.name}", route)
 
@@ -69,7 +71,7 @@ def _formatted(key: str, value: object) -> str:
             return "none"
         case bool():
             return str(value).lower()
-        case int() if key.endswith("_bytes"):
+        case int() if key.endswith(("_bytes", ".bytes_per_s")):
             size = format_bytes(value)
             return size if size == str(value) else f'"{size}"'
         case float():

@@ -7,7 +7,9 @@ remembered is cleared; until the write is answered, nothing new is remembered.  
 readers as soon as its PUT is acknowledged.
 
 Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
-which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.
+which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.  The lower
+half of the bucket is shared fairly: a client net that has used up half of the rate gets nothing of it, and so one net
+cannot have the reads of all others refused.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from cachetools import TLRUCache
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
+from gateway.limits.buckets import Buckets
+from gateway.limits.client_net import UNKNOWN
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.upstream.flight import METADATA, OriginError
 
@@ -42,14 +46,23 @@ class _Remembered:
     until: float
 
 
-@dataclass(slots=True)
 class _Bucket:
-    tokens: float
-    filled_at: float
+    """One origin's bucket, and the halves of it that each client net may use for itself."""
 
-    def fill(self, now: float, per_s: float) -> None:
-        self.tokens = min(per_s * _BURST_S, self.tokens + (now - self.filled_at) * per_s)
-        self.filled_at = now
+    __slots__ = ("_all", "_shares")
+
+    def __init__(self, per_s: float) -> None:
+        self._all = Buckets(per_s, max(1.0, per_s * _BURST_S))
+        self._shares = Buckets(per_s / 2, max(1.0, per_s * _BURST_S / 2))
+
+    def may_ask(self, client: str, now: float) -> bool:
+        left = self._all.left("", now)
+        return left >= 1 and (left > self._all.burst / 2 or client == UNKNOWN or not self._shares.wait_s(client, now))
+
+    def take(self, client: str, now: float) -> None:
+        self._all.take_left("", now)
+        if client != UNKNOWN:
+            self._shares.take_left(client, now)
 
 
 class Absences:
@@ -68,7 +81,7 @@ class Absences:
         """The number of writes under way."""
         self.write_epoch = 0
         """Counts starts and ends of writes of all groups: an answer that spans one of them may predate the write."""
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[tuple[str, float], _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._remembered)
@@ -89,11 +102,13 @@ class Absences:
         request_headers: CIMultiDict[str],
         route: Route,
         asked_at: float,
+        client: str = UNKNOWN,
     ) -> None:
         """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
-        `request_headers` sent at `asked_at`.  The lifetime counts from that time, not from the reply."""
+        `request_headers` sent at `asked_at` for the net `client`.  The lifetime counts from that time, not from the
+        reply."""
         if error.status == 404 and (bucket := self._bucket(route)) is not None:
-            bucket.tokens = max(0.0, bucket.tokens - 1)
+            bucket.take(client, self._now())
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
@@ -115,11 +130,12 @@ class Absences:
         route: Route,
         asked_at: float,
         write_epoch: int,
+        client: str = UNKNOWN,
     ) -> None:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
         only other HEADs.  Does nothing if `write_epoch` has changed since the request."""
         if write_epoch == self.write_epoch:
-            self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at)
+            self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
 
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
         """The remembered error for a read of the stream from `offset` with the headers `request_headers`, or None;
@@ -132,10 +148,10 @@ class Absences:
                 return found.error
         return None
 
-    def may_ask(self, route: Route) -> bool:
-        """Whether the route's origin may be asked for a stream that is not in memory."""
+    def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
+        """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
         bucket = self._bucket(route)
-        return bucket is None or bucket.tokens >= 1
+        return bucket is None or bucket.may_ask(client, self._now())
 
     def write_begins(self, group: Group) -> None:
         """A write to the group's path is about to be sent; the caller must call `write_ends`."""
@@ -154,13 +170,13 @@ class Absences:
             del self._writes[group]
 
     def _bucket(self, route: Route) -> _Bucket | None:
-        per_s, now = route.config.absent_per_s, self._now()
+        per_s = route.config.absent_per_s
         if not per_s:
             return None
-        bucket = self._buckets.get(route.authority)
+        # Routes to one origin may have different rates.
+        bucket = self._buckets.get((route.authority, per_s))
         if bucket is None:
-            bucket = self._buckets[route.authority] = _Bucket(per_s * _BURST_S, now)
-        bucket.fill(now, per_s)
+            bucket = self._buckets[route.authority, per_s] = _Bucket(per_s)
         return bucket
 
     def _prune(self) -> None:

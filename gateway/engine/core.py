@@ -12,11 +12,13 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.config.gateway import GatewayConfig
+from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
 from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
+from gateway.engine.cold_reads import ColdReads
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
@@ -28,7 +30,7 @@ from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
-from gateway.errors import TailMovedBack, TooManyAbsent
+from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
@@ -113,6 +115,7 @@ class Engine:
             access_log,
         )
         self.absences = Absences(clock.now)
+        self._cold_reads = ColdReads(self.absences, metrics, rng, clock.now)
         self.fetches = FetchTable(
             upstream,
             self.store,
@@ -132,8 +135,9 @@ class Engine:
         self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
+        self.limit_clients(limits)
         wheel = Wheel(clock)
-        self._incarnations = Incarnations(self.store, self.absences, self.live, clock)
+        self._incarnations = Incarnations(self.store, self.absences, self._cold_reads, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
@@ -150,12 +154,15 @@ class Engine:
         )
 
     def knows(self, read: Read) -> bool:
-        """Whether anything in memory may answer or refuse a HEAD."""
-        return (
+        """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""
+        is_known = (
             self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
-            or not self.absences.may_ask(read.route)
         )
+        if is_known or not self._cold_reads.may_ask(read):
+            return True
+        self._cold_reads.admit(read)
+        return False
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
@@ -164,8 +171,8 @@ class Engine:
         stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
-            if stream is None and not self.absences.may_ask(read.route):
-                raise TooManyAbsent
+            if stream is None:
+                self._cold_reads.admit(read)
             return None
         stream.hold()
         try:
@@ -258,6 +265,11 @@ class Engine:
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure(len(self.origins), len(config.routes))
         return changed
+
+    def limit_clients(self, limits: LimitsConfig) -> None:
+        """Bound what one client net may have followed and read anew, from now on."""
+        self.live.most_per_client = limits.most_client_followed_streams
+        self._cold_reads.configure(limits.client_new_streams_per_s)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""

@@ -282,7 +282,7 @@ class FetchTable:
                     # An error to a HEAD lacks the body that a GET would be given, so it answers only HEADs.
                     is_whole = head.status == 404 and not is_metadata
                     offset = None if is_whole else flight.start
-                    self._absences.add(stream.key, offset, head, source.headers, route, asked_at)
+                    self._absences.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
                         self._classifier.apply(stream, flight, head, facts)

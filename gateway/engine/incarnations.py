@@ -8,9 +8,10 @@ from typing import TypeVar
 from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
+from gateway.engine.cold_reads import ColdReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
-from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
+from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.tape.store import TapeStore
@@ -25,9 +26,12 @@ T = TypeVar("T")
 class Incarnations:
     """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
-    def __init__(self, store: TapeStore, absences: Absences, live: LiveTopics, clock: Clock) -> None:
+    def __init__(
+        self, store: TapeStore, absences: Absences, cold_reads: ColdReads, live: LiveTopics, clock: Clock
+    ) -> None:
         self._store = store
         self._absences = absences
+        self._cold_reads = cold_reads
         self._live = live
         self._clock = clock
 
@@ -58,12 +62,12 @@ class Incarnations:
 
     def open(self, read: Read) -> Stream:
         """The read's stream; a new record if the known one may have expired, because only the origin knows what exists
-        now.  Raises TooManyAbsent."""
+        now.  Raises TooManyAbsent or TooManyRequests."""
         now = self._clock.now()
         existing = self._store.find(read.key)
         if existing is not None and existing.has_expired(now, self._clock.wall()):
             # A sliding TTL may have been renewed elsewhere, and an expired stream may have been replaced.
             self._live.drop(existing, End.EXPIRED)
-        elif existing is None and not self._absences.may_ask(read.route):
-            raise TooManyAbsent
+        elif existing is None:
+            self._cold_reads.admit(read)
         return self._store.open(read.key, now)

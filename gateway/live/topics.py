@@ -6,6 +6,9 @@ between any two of its requests.  A topic pins its stream, so one key has one to
 A topic may also be *hot*: followed because catch-up reads ask for its tail more often than a live request would.  It
 stays hot while it is read often enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the
 streams that may be followed; the other half is reserved for live readers.
+
+A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
+stream and another live request, and one net must not use up all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import ShortOfMemory, TooManyFollowed
+from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
+from gateway.limits.client_net import UNKNOWN
+from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
+from gateway.limits.usage import Tally
 from gateway.live.follower import Follower
 from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
@@ -60,6 +66,11 @@ class LiveTopics:
         self._tasks = tasks
         self._metrics = metrics
         self._rng = rng
+        self.most_per_client = max_followed
+        """The most topics that one client net may have followed."""
+        self._charged: dict[Topic, str] = {}
+        """The net that each topic is charged to."""
+        self._by_client = Tally()
         self._topics: dict[Stream, Topic] = {}
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
@@ -128,15 +139,29 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed or
-        ShortOfMemory."""
+        ShortOfMemory, TooManyRequests."""
         is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
         if is_needed and len(self._runs) >= self._max_followed:
             raise TooManyFollowed
         if is_needed and not self._store.may_grow:
             raise ShortOfMemory
+        if is_needed and not self._has_share(topic):
+            self._metrics.client_limited("client_followed_streams")
+            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
+
+    def _has_share(self, topic: Topic) -> bool:
+        """Whether the topic's net may have one more topic followed, or has this one."""
+        net = topic.access.source.client
+        return topic in self._charged or net == UNKNOWN or self._by_client[net] < self.most_per_client
+
+    def _charge(self, topic: Topic) -> None:
+        net = topic.access.source.client
+        if topic not in self._charged and net != UNKNOWN:
+            self._charged[topic] = net
+            self._by_client.add(net)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
@@ -144,7 +169,8 @@ class LiveTopics:
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
         if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
+            topic not in self._runs
+            and (len(self._runs) >= self._max_followed or not self._store.may_grow or not self._has_share(topic))
         ):
             return
         topic.is_hot = True
@@ -257,6 +283,7 @@ class LiveTopics:
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
+        self._charge(topic)
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(
             topic,
@@ -298,6 +325,8 @@ class LiveTopics:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
+        if (net := self._charged.pop(topic, None)) is not None:
+            self._by_client.remove(net)
         topic.is_hot = False
         for timers in (
             self._lingers,

@@ -47,8 +47,9 @@ class ListenerFigures:
         """The families with their current values."""
         yield counter(
             "durable_gateway_connections_refused",
-            "Client connections closed unanswered: limit beyond max_connections, leaving in a drain, proxy for a PROXY "
-            "header that is missing, malformed or not trusted. Excludes failed TLS handshakes.",
+            "Client connections closed unanswered: limit beyond max_connections, client beyond client_connections, "
+            "displaced for a smaller network's, leaving in a drain, proxy for a PROXY header that is missing, "
+            "malformed or not trusted. Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),
         )

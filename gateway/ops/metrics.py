@@ -35,6 +35,7 @@ from gateway.ops.families import (
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.http2_families import http2_families
+from gateway.ops.limit_figures import LimitFigures
 from gateway.ops.listener_figures import ListenerFigures
 from gateway.ops.memory_figures import MemoryFigures
 from gateway.ops.operation_figures import OperationFigures
@@ -117,6 +118,7 @@ class Metrics(Collector):
         self.listeners = ListenerFigures()
         self.memory = MemoryFigures()
         self.operations = OperationFigures()
+        self.limit_figures = LimitFigures()
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
         self.plan: Callable[[], PlanState | None] = lambda: None
@@ -236,6 +238,12 @@ class Metrics(Collector):
     def slow_consumer(self, *, is_closed: bool = True) -> None:
         self.slow_consumers[is_closed].value += 1
 
+    def client_limited(self, limit: str) -> None:
+        self.limit_figures.client_limited[limit] += 1
+
+    def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
+        self.limit_figures.rate_limited[limit, route] += 1
+
     def retry(self, route: str = NO_ROUTE) -> None:
         self._figures(route).retries.value += 1
 
@@ -293,6 +301,7 @@ class Metrics(Collector):
         yield from origin_families(state.origins)
         yield from self.listeners.families()
         yield from self.memory.families()
+        yield from self.limit_figures.families()
         yield from http2_families(self.http2)
         yield from self.operations.families()
         if (plan := self.plan()) is not None:

@@ -1,4 +1,7 @@
-"""A client's request body: read as it arrives, bounded in size and in idle time.
+"""A client's request body: read as it arrives, bounded in size, in idle time, in rate and in total time.
+
+Only time spent waiting for the client counts towards rate and total: while the origin takes nothing, the client may
+not be able to send.
 
 A small body is gathered before an upstream connection is taken for it, so that a client that sends slowly holds none.
 If the length is announced, there is nothing else to wait for.  A chunked body may be that of a client that writes now
@@ -18,6 +21,7 @@ from typing import Final, Protocol
 from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
+from gateway.limits.least_rate import upload_time_left
 
 _MOST_GATHERED: Final = 1 << 16
 """A body that is not longer than this is read whole before the origin is contacted."""
@@ -36,13 +40,31 @@ class RequestBody:
     """The body of one request, to be read once.  A failure surfaces in the upstream client as a failed request; `error`
     tells whether the client caused it."""
 
-    __slots__ = ("_flow", "_length", "_pieces", "_size", "_waiter", "error", "is_whole")
+    __slots__ = (
+        "_flow",
+        "_length",
+        "_pieces",
+        "_received",
+        "_size",
+        "_size",
+        "_waited_s",
+        "_waiter",
+        "error",
+        "exceeded",
+        "is_whole",
+    )
 
     def __init__(self, flow: Flow, head: RequestHead) -> None:
         self._flow = flow
         self._length = head.length
         self._pieces: deque[bytes] = deque()
         self._size = 0
+        self._received = 0
+        """Bytes that have arrived, those that were taken included."""
+        self._waited_s = 0.0
+        """How long the body's reader has waited for the client, in all."""
+        self.exceeded: str | None = None
+        """The limit per client that the body has exceeded, by its key in the configuration."""
         self._waiter: asyncio.Future[None] | None = None
         self.error: GatewayError | None = None
         self.is_whole = False
@@ -62,6 +84,7 @@ class RequestBody:
     def feed(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._size += len(piece)
+        self._received += len(piece)
         self._flow.unread(self._size)
         self._wake()
 
@@ -128,13 +151,26 @@ class RequestBody:
         """Wait for the next piece or the end.  Raises the body's error if it has failed."""
         if self.error is not None:
             raise self.error.anew()
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        bounds = {
+            None: limits.client_idle_timeout_s,
+            "client_min_rate": upload_time_left(
+                self._waited_s, self._received, limits.client_min_rate, limits.client_idle_timeout_s
+            ),
+            "client_body_timeout_s": limits.client_body_timeout_s - self._waited_s,
+        }
+        bound = min(bounds, key=bounds.__getitem__)
+        began = loop.time()
+        self._waiter = loop.create_future()
         try:
-            async with asyncio.timeout(limits.client_idle_timeout_s):
+            async with asyncio.timeout(bounds[bound]):
                 await self._waiter
         except TimeoutError:
             self.error = RequestTimeout()
+            self.exceeded = bound
             raise RequestTimeout from None
+        finally:
+            self._waited_s += loop.time() - began
         if self.error is not None:
             raise self.error.anew()
 

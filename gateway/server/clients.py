@@ -2,6 +2,10 @@
 
 `Clients` owns the set of open connections, the wheel that their deadlines are on, the spare parsers, and the count of
 refused connections.  A listener expects a connection, the connection asks to be admitted and leaves when it has ended.
+
+A net has at most its share of the connections.  While all of `max_connections` are open, a connection of a net that has
+fewer than the largest takes the place of an idle one of the largest.  A trusted proxy stands for many clients, so its
+connections belong to no net.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
+from gateway.limits.client_net import UNKNOWN, client_nets
+from gateway.limits.least_rate import keeps_up
+from gateway.limits.usage import NetUse, Usage
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
@@ -28,6 +35,8 @@ from gateway.telemetry.metrics import MetricsRecorder
 
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
+_MOST_LOOKED_AT: Final = 1_000
+"""Connections looked at for an idle one to be displaced."""
 
 Work = Coroutine[Any, Any, Answered | None]
 """The rest of answering a request.  None if the answer is given without a task and ends by itself.  ConnectionError if
@@ -39,10 +48,14 @@ Handler = Callable[[Request], Work | None]
 
 
 class ConnectionRefusal(StrEnum):
-    """Why an accepted connection is closed before anything is read, or without an answer."""
+    """Why an accepted connection is closed before anything is read, without an answer, or between two."""
 
     LIMIT = "limit"
     """`max_connections` connections are open."""
+    CLIENT = "client"
+    """The client's network has as many connections as one may have."""
+    DISPLACED = "displaced"
+    """It was idle and of the network with the most connections, and a smaller one needed its place."""
     LEAVING = "leaving"
     """The gateway is draining."""
     MEMORY = "memory"
@@ -53,6 +66,21 @@ class ConnectionRefusal(StrEnum):
 
 class ClientConnection(Protocol):
     """One open connection."""
+
+    use: NetUse | None
+    """Where the connection is counted; None if it belongs to no net.  `Clients` sets it."""
+
+    @property
+    def client(self) -> str | None:
+        """The address that the connection comes from, without its port; None if it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered and nothing is left to be sent."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -101,7 +129,11 @@ class Clients:
         metrics: MetricsRecorder,
         on_bad_request: Callable[[int, int, str | None], None],
         joins: Joins | None = None,
+        usage: Usage | None = None,
     ) -> None:
+        """`usage` is where connections are counted, if other clients share it."""
+        self.usage = Usage() if usage is None else usage
+        self.client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.handler = handler
         self.limits = limits
         self.remembered = remembered
@@ -109,7 +141,9 @@ class Clients:
         self.on_bad_request = on_bad_request
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins() if joins is None else joins
-        self.join: Callable[[Channel, Join], bool] | None = None
+        self.admits: Callable[[RememberedAnswer, Peer, bytes], bool] | None = None
+        """Whether a remembered answer may be sent for these bytes; None if there is no rate limit."""
+        self.join: Callable[[Channel, Join, bytes], bool] | None = None
         """Begins a live answer to a request known by its bytes; False if it cannot.  None if the fast path is off, or
         if each request needs a log line or a span."""
         self.now = clock.now
@@ -129,7 +163,7 @@ class Clients:
         """Whether new connections are refused because the process is close to its memory limit."""
         self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
-        self._open: set[ClientConnection] = set()
+        self._open: dict[ClientConnection, None] = {}
         self.count_connections: Callable[[], int] = self.__len__
         """Counts the open connections that share the bound `max_connections`, those of other listeners included."""
         self.refused: Counter[ConnectionRefusal] = Counter()
@@ -157,33 +191,68 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is draining."""
         self._unadmitted -= 1
-        why = self._why_refused()
-        if why is not None:
-            self.refused[why] += 1
+        net = self._net(client)
+        refusal = self._refusal(net)
+        if refusal is not None:
+            self.refused[refusal] += 1
             self._emptied.fire()
             return False
-        self._open.add(client)
+        if net != UNKNOWN:
+            client.use = self.usage.connect(net)
+        self._open[client] = None
         return True
 
-    def _why_refused(self) -> ConnectionRefusal | None:
+    def _net(self, client: ClientConnection) -> str:
+        """The net that a connection belongs to; `UNKNOWN` if it belongs to none."""
+        address, proxies = client.client, client.proxies
+        return UNKNOWN if proxies is not None and proxies.trusts(address) else self.client_net(address)
+
+    def _refusal(self, net: str) -> ConnectionRefusal | None:
+        """Why a new connection of the net is refused; None, with room made for it, if it is not."""
         if self.is_draining:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
-        if self.count_connections() >= self.limits.max_connections:
-            return ConnectionRefusal.LIMIT
-        return None
+        limits, connections = self.limits, self.usage.connections(net)
+        has_share = net == UNKNOWN or connections < limits.most_client_connections
+        if self.count_connections() < limits.max_connections:
+            return None if has_share else ConnectionRefusal.CLIENT
+        # Not for equals: two nets would displace each other for ever.
+        may_displace = has_share and connections + 1 < self.usage.most_connections
+        return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
+
+    def _displace(self) -> bool:
+        """Close an idle connection of a net that has the most; False if none is found soon enough."""
+        most = self.usage.most_connections
+        for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
+            client = next(iter(self._open))
+            # Look at another one first next time.
+            del self._open[client]
+            self._open[client] = None
+            if client.use is not None and client.use.connections == most and client.is_idle:
+                self._uncount(client)
+                self.refused[ConnectionRefusal.DISPLACED] += 1
+                client.drop()
+                return True
+        return False
 
     def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
         """Put `successor` in the place of `client`: the connection changes its protocol."""
-        self._open.discard(client)
-        self._open.add(successor)
+        self._open.pop(client, None)
+        self._open[successor] = None
+        successor.use, client.use = client.use, None
 
     def leave(self, client: ClientConnection) -> None:
         """Unregister a connection that has ended, along with what was being answered on it."""
-        self._open.discard(client)
+        self._open.pop(client, None)
+        self._uncount(client)
         if not self._open:
             self._emptied.fire()
+
+    def _uncount(self, client: ClientConnection) -> None:
+        use, client.use = client.use, None
+        if use is not None:
+            self.usage.disconnect(use)
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s` seconds."""
@@ -209,6 +278,17 @@ class Clients:
         """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sizes = [client.unsent_bytes for client in self._open]
         return sum(sizes), max(sizes, default=0)
+
+    def keeps_up(self, taken_bytes: int) -> bool:
+        """Whether a client keeps up that has taken this many of its unread bytes within the write timeout; if not, it
+        is counted as slow, and the caller drops it."""
+        limits = self.limits
+        if keeps_up(taken_bytes, limits.client_write_timeout_s, limits.client_min_rate):
+            return True
+        self.metrics.slow_consumer()
+        if taken_bytes > 0:
+            self.metrics.client_limited("client_min_rate")
+        return False
 
     def count(self) -> None:
         """Report to the metrics what is counted in batches."""

@@ -19,7 +19,7 @@ from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.deadlines import UNMEASURED, Phase
+from gateway.server.deadlines import Phase
 from gateway.server.handling import Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
@@ -134,11 +134,16 @@ class Connection(ReadingConnection, Handling):
         is_first = not self._is_busy
         if is_first and clients.join is not None and (join := clients.joins.get(data)) is not None:
             self._is_busy = self._is_active = True
-            if self._has_joined(clients.join, join):
+            if self._has_joined(clients.join, join, data):
                 return
             self._is_busy = False
         remembered = clients.remembered
-        if is_first and remembered is not None and (answer := remembered.find(data)) is not None:
+        if (
+            is_first
+            and remembered is not None
+            and (answer := remembered.find(data)) is not None
+            and (clients.admits is None or clients.admits(answer, self, data))
+        ):
             self._is_active = True
             self._serve(answer, data)
             return
@@ -174,21 +179,18 @@ class Connection(ReadingConnection, Handling):
         if self.phase is Phase.LIVE:
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             self._clients.metrics.slow_consumer(is_closed=False)
-        if self.phase is not Phase.ANSWERING:
-            # No handler awaits this answer, so its write deadline is kept here.
-            self._unsent = UNMEASURED
-            self._expect_progress()
+        self._begin_window()
 
     def resume_writing(self) -> None:
         self.is_full = False
+        self._end_window()
+        self._set_idle_deadline()
         self._has_room()
         if self.phase is Phase.ANSWERING:
             return
         if self._live is not None:
-            self._set_idle_deadline()
             self._live.pump()
         elif self.phase is Phase.IDLE:
-            self._set_idle_deadline()
             self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -208,6 +210,7 @@ class Connection(ReadingConnection, Handling):
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
+        self.end_live_use()
         if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
             self._task.cancel()
         elif self._request is not None and not self._request.is_detached:
@@ -284,10 +287,10 @@ class Connection(ReadingConnection, Handling):
         if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
             self._clients.leave(self)
 
-    def _has_joined(self, begin: Callable[[Channel, Join], bool], join: Join) -> bool:
+    def _has_joined(self, begin: Callable[[Channel, Join, bytes], bool], join: Join, request: bytes) -> bool:
         """Begin a live answer to a request known by its bytes; False if it has to be parsed."""
         try:
-            return begin(self, join)
+            return begin(self, join, request)
         except Exception:
             _log.exception("unhandled error")
             self.abort()
@@ -297,6 +300,8 @@ class Connection(ReadingConnection, Handling):
         """The answer is written: take the next request, or close the connection."""
         self.phase = Phase.IDLE
         self._live = self._request = None
+        if self.live_use is not None:
+            self.end_live_use()
         if self.transport is None:
             self._leave_if_gone()
             return
@@ -318,10 +323,7 @@ class Connection(ReadingConnection, Handling):
         if transport is None or transport.is_closing():
             return
         self._is_active = True
-        if self.is_full:
-            self._unsent = UNMEASURED
-            self._expect_progress()
-        elif self._tick < 0:
+        if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking:
             # `_take_pending` is on the stack and takes what was parsed behind this request.

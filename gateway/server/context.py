@@ -13,11 +13,13 @@ from gateway.engine.read import Read
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
+from gateway.limits.client_net import UNKNOWN
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.target import Target
 from gateway.server import cors
+from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
@@ -61,6 +63,10 @@ class RequestContext:
     """Whether a live read is relayed only until the reader has caught up to the tail."""
     is_live: bool = False
     """Whether the answer is live; a live answer is recorded when it ends."""
+    client: str = UNKNOWN
+    """The net of the client, if rate limits count the request."""
+    fields: tuple[str, str] | None = None
+    """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_relayed: bool = False
     """Whether a relay gives the answer."""
 
@@ -73,7 +79,8 @@ class RequestContext:
 class ResponseRecorder:
     """Adds the headers that all responses have in common, and records how each request ended."""
 
-    def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
+    def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float], admission: Admission) -> None:
+        self._admission = admission
         self.node = node
         self.metrics = metrics
         self.now = now
@@ -93,6 +100,10 @@ class ResponseRecorder:
             sent_bytes=sent_bytes,
             saved_bytes=context.saved_bytes,
         )
+        if (body := context.request.body) is not None and body.exceeded is not None:
+            self.metrics.client_limited(body.exceeded)
+        if sent_bytes and route is not None:
+            self._admission.charge(context.client, route, sent_bytes)
         span.describe(mode, outcome, route)
         note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
 
@@ -104,7 +115,11 @@ class ResponseRecorder:
         return context.delivery.text(answer.status, headers, answer.body)
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
-        """Add the headers that every response carries."""
+        """Add the headers that every response carries, and the RateLimit fields."""
+        if (fields := context.fields) is not None:
+            # Lists: an origin may have limits of its own.
+            headers.add("RateLimit-Policy", fields[0])
+            headers.add("RateLimit", fields[1])
         self.dress(context.route, context.request.headers.get("Origin"), headers)
 
     def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:

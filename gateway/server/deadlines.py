@@ -12,14 +12,13 @@ from enum import Enum
 from typing import Final
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.least_rate import ReadingWindow
+from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
 _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
-
-UNMEASURED: Final = -1
-"""In place of a count of unsent bytes: the next check is the first."""
 
 
 class Phase(Enum):
@@ -38,10 +37,6 @@ class Phase(Enum):
     """The last answer is written; further input is read and dropped, so that the client can read the answer."""
 
 
-_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.RELAYED, Phase.LIVE})
-"""The phases in which no handler waits for the client to take what is written."""
-
-
 class TimedConnection(asyncio.Protocol):
     """One client's connection and its deadline.  Subclasses set `phase`."""
 
@@ -51,17 +46,20 @@ class TimedConnection(asyncio.Protocol):
         "_quiet_checks",
         "_shared_bytes",
         "_tick",
-        "_unsent",
+        "_window",
         "cut_reason",
         "has_partial_head",
         "is_full",
         "phase",
         "transport",
+        "use",
     )
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.transport: asyncio.Transport | None = None
+        self.use: NetUse | None = None
+        """Where the connection is counted; None if it belongs to no net."""
         self.phase = Phase.IDLE
         self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then that of the rest."""
@@ -71,8 +69,8 @@ class TimedConnection(asyncio.Protocol):
         """Whether the client has sent anything since the last check."""
         self._quiet_checks = NEVER
         """Checks since then; negative until the client has sent anything at all."""
-        self._unsent = UNMEASURED
-        """The number of unsent bytes at the last check."""
+        self._window: ReadingWindow | None = None
+        """What the client takes of what waits for it; None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
         self._shared_bytes = 0
@@ -90,7 +88,6 @@ class TimedConnection(asyncio.Protocol):
 
     def _set_idle_deadline(self) -> None:
         """Check again after a fraction of the keep-alive timeout."""
-        self._unsent = UNMEASURED
         self._set_deadline(self._clients.limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def _set_head_deadline(self) -> None:
@@ -105,8 +102,8 @@ class TimedConnection(asyncio.Protocol):
         transport, phase = self.transport, self.phase
         if transport is None:
             return
-        if transport.is_closing() or (self.is_full and phase in _UNAWAITED):
-            self._expect_progress()
+        if transport.is_closing() or self.is_full:
+            self._check_window(transport)
         elif phase is Phase.LINGERING:
             self._close()
         elif phase is not Phase.IDLE:
@@ -130,25 +127,46 @@ class TimedConnection(asyncio.Protocol):
             else:
                 self._close()
 
-    def _expect_progress(self) -> None:
-        """Measure what is unsent: if it has not shrunk since the last measurement, one write timeout ago, abort; else
-        measure again after that time."""
+    def _begin_window(self) -> None:
+        """Bytes wait for the client: set the deadline by which it must have taken enough of them."""
         if self.transport is None:
             return
-        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        if unsent < 0 or self._unsent < unsent:
-            self._set_deadline(self._clients.limits.client_write_timeout_s)
+        if self._window is None:
+            self._window = ReadingWindow()
+        clients = self._clients
+        unsent, window_s = self.transport.get_write_buffer_size(), clients.limits.client_write_timeout_s
+        self._set_deadline(max(0.0, self._window.begin(unsent, clients.loop.time(), window_s)))
+
+    def _end_window(self) -> None:
+        """The client has taken enough for more to be written."""
+        if self._window is not None and self.transport is not None:
+            self._window.end(self.transport.get_write_buffer_size(), self._clients.loop.time())
+
+    def _check_window(self, transport: asyncio.Transport) -> None:
+        """The window is over: abort if the client has taken too little in it, else begin another one."""
+        self._end_window()
+        if self._window is None or self._clients.keeps_up(self._window.take()):
+            self._begin_window()
         else:
-            self._clients.metrics.slow_consumer()
-            self.cut_reason = CloseReason.SLOW
-            self.transport.abort()
+            self._give_up(transport)
+
+    def _give_up(self, transport: asyncio.Transport) -> None:
+        """Drop a client that reads too slowly."""
+        self.cut_reason = CloseReason.SLOW
+        transport.abort()
 
     def _close(self) -> None:
         """Close once the client has taken what is written; that is bounded by the write timeout as well."""
         if self.transport is not None:
             self.transport.close()
-            self._unsent = UNMEASURED
-            self._expect_progress()
+            self._window = None
+            self._begin_window()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered and nothing is left to be sent."""
+        transport = self.transport
+        return self.phase is Phase.IDLE and transport is not None and not transport.get_write_buffer_size()
 
     def close_if_idle(self) -> None:
         """Close the connection at the start of a drain; an answer in progress is allowed to end."""

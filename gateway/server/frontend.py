@@ -9,14 +9,19 @@ a request means and which of its header lines are credentials.
 from __future__ import annotations
 
 import logging
+import random
 
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
+from gateway.limits.client_net import client_nets
+from gateway.limits.rate_limits import RateLimits
+from gateway.limits.usage import Usage
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
+from gateway.server.admission import Admission
 from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
@@ -52,6 +57,7 @@ class Frontend:
         tracer: Tracer,
         access_log: AccessLog,
         listener_metrics: ListenerRecorder,
+        rng: random.Random,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -60,10 +66,14 @@ class Frontend:
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._joins = Joins()
+        limits, usage = config.limits, Usage()
+        client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
+        self._rates = RateLimits(config.rate_limits)
+        self._admission = Admission(limits, client_net, usage, self._rates, metrics, rng, engine.clock.now)
         self._handler = self._make_handler()
         remembered = self._make_remembered()
         self.clients = Clients(
-            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins
+            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage
         )
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
@@ -73,6 +83,7 @@ class Frontend:
         else:
             # With a log or a tracer, every request has to go through their handlers.
             self.clients.join = self._join if config.server.fast_path else None
+        self._apply_rate_limits()
         self.clients.proxies = proxies = _proxies(config)
         # By name in ALPN, in the order in which they are offered: the preferred one first.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
@@ -106,8 +117,11 @@ class Frontend:
     def _redirect_factory(self, port: int) -> Connect:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad_request)
+        clients = Clients(
+            redirect(port), limits, None, clock, self._metrics, self._note_bad_request, usage=self.clients.usage
+        )
         clients.count_connections = self.connections
+        clients.proxies = self.clients.proxies
         self.every_clients.append(clients)
 
         def connect(client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
@@ -122,15 +136,34 @@ class Frontend:
                 _log.warning("keeping the previous version of a certificate: %s", line)
         self.listeners.use_certificates(certificates)
 
+    def _apply_rate_limits(self) -> None:
+        """Have remembered answers admitted one by one if there are rate limits, and only then."""
+        is_limited = bool(self._rates)
+        self.clients.admits = self._admits if is_limited else None
+        if self.clients.remembered is not None:
+            self.clients.remembered.answers_at_once = not is_limited
+
+    def _admits(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
+        """Whether a rate limit admits a request that a remembered answer answers."""
+        client, proxies = peer.client, peer.proxies
+        net = self._admission.client_net(client if proxies is None else proxies.client_of(client, request))
+        return self._admission.admit_remembered(net, answer.route, answer.body_bytes)
+
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
 
-    def _join(self, channel: Channel, join: Join) -> bool:
-        return self._request_handler.join(channel, join)
+    def _join(self, channel: Channel, join: Join, request: bytes) -> bool:
+        return self._request_handler.join(channel, join, request)
 
     def _make_handler(self) -> Handler:
         request_handler = self._request_handler = RequestHandler(
-            self._config, self._engine, self.routes.routes, self._metrics, self._access_log, self._joins
+            self._config,
+            self._engine,
+            self.routes.routes,
+            self._metrics,
+            self._access_log,
+            self._joins,
+            self._admission,
         )
         handler: AsyncHandler | None = None
         if self._access_log.is_kept:
@@ -173,6 +206,9 @@ class Frontend:
         self._config = config
         for clients in self.every_clients:
             clients.limits = config.limits
+        self._admission.configure(config.limits)
+        self._rates.replace(config.rate_limits)
+        self._apply_rate_limits()
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:

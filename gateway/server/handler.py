@@ -20,8 +20,15 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
-from gateway.errors import BadRequest, GatewayError, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
-from gateway.limits.client_net import client_nets
+from gateway.errors import (
+    BadRequest,
+    GatewayError,
+    LoopDetected,
+    MethodRefused,
+    NoRoute,
+    TooManyRequests,
+    VersionNotSupported,
+)
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
@@ -29,6 +36,7 @@ from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
+from gateway.server.admission import Admission
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Aborted, Delivery
@@ -61,15 +69,17 @@ class RequestHandler:
         metrics: MetricsRecorder,
         access_log: AccessLog,
         joins: Joins,
+        admission: Admission,
     ) -> None:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
-        self._client_net = client_nets(config.limits.client_v4_bits, config.limits.client_v6_bits)
+        self._admission = admission
+        self._client_net = admission.client_net
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._metrics = metrics
         self._joins = joins
-        self._recorder = recorder = ResponseRecorder(node, metrics, now)
+        self._recorder = recorder = ResponseRecorder(node, metrics, now, admission)
         self._relays = Relays(recorder, engine, access_log, config.limits)
         self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
 
@@ -144,6 +154,7 @@ class RequestHandler:
             parsed = self._parse(context)
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
+            self._admit(context, parsed)
             note_request(
                 context.mode,
                 RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
@@ -200,6 +211,20 @@ class RequestHandler:
                 is_live=mode in _LIVE,
             )
         return ParsedRequest(route, target, key, shares, facts, read, client)
+
+    def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
+        """Have the request counted.  Raises TooManyRequests."""
+        is_live, admission = context.mode in _LIVE, self._admission
+        if not is_live and not admission.rates:
+            return
+        context.client = parsed.client
+        try:
+            context.fields = admission.admit(
+                context.request.channel, parsed.client, parsed.route.config.name, is_live=is_live
+            )
+        except TooManyRequests as error:
+            context.fields = error.fields
+            raise
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section means, computed at most once per section."""
@@ -277,11 +302,39 @@ class RequestHandler:
         if (alias := channel.alias) is not None:
             self._joins.remember(alias, join)
 
-    def join(self, channel: Channel, join: Join) -> bool:
+    def join(self, channel: Channel, join: Join, request: bytes) -> bool:
         """Begin a live answer to a request known by its bytes, an HTTP/1.1 GET that keeps its connection.
 
         False, without any effect, if the request has to be answered like any other.
         """
+        admission, use = self._admission, channel.use
+        if use is None or admission.rates:
+            return self._join_limited(channel, join, request)
+        if use.live_reads >= admission.most_live_reads:
+            return False
+        # Counted first: the answer may be out when `_begins` returns.
+        channel.live_use = use
+        use.begin_live()
+        if self._begins(channel, join):
+            return True
+        channel.end_live_use()
+        return False
+
+    def _join_limited(self, channel: Channel, join: Join, request: bytes) -> bool:
+        """The same if rate limits apply, or if the request names its client."""
+        proxies, client = channel.proxies, channel.client
+        net = self._client_net(client if proxies is None else proxies.client_of(client, request))
+        admission, route = self._admission, join.read.route.config.name
+        if not admission.may_join(net, route):
+            return False
+        admission.begin_join(channel, net, route)
+        if self._begins(channel, join):
+            admission.joined(net, route)
+            return True
+        channel.end_live_use()
+        return False
+
+    def _begins(self, channel: Channel, join: Join) -> bool:
         began = self._engine.clock.now()
         return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
@@ -332,6 +385,10 @@ class RequestHandler:
         if body is None:
             return
         headers = answer.headers.copy()
+        if context.fields is not None:
+            # What is left changes with each request.
+            for name in ("RateLimit-Policy", "RateLimit"):
+                headers.popall(name, None)
         if answer.status == 200:
             headers["Content-Length"] = str(sum(map(len, body)))
         age = headers.get("Age")

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.usage import NetUse
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
@@ -118,11 +119,13 @@ class Handshake(asyncio.Protocol):
         "_ssl",
         "_tick",
         "_transport",
+        "use",
     )
 
     def __init__(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
         acceptor.clients.expect()
+        self.use: NetUse | None = None
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy
         """Whether the PROXY header is still to come."""
@@ -140,6 +143,20 @@ class Handshake(asyncio.Protocol):
         return f"<Handshake {step}, {self._received_bytes} bytes of TLS>"
 
     # -- as a `ClientConnection`
+
+    @property
+    def client(self) -> str | None:
+        # Before a PROXY header has been read, the client is not known: the peer stands for many.
+        is_known = self._transport is not None and not self._acceptor.expects_proxy
+        return peer_of(self._transport) if is_known and self._transport is not None else None
+
+    @property
+    def proxies(self) -> Proxies | None:
+        return self._acceptor.proxies
+
+    @property
+    def is_idle(self) -> bool:
+        return True
 
     @property
     def unsent_bytes(self) -> int:

@@ -191,7 +191,13 @@ class Relaying:
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
-                parsed.key, status, parsed.read.source.headers, parsed.route, context.began, self._write_epoch
+                parsed.key,
+                status,
+                parsed.read.source.headers,
+                parsed.route,
+                context.began,
+                self._write_epoch,
+                parsed.client,
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")

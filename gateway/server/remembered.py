@@ -242,7 +242,11 @@ class RememberedAnswers:
         self._metrics = metrics
         self._touch = touch
         self.exact: dict[bytes, RememberedAnswer] = {}
-        """Answers by whole requests (aliases); connections look here first."""
+        """Answers by whole requests (aliases); connections look here first and send what they find."""
+        self._held_back: dict[bytes, RememberedAnswer] = {}
+        """The same while answers are not sent at once."""
+        self._aliases = self.exact
+        """Whichever of the two is in use."""
         self._by_loose: dict[bytes, RememberedAnswer] = {}
         """Answers by reduced request, for routes whose credentials are not among the loose lines."""
         self._by_tight: dict[bytes, RememberedAnswer] = {}
@@ -271,7 +275,7 @@ class RememberedAnswers:
         self._tight = _lines(tight_names) if tight_names != self._loose_names else None
 
     def __repr__(self) -> str:
-        return f"<RememberedAnswers {len(self._all)} answers, {len(self.exact)} aliases, {self.cost} bytes>"
+        return f"<RememberedAnswers {len(self._all)} answers, {len(self._aliases)} aliases, {self.cost} bytes>"
 
     def __len__(self) -> int:
         return len(self._all)
@@ -287,11 +291,23 @@ class RememberedAnswers:
         self.count()
         return self._served
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether connections send what they find in `exact` without asking."""
+        return self._aliases is self.exact
+
+    @answers_at_once.setter
+    def answers_at_once(self, is_so: bool) -> None:
+        old, self._aliases = self._aliases, self.exact if is_so else self._held_back
+        if old is not self._aliases:
+            self._aliases.update(old)
+            old.clear()
+
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
         """The answer to this request, or to one that differs only in meaningless lines; None if there is none."""
-        remembered = self.exact.get(request)
+        remembered = self._aliases.get(request)
         if remembered is None:
             remembered = self._find_reduced(request)
             if remembered is None:
@@ -324,13 +340,13 @@ class RememberedAnswers:
         """Make the request an alias of the answer if there is room; no other answer is dropped for it."""
         if len(remembered.aliases) >= _MOST_ALIASES:
             oldest = remembered.aliases.pop(0)
-            del self.exact[oldest]
+            del self._aliases[oldest]
             self._charge(remembered, -_alias_cost(oldest))
         cost = _alias_cost(request)
         if self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream):
             self._charge(remembered, cost)
             remembered.aliases.append(request)
-            self.exact[request] = remembered
+            self._aliases[request] = remembered
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
         """Record `cost` bytes lent for the answer; a negative number is given back."""
@@ -387,7 +403,7 @@ class RememberedAnswers:
             return
         if (old := by_key.get(key)) is not None:
             self._drop(old)
-        if (old := self.exact.get(request)) is not None:
+        if (old := self._aliases.get(request)) is not None:
             self._drop(old)
         while self.cost + cost > self.budget_bytes:
             self._drop(next(iter(self._all)))
@@ -412,7 +428,7 @@ class RememberedAnswers:
         is_loose, key = remembered.key
         del (self._by_loose if is_loose else self._by_tight)[key]
         for request in remembered.aliases:
-            del self.exact[request]
+            del self._aliases[request]
         del self._all[remembered]
         self._charge(remembered, -remembered.cost)
         siblings = self._by_stream[remembered.stream]

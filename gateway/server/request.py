@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from gateway.http.request import RequestHead
+from gateway.limits.usage import NetUse
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
@@ -30,6 +31,13 @@ class LiveAnswer(Protocol):
 
     def left(self, channel: Channel) -> None:
         """The client of this channel has left."""
+
+
+class LiveUse(Protocol):
+    """Where one live read is counted."""
+
+    def end_live(self, sent_bytes: int) -> None:
+        """The live read has ended, after `sent_bytes` body bytes."""
 
 
 class Note(Protocol):
@@ -58,6 +66,12 @@ class Channel(Protocol):
     """Seconds from the reading of the request to the writing of the live answer's head."""
     cut_reason: CloseReason | None
     """Why this side cuts the connection, if it does."""
+    live_use: LiveUse | None
+    """Where the live read in progress is counted.  The channel ends it when it is free again, however that comes."""
+
+    @property
+    def use(self) -> NetUse | None:
+        """What the net of the connection uses; None if the connection belongs to no net."""
 
     @property
     def is_full(self) -> bool:
@@ -117,6 +131,9 @@ class Channel(Protocol):
 
     def release(self) -> None:
         """End a live answer."""
+
+    def end_live_use(self) -> None:
+        """Count the live read no more, if there is one."""
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
 from gateway.server.head import CONTINUE, response_head
-from gateway.server.request import LiveAnswer, Note, Request
+from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.telemetry.access_record import CloseReason
 
@@ -32,6 +32,7 @@ class WritingConnection(TimedConnection, ABC):
         "_sse",
         "live_bytes",
         "live_first_byte_s",
+        "live_use",
     )
 
     def __init__(self, clients: Clients) -> None:
@@ -52,6 +53,8 @@ class WritingConnection(TimedConnection, ABC):
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
         """Seconds from the reading of the request to the writing of the live answer's head."""
+        self.live_use: LiveUse | None = None
+        """Where the live read in progress is counted."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -128,18 +131,17 @@ class WritingConnection(TimedConnection, ABC):
 
     async def drained(self) -> None:
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
-        or takes nothing within the write timeout."""
+        or takes too little within the write timeout."""
         while self.is_full and self.transport is not None:
+            # The connection has a deadline while it is full, whose end drops it.
             self._room = self._clients.loop.create_future()
-            try:
-                async with asyncio.timeout(self._clients.limits.client_write_timeout_s):
-                    await self._room
-            except TimeoutError:
-                self._clients.metrics.slow_consumer()
-                self.abort()
-                raise ConnectionResetError("the client takes nothing") from None
+            await self._room
         if self.transport is None or self.transport.is_closing():
             raise ConnectionResetError("the client has left")
+
+    def _give_up(self, transport: asyncio.Transport) -> None:
+        self._has_room(ConnectionResetError("the client reads too slowly"))
+        super()._give_up(transport)
 
     def _has_room(self, error: ConnectionError | None = None) -> None:
         """Wake the handler that waits for room; with `error` if there will be none."""
@@ -170,10 +172,18 @@ class WritingConnection(TimedConnection, ABC):
         """End a live answer: take the next request, or close the connection."""
         self._live = None
         self.phase = Phase.IDLE
+        if self.live_use is not None:
+            self.end_live_use()
         if not self._keeps or self._clients.is_draining:
             self._close()
         else:
             self._resume()
+
+    def end_live_use(self) -> None:
+        """Count the live read no more, if there is one."""
+        use, self.live_use = self.live_use, None
+        if use is not None:
+            use.end_live(self.live_bytes)
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool

@@ -82,6 +82,13 @@ class MetricsRecorder(Protocol):
     def slow_consumer(self, *, is_closed: bool = True) -> None:
         """A client did not keep up: it was closed, or moved back to reading from the tape at its own pace."""
 
+    def client_limited(self, limit: str) -> None:
+        """A request was refused, or its client dropped, by a limit per client; `limit` is its key in the section
+        `limits`."""
+
+    def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
+        """A request was refused by the configured rate limit of this name."""
+
     def retry(self, route: str = NO_ROUTE) -> None:
         """A request to the origin is being retried."""
 
@@ -158,6 +165,12 @@ class NoMetrics:
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
         self.counts["slow_consumer", "closed" if is_closed else "moved"] += 1
+
+    def client_limited(self, limit: str) -> None:
+        self.counts["client_limited", limit] += 1
+
+    def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
+        self.counts["rate_limited", limit] += 1
 
     def retry(self, route: str = NO_ROUTE) -> None:
         self.counts["retry",] += 1

@@ -201,7 +201,9 @@ def test_for_origin_takes_any_field_by_its_name() -> None:
 
 def test_no_field_name_occurs_in_two_sections() -> None:
     """`for_origin` and the environment rely on this."""
-    names = [field for section, field, _ in every_field() if not section.startswith(("route.", "listener"))]
+    names = [
+        field for section, field, _ in every_field() if not section.startswith(("route.", "listener", "rate_limit"))
+    ]
     assert len(names) == len(set(names))
 
 
@@ -497,10 +499,11 @@ def test_the_full_sample_loads_as_all_defaults_except_the_origin() -> None:
 def test_the_full_sample_shows_every_key_with_its_default_and_its_description() -> None:
     text = (CONFIG / "gateway.toml").read_text(encoding="utf-8")
     uncommented = tomllib.loads(re.sub(r"^#(?=\[|[a-z0-9_]+ =)", "", text, flags=re.MULTILINE))
-    route, listener = uncommented["route"][0], uncommented["listener"][0]
-    tables = {section: table for section, table in uncommented.items() if section not in ("route", "listener")}
+    lists = {name: uncommented[name][0] for name in ("route", "listener", "rate_limit")}
+    route, listener, limit = lists.values()
+    tables = {section: table for section, table in uncommented.items() if section not in lists}
     shown = dict(tables)
-    for name, one in (("route", route), ("listener", listener)):
+    for name, one in lists.items():
         shown[name] = {key: value for key, value in one.items() if not isinstance(value, dict)}
         shown |= {f"{name}.{key}": value for key, value in one.items() if isinstance(value, dict)}
     shown["cache.plan"] = shown.pop("cache")["plan"]
@@ -509,7 +512,9 @@ def test_the_full_sample_shows_every_key_with_its_default_and_its_description() 
         fields.setdefault(section, set()).add(name)
     assert {section: set(keys) for section, keys in shown.items()} == fields
 
-    config = GatewayConfig.model_validate({**tables, "routes": [route], "listeners": [listener]})
+    config = GatewayConfig.model_validate(
+        {**tables, "routes": [route], "listeners": [listener], "rate_limits": [limit]}
+    )
     assert config.listeners[0].tls is not None
     assert config.listeners == (
         ListenerConfig(
@@ -540,3 +545,44 @@ def test_the_small_sample_loads() -> None:
     assert config.routes[0].name == "dev"
     assert config.routes[0].cors == CorsConfig()
     assert config.limits.cache_bytes == 64 << 20
+
+
+# -- rate limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("requests_per_s = 1", "rate_limit[0].name: is required and has no default"),
+        (
+            'name = "a"',
+            "rate_limit[0].requests_per_s: is needed, or bytes_per_s or live_reads: the table limits nothing",
+        ),
+        ('name = "a"\nlive_reads = 1\nburst = 2', "rate_limit[0].burst: needs requests_per_s"),
+        ('name = "a"\nlive_reads = 1\nroutes = ["none"]', "rate_limit[0].routes: there is no route 'none'"),
+        ('name = "a"\nlive_reads = 1\nper = "ip"', "rate_limit[0].per: should be 'client', 'route' or 'all', got 'ip'"),
+        ('name = "a"\nrequest_per_s = 1', "unknown key (did you mean 'requests_per_s'?)"),
+        (
+            'name = "a"\nlive_reads = 1\n[[rate_limit]]\nname = "a"\nlive_reads = 2',
+            "rate_limit[1].name: another limit is named 'a'",
+        ),
+    ],
+)
+def test_a_mistake_in_a_rate_limit_is_one_clear_line(tmp_path: Path, table: str, said: str) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[[route]]\norigin = "{ORIGIN}"\n[[rate_limit]]\n{table}\n')
+    with pytest.raises(ConfigError) as failed:
+        load_config(file)
+    assert said in str(failed.value)
+
+
+def test_a_rate_limit_is_read_and_shown(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'[[route]]\norigin = "{ORIGIN}"\n[[rate_limit]]\nname = "a"\nbytes_per_s = "1MiB"\nroutes = ["default"]\n'
+    )
+    loaded = load_config(file)
+    assert loaded.config.rate_limits[0].bytes_per_s == 1 << 20
+    said = {f"{setting.key} = {setting.text}": setting.source for setting in loaded.settings()}
+    assert said['rate_limit.a.bytes_per_s = "1MiB"'] == f"{file}:5"
+    assert said["rate_limit.a.burst = none"] == "default"

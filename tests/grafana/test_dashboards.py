@@ -15,6 +15,7 @@ import yaml
 from gateway.aio.clock import ManualClock
 from gateway.config.cache_plan import parse_plan
 from gateway.config.origins import OriginsConfig
+from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
@@ -71,6 +72,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
     state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
     metrics.plan = lambda: state
+    metrics.limit_figures.configure([RateLimitConfig(name="reads", live_reads=1)], ["default"])
     metrics.listeners.speaks_tls(":443", [reason.value for reason in HandshakeFailure])
     metrics.listeners.refused = lambda: dict.fromkeys(ConnectionRefusal, 0)
     metrics.listeners.expiries = lambda: [(":443", "edge.test", 1e9)]

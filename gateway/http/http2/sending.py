@@ -79,6 +79,7 @@ class Sending(ABC):
             and size <= self._frame_bytes
         ):
             stream.send_window -= size
+            stream.sent_bytes += size
             self._send_window -= size
             self._free_updates += 2
             self.out += (frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id), data)
@@ -148,6 +149,7 @@ class Sending(ABC):
             size += len(piece)
         stream.queued_bytes -= size
         stream.send_window -= size
+        stream.sent_bytes += size
         self._send_window -= size
         self._free_updates += 2
         ends = stream.is_ending and not queue

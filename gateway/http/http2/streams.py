@@ -21,6 +21,7 @@ class Stream:
         "receive_window",
         "reset_code",
         "send_window",
+        "sent_bytes",
         "unacknowledged_bytes",
         "unread_bytes",
     )
@@ -41,6 +42,8 @@ class Stream:
         """Whether the client has not ended its side yet."""
         self.queue: deque[bytes | memoryview] = deque()
         self.queued_bytes = 0
+        self.sent_bytes = 0
+        """Bytes of DATA that have left the queue, or never waited."""
         self.is_ending = False
         """Whether the answer ends with the queued data."""
         self.is_ended = False

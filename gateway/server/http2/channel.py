@@ -20,12 +20,13 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import Handling
 from gateway.server.head import response_head
-from gateway.server.request import LiveAnswer, Note, Request
+from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timer import Timer
 from gateway.telemetry.access_record import CloseReason
@@ -55,6 +56,8 @@ class StreamConnection(Protocol):
     clients: Clients
     session: Session
     scheme: str
+    use: NetUse | None
+    """Where the connection is counted; None if it belongs to no net."""
 
     @property
     def client(self) -> str | None:
@@ -87,13 +90,14 @@ class StreamChannel(Handling):
         "_live",
         "_request",
         "_room",
+        "_sent_bytes",
         "_sse",
         "_task",
-        "_unsent",
         "_write_timer",
         "cut_reason",
         "live_bytes",
         "live_first_byte_s",
+        "live_use",
         "stream",
     )
 
@@ -113,8 +117,8 @@ class StreamChannel(Handling):
         self._room: asyncio.Future[None] | None = None
         """What the handler awaits while the client has too much unread."""
         self._write_timer: Timer | None = None
-        self._unsent = 0
-        """The stream's queued bytes at the last check for progress."""
+        self._sent_bytes = 0
+        """What of the stream had been sent at the last check for progress."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
@@ -127,6 +131,13 @@ class StreamChannel(Handling):
         """Seconds from the reading of the request to the writing of the live answer's head."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the stream, if it does."""
+        self.live_use: LiveUse | None = None
+        """Where the live read in progress is counted."""
+
+    @property
+    def use(self) -> NetUse | None:
+        """What the net of the connection uses; None if the connection belongs to no net."""
+        return self._connection.use
 
     @property
     def is_full(self) -> bool:
@@ -183,6 +194,7 @@ class StreamChannel(Handling):
     def answered(self, request: Request) -> None:
         """The answer is written."""
         self._live = self._request = None
+        self.end_live_use()
         if self._body is not None:
             self._body = None
             self.unread(0)
@@ -214,6 +226,7 @@ class StreamChannel(Handling):
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
+        self.end_live_use()
         if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
 
@@ -285,7 +298,7 @@ class StreamChannel(Handling):
 
     async def drained(self) -> None:
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
-        or takes nothing within the write timeout."""
+        or takes too little within the write timeout."""
         while self.is_full and self.stream.reset_code is None:
             # `_check_progress` keeps the deadline of the stream, and the connection its own.
             self._room = self._clients.loop.create_future()
@@ -322,19 +335,18 @@ class StreamChannel(Handling):
     def _set_deadline(self) -> None:
         if self._write_timer is None:
             self._write_timer = Timer(self._clients.wheel, self._check_progress)
-        self._unsent = self.stream.queued_bytes
+        self._sent_bytes = self.stream.sent_bytes
         self._write_timer.set(self._clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
-        """Check whether the client has taken any bytes of the stream since the last check; if not, abort."""
+        """Check whether the client has taken enough of the stream since the last check; if not, abort."""
         stream = self.stream
         if not stream.queued_bytes:
             return
-        if stream.queued_bytes < self._unsent or self._connection.session.is_blocked:
+        if self._connection.session.is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # If the connection is blocked, its own deadline applies.
             self._set_deadline()
             return
-        self._clients.metrics.slow_consumer()
         self.cut_reason = CloseReason.SLOW
         self.abort()
 
@@ -358,7 +370,14 @@ class StreamChannel(Handling):
     def release(self) -> None:
         """End a live answer."""
         self._live = None
+        self.end_live_use()
         self._connection.check(self)
+
+    def end_live_use(self) -> None:
+        """Count the live read no more, if there is one."""
+        use, self.live_use = self.live_use, None
+        if use is not None:
+            use.end_live(self.live_bytes)
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool

@@ -28,6 +28,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
@@ -63,6 +64,8 @@ class Http2Connection(asyncio.Protocol):
         """`client` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection
         continues one that has already been admitted."""
         self.clients = clients
+        self.use: NetUse | None = None
+        """Where the connection is counted; None if it belongs to no net."""
         if is_expected:
             clients.expect()
         self.session = Session(clients.limits.http2_streams, clients.http2)
@@ -129,6 +132,11 @@ class Http2Connection(asyncio.Protocol):
         """Close the connection because too much memory is held."""
         self._is_shed = True
         self._cut(CloseReason.SLOW)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered and nothing is left to be sent."""
+        return not self._channels and not self.session.streams and not self.unsent_bytes
 
     # -- called by asyncio
 
@@ -231,7 +239,7 @@ class Http2Connection(asyncio.Protocol):
         if clients.join is not None and (join := clients.joins.get(alias)) is not None:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, join):
+                if clients.join(channel, join, alias):
                     return True
             except Exception:
                 _log.exception("unhandled error")
@@ -239,6 +247,8 @@ class Http2Connection(asyncio.Protocol):
                 return True
             del self._channels[stream]
         if clients.remembered is None or (answer := clients.remembered.find(alias)) is None:
+            return False
+        if clients.admits is not None and not clients.admits(answer, self, alias):
             return False
         answer.hits += 1
         self._send_remembered(stream, answer, request)
@@ -374,22 +384,22 @@ class Http2Connection(asyncio.Protocol):
             self.transport.abort()
 
     def _expect_progress(self, transport: asyncio.Transport) -> None:
-        """Set the deadline for the client to take any of the transport's bytes."""
+        """Set the deadline for the client to take some of the transport's bytes."""
         self._unsent = transport.get_write_buffer_size()
         self._write_timer.set(self.clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
-        """Check whether the client has taken any bytes since the last check; if not, cut the connection."""
+        """Check whether the client has taken enough since the last check; if not, cut the connection."""
         transport = self.transport
         if transport is None:
             return
         unsent, self._unsent = self._unsent, transport.get_write_buffer_size()
-        if self._unsent < unsent:
+        if self.clients.keeps_up(unsent - self._unsent):
             self._write_timer.set(self.clients.limits.client_write_timeout_s)
         else:
             self.clients.metrics.slow_consumer()
             self._is_shed = True
-        self._cut(CloseReason.SLOW)
+            self._cut(CloseReason.SLOW)
 
     # -- the end
 

@@ -346,3 +346,22 @@ async def test_sighup_reads_the_file_again_and_logs_the_result_in_one_line(file:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_rate_limits_change_in_place(bench: Bench, file: File) -> None:
+    await bench.put("/s", is_closed=True)
+    await bench.warm("/s?offset=-1")
+    limit = '[[rate_limit]]\nname = "all"\nper = "all"\nrequests_per_s = 1\nburst = 2'
+    file.write(more=limit)
+    assert (await bench.post("/api/reload", {}))["changed"] == ["rate_limit.all"]
+    assert [(await bench.read("/s?offset=-1"))[0] for _ in range(3)] == [200, 200, 429]
+    # A limit that has not changed keeps its count.
+    file.write(more=limit, limits="max_connections = 9")
+    assert (await bench.post("/api/reload", {}))["changed"] == ["limits.max_connections"]
+    assert (await bench.read("/s?offset=-1"))[0] == 429
+    file.write(more=limit.replace("burst = 2", "burst = 3"), limits="max_connections = 9")
+    assert (await bench.post("/api/reload", {}))["changed"] == ["rate_limit.all"]
+    assert [(await bench.read("/s?offset=-1"))[0] for _ in range(4)] == [200, 200, 200, 429]
+    file.write(limits="max_connections = 9")
+    assert (await bench.post("/api/reload", {}))["changed"] == ["rate_limit.all"]
+    await bench.warm("/s?offset=-1")

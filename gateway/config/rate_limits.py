@@ -1,0 +1,48 @@
+"""Rate limits: how much clients may ask for, by network, by route, or in all."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.model import MisfitError, Model
+from gateway.config.values import GIB, Bytes, RouteName
+
+
+class RateLimitConfig(Model):
+    """One limit.  Requests beyond it are answered 429."""
+
+    name: RouteName = Field(
+        description="Unique; names the limit in metrics and to clients, in the RateLimit fields of answers."
+    )
+    per: Literal["client", "route", "all"] = Field(
+        default="client",
+        description="What has an allowance of its own: each client network, each route, or all as one.",
+    )
+    routes: tuple[RouteName, ...] = Field(
+        default=(), strict=False, description="Names of the routes that the limit applies to; none is every route."
+    )
+    requests_per_s: float | None = Field(default=None, gt=0, le=1_000_000, description="Most requests a second.")
+    burst: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Most requests at once, after a pause; none is one second's worth.",
+    )
+    bytes_per_s: Bytes | None = Field(
+        default=None,
+        ge=1,
+        le=1024 * GIB,
+        description="Most bytes a second of answers' bodies. An answer is sent whole; further requests wait until its "
+        "bytes are paid for.",
+    )
+    live_reads: int | None = Field(default=None, ge=1, le=10_000_000, description="Most live reads at once.")
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.requests_per_s is None and self.bytes_per_s is None and self.live_reads is None:
+            raise MisfitError("is needed, or bytes_per_s or live_reads: the table limits nothing", "requests_per_s")
+        if self.burst is not None and self.requests_per_s is None:
+            raise MisfitError("needs requests_per_s", "burst")
+        return self

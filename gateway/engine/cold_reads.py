@@ -1,0 +1,69 @@
+"""Reads of streams that are not in memory: how many of them may ask the origin.
+
+Each such read may be of an invented name or with an invented query, and each makes a record here and a request there.
+They are bounded for the origin (`absences`) and for each client net (`client_new_streams_per_s`).  Reads that the
+gateway makes for itself have no net and count only for the origin.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from gateway.engine.absences import Absences
+from gateway.engine.read import Read
+from gateway.errors import GatewayError, TooManyAbsent, TooManyRequests
+from gateway.limits.buckets import Buckets
+from gateway.limits.client_net import UNKNOWN
+from gateway.limits.retry_after import retry_after_s
+from gateway.telemetry.metrics import MetricsRecorder
+
+_BURST_S: Final = 2.0
+"""This many seconds' worth of reads may come at once."""
+
+
+class ColdReads:
+    """Owner of the allowance of each net.  `now` gives monotonic seconds."""
+
+    def __init__(
+        self, absences: Absences, metrics: MetricsRecorder, rng: random.Random, now: Callable[[], float]
+    ) -> None:
+        self._absences = absences
+        self._metrics = metrics
+        self._rng = rng
+        self._now = now
+        self._nets: Buckets | None = None
+
+    def __repr__(self) -> str:
+        return f"<ColdReads {self._nets}>"
+
+    def configure(self, per_s: float) -> None:
+        """Admit `per_s` reads a second of each net from now on; 0 is no bound."""
+        if not per_s:
+            self._nets = None
+        elif self._nets is None or self._nets.per_s != per_s:
+            self._nets = Buckets(per_s, max(1.0, per_s * _BURST_S))
+
+    def may_ask(self, read: Read) -> bool:
+        """Whether `admit` would admit the read."""
+        return self._absences.may_ask(read.route, read.source.client) and not self._wait_s(read.source.client)
+
+    def admit(self, read: Read) -> None:
+        """Count the read.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
+        if (refusal := self._refusal(read)) is not None:
+            raise refusal
+        if self._nets is not None and read.source.client != UNKNOWN:
+            self._nets.take(read.source.client, self._now())
+
+    def _refusal(self, read: Read) -> GatewayError | None:
+        client = read.source.client
+        if not self._absences.may_ask(read.route, client):
+            return TooManyAbsent()
+        if wait_s := self._wait_s(client):
+            self._metrics.client_limited("client_new_streams_per_s")
+            return TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
+        return None
+
+    def _wait_s(self, client: str) -> float:
+        return self._nets.wait_s(client, self._now()) if self._nets is not None and client != UNKNOWN else 0.0

@@ -1,0 +1,185 @@
+"""The limits of the configuration's `[[rate_limit]]` tables: requests and bytes a second, and live reads at once.
+
+A request is admitted if every limit that applies to it admits it, and takes a token of each.  Bytes are charged when an
+answer has been sent: its length may not be known before, and a part of it would be useless.  A limit on bytes thus goes
+into debt, and refuses requests until the debt is paid.
+
+A limit keeps an allowance for each value of its key: the client's net, the route, or nothing.  A client without a net
+is not bounded by a limit per client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.config.rate_limits import RateLimitConfig
+from gateway.limits.buckets import Buckets
+from gateway.limits.client_net import UNKNOWN
+from gateway.limits.retry_after import UNKNOWN_WAIT_S
+from gateway.limits.usage import Tally
+
+
+class Refusal(NamedTuple):
+    """The limit that refuses a request."""
+
+    limit: str
+    wait_s: float
+    """Seconds until the request might be admitted."""
+
+
+class RateLimitFields(NamedTuple):
+    """The values of the fields of an answer (draft-ietf-httpapi-ratelimit-headers-10)."""
+
+    policy: str
+    """`RateLimit-Policy`"""
+    state: str
+    """`RateLimit`"""
+
+
+class RateLimit:
+    """One limit and its allowances."""
+
+    def __init__(self, config: RateLimitConfig) -> None:
+        self.config = config
+        per_s = config.requests_per_s
+        self.requests = Buckets(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
+        # One second's worth at once: what is sent in a second may be sent at its beginning.
+        self.bytes = Buckets(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
+        self.live = Tally()
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {self.config.name}: {self.requests}, {self.bytes}, {self.live}>"
+
+    def applies_to(self, route: str) -> bool:
+        """Whether requests of the route are limited."""
+        return not self.config.routes or route in self.config.routes
+
+    def key(self, net: str, route: str) -> str | None:
+        """The key of the request's allowance; None if the limit does not apply to its client."""
+        match self.config.per:
+            case "client":
+                return net if net != UNKNOWN else None
+            case "route":
+                return route
+            case "all":
+                return ""
+
+    def wait_s(self, key: str, now: float, *, is_live: bool) -> float:
+        """Seconds until a request might be admitted; 0 if it is now."""
+        wait_s = self.requests.wait_s(key, now) if self.requests is not None else 0.0
+        if self.bytes is not None:
+            wait_s = max(wait_s, self.bytes.wait_s(key, now))
+        if is_live and self.config.live_reads is not None and self.live[key] >= self.config.live_reads:
+            wait_s = max(wait_s, UNKNOWN_WAIT_S)
+        return wait_s
+
+    def policies(self) -> list[str]:
+        """The members of `RateLimit-Policy`."""
+        config, found = self.config, []
+        if self.requests is not None:
+            window_s = math.ceil(self.requests.burst / self.requests.per_s)
+            found.append(f'"{config.name}";q={int(self.requests.burst)};w={window_s}')
+        if self.bytes is not None:
+            found.append(f'"{config.name}-bytes";q={int(self.bytes.burst)};w=1;qu="content-bytes"')
+        if config.live_reads is not None:
+            found.append(f'"{config.name}-live";q={config.live_reads};qu="concurrent-requests"')
+        return found
+
+    def states(self, key: str, now: float) -> list[str]:
+        """The members of `RateLimit`: what is left, and in how many seconds all of it is there again."""
+        config, found = self.config, []
+        for suffix, buckets in (("", self.requests), ("-bytes", self.bytes)):
+            if buckets is not None:
+                left = buckets.left(key, now)
+                full_s = math.ceil((buckets.burst - left) / buckets.per_s)
+                found.append(f'"{config.name}{suffix}";r={max(0, math.floor(left + 1e-6))};t={full_s}')
+        if config.live_reads is not None:
+            found.append(f'"{config.name}-live";r={max(0, config.live_reads - self.live[key])}')
+        return found
+
+
+_Applied = tuple[tuple[RateLimit, str], ...]
+
+
+class LimitedLive:
+    """The allowances that one live read takes, until `end`."""
+
+    __slots__ = ("_applied",)
+
+    def __init__(self, applied: _Applied) -> None:
+        self._applied = applied
+        for limit, key in applied:
+            limit.live.add(key)
+
+    def end(self, sent_bytes: int, now: float) -> None:
+        """The live read has ended after `sent_bytes` body bytes."""
+        for limit, key in self._applied:
+            limit.live.remove(key)
+            if limit.bytes is not None:
+                limit.bytes.take(key, now, sent_bytes)
+
+
+class RateLimits:
+    """The limits in effect.  Owner of their allowances.  `now` is monotonic seconds."""
+
+    def __init__(self, configs: Sequence[RateLimitConfig] = ()) -> None:
+        self._limits: tuple[RateLimit, ...] = ()
+        self._of_route: dict[str, tuple[RateLimit, ...]] = {}
+        self.replace(configs)
+
+    def __repr__(self) -> str:
+        return f"<RateLimits {len(self._limits)} limits>"
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    def replace(self, configs: Sequence[RateLimitConfig]) -> None:
+        """Put these limits into effect.  A limit that has not changed keeps its allowances; live reads that are open
+        count only in the limit under which they began."""
+        known = {limit.config: limit for limit in self._limits}
+        self._limits = tuple(known.get(config) or RateLimit(config) for config in configs)
+        self._of_route = {}
+
+    def _applied(self, net: str, route: str) -> _Applied:
+        limits = self._of_route.get(route)
+        if limits is None:
+            limits = self._of_route[route] = tuple(limit for limit in self._limits if limit.applies_to(route))
+        found = ((limit, limit.key(net, route)) for limit in limits)
+        return tuple((limit, key) for limit, key in found if key is not None)
+
+    def refusal(self, net: str, route: str, now: float, *, is_live: bool) -> Refusal | None:
+        """The limit for which the request has to wait longest; None if it may be admitted."""
+        refusal = None
+        for limit, key in self._applied(net, route):
+            wait_s = limit.wait_s(key, now, is_live=is_live)
+            if wait_s and (refusal is None or wait_s > refusal.wait_s):
+                refusal = Refusal(limit.config.name, wait_s)
+        return refusal
+
+    def take(self, net: str, route: str, now: float) -> None:
+        """Count a request that has been admitted."""
+        for limit, key in self._applied(net, route):
+            if limit.requests is not None:
+                limit.requests.take(key, now)
+
+    def charge(self, net: str, route: str, sent_bytes: int, now: float) -> None:
+        """Count the body bytes of an answer that has been sent."""
+        for limit, key in self._applied(net, route):
+            if limit.bytes is not None:
+                limit.bytes.take(key, now, sent_bytes)
+
+    def begin_live(self, net: str, route: str) -> LimitedLive:
+        """Count a live read that has been admitted; `LimitedLive.end` must follow."""
+        return LimitedLive(self._applied(net, route))
+
+    def fields(self, net: str, route: str, now: float) -> RateLimitFields | None:
+        """The fields for an answer to a request of the net; None if no limit applies."""
+        applied = self._applied(net, route)
+        if not applied:
+            return None
+        return RateLimitFields(
+            ", ".join(member for limit, _ in applied for member in limit.policies()),
+            ", ".join(member for limit, key in applied for member in limit.states(key, now)),
+        )

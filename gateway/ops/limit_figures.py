@@ -1,0 +1,54 @@
+"""Counts of what limits per client and rate limits refused, and their metric families.  Every series starts at 0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.config.rate_limits import RateLimitConfig
+from gateway.ops.families import counter
+
+_CLIENT_LIMITS: Final = (
+    "client_body_timeout_s",
+    "client_followed_streams",
+    "client_live_reads",
+    "client_min_rate",
+    "client_new_streams_per_s",
+)
+
+
+class LimitFigures:
+    """Counts by limit.  `client_connections` counts among the refused connections."""
+
+    def __init__(self) -> None:
+        self.client_limited: Counter[str] = Counter(dict.fromkeys(_CLIENT_LIMITS, 0))
+        """By the limit's key in the section `limits`."""
+        self.rate_limited: Counter[tuple[str, str]] = Counter()
+        """By the limit's name and the route."""
+
+    def configure(self, limits: Iterable[RateLimitConfig], routes: Iterable[str]) -> None:
+        """Have a series for each of these limits on each of its routes; drop those of removed limits."""
+        every = tuple(routes)
+        wanted = [(limit.name, route) for limit in limits for route in limit.routes or every]
+        self.rate_limited = Counter({key: self.rate_limited[key] for key in wanted})
+
+    def families(self) -> Iterator[Metric]:
+        """The families with their current values."""
+        yield counter(
+            "durable_gateway_client_limited",
+            "Requests refused, and clients cut off, because a client network used more than its share or was slower "
+            "than it may be, by the limit's key. Excludes connections, which are in "
+            "durable_gateway_connections_refused, and configured rate limits.",
+            ("limit",),
+            (((limit,), n) for limit, n in self.client_limited.items()),
+        )
+        yield counter(
+            "durable_gateway_rate_limited",
+            "Requests answered 429 because of a configured rate limit, by its name. Excludes limits per client that "
+            "hold without configuration.",
+            ("limit", "route"),
+            self.rate_limited.items(),
+        )

@@ -1,0 +1,125 @@
+"""Admission of requests: the bound on live reads of one net, and the configured rate limits.
+
+A live read counts from its admission until its channel is free again, however it ends.  The handler admits requests and
+is the one place that refuses them.  Requests that are answered from their bytes are asked about as well; one that is
+not admitted falls through to the handler.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from gateway.config.limits import LimitsConfig
+from gateway.errors import TooManyRequests
+from gateway.limits.client_net import UNKNOWN, ClientNet
+from gateway.limits.rate_limits import LimitedLive, RateLimitFields, RateLimits
+from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
+from gateway.limits.usage import NetUse, Usage
+from gateway.server.request import Channel, LiveUse
+from gateway.telemetry.metrics import MetricsRecorder
+
+
+class _LimitedLiveRead:
+    """A live read that counts in rate limits, and in its net if that is known."""
+
+    __slots__ = ("_limited", "_now", "_use")
+
+    def __init__(self, use: NetUse | None, limited: LimitedLive, now: Callable[[], float]) -> None:
+        self._use = use
+        self._limited = limited
+        self._now = now
+
+    def end_live(self, sent_bytes: int) -> None:
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
+        self._limited.end(sent_bytes, self._now())
+
+
+class Admission:
+    """Decides which requests are answered.  The counts belong to `usage`, the allowances to `rates`."""
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        client_net: ClientNet,
+        usage: Usage,
+        rates: RateLimits,
+        metrics: MetricsRecorder,
+        rng: random.Random,
+        now: Callable[[], float],
+    ) -> None:
+        self.client_net = client_net
+        self.rates = rates
+        self._usage = usage
+        self._metrics = metrics
+        self._rng = rng
+        self._now = now
+        self.configure(limits)
+
+    def __repr__(self) -> str:
+        return f"<Admission {self._usage!r} {self.rates!r}>"
+
+    def configure(self, limits: LimitsConfig) -> None:
+        """Use these limits from now on."""
+        self.most_live_reads = limits.most_client_live_reads
+
+    def admit(self, channel: Channel, net: str, route: str, *, is_live: bool) -> RateLimitFields | None:
+        """Count the request, and the live read until the channel's `live_use` ends.
+
+        Returns the fields for its answer.  Raises TooManyRequests, with nothing counted.
+        """
+        if is_live and net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
+            self._metrics.client_limited("client_live_reads")
+            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live reads")
+        fields = None
+        if self.rates:
+            now = self._now()
+            refusal = self.rates.refusal(net, route, now, is_live=is_live)
+            if refusal is None:
+                self.rates.take(net, route, now)
+            fields = self.rates.fields(net, route, now)
+            if refusal is not None:
+                self._metrics.rate_limited(refusal.limit, route)
+                raise TooManyRequests(retry_after_s(refusal.wait_s, self._rng), fields=fields)
+        if is_live:
+            self._begin_live(channel, net, route)
+        return fields
+
+    def admit_remembered(self, net: str, route: str, sent_bytes: int) -> bool:
+        """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if
+        the handler has to refuse it."""
+        now = self._now()
+        if self.rates.refusal(net, route, now, is_live=False) is not None:
+            return False
+        self.rates.take(net, route, now)
+        self.rates.charge(net, route, sent_bytes, now)
+        return True
+
+    def may_join(self, net: str, route: str) -> bool:
+        """Whether a live read that is known by its bytes is admitted; if it joins, `joined` must follow."""
+        if net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
+            return False
+        return not self.rates or self.rates.refusal(net, route, self._now(), is_live=True) is None
+
+    def begin_join(self, channel: Channel, net: str, route: str) -> None:
+        """Count the live read as long as the channel's `live_use` lasts; `joined` follows if it has begun."""
+        self._begin_live(channel, net, route)
+
+    def joined(self, net: str, route: str) -> None:
+        """Count the request of a live read that has joined."""
+        if self.rates:
+            self.rates.take(net, route, self._now())
+
+    def charge(self, net: str, route: str, sent_bytes: int) -> None:
+        """Count the body bytes of an answer that is not live."""
+        if self.rates:
+            self.rates.charge(net, route, sent_bytes, self._now())
+
+    def _begin_live(self, channel: Channel, net: str, route: str) -> None:
+        counted = self._usage.begin_live(net) if net != UNKNOWN else None
+        use: LiveUse | None = counted
+        if self.rates:
+            use = _LimitedLiveRead(counted, self.rates.begin_live(net, route), self._now)
+        channel.live_bytes = 0
+        channel.live_use = use

@@ -1,0 +1,99 @@
+"""Configured rate limits: which requests each one counts, and what a client is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.rate_limits import RateLimitConfig
+from gateway.limits.rate_limits import RateLimits
+
+
+def limits(*tables: dict[str, Any]) -> RateLimits:
+    return RateLimits([RateLimitConfig(**{"name": f"limit-{n}", **table}) for n, table in enumerate(tables)])
+
+
+def admitted(rates: RateLimits, net: str = "a", route: str = "r", now: float = 0.0, *, is_live: bool = False) -> bool:
+    if rates.refusal(net, route, now, is_live=is_live) is not None:
+        return False
+    rates.take(net, route, now)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("per", "others"), [("client", [True, True, True]), ("route", [False, True, True]), ("all", [False] * 3)]
+)
+def test_a_limit_is_per_client_route_or_all(per: str, others: list[bool]) -> None:
+    rates = limits({"per": per, "requests_per_s": 1})
+    assert [admitted(rates, "a", "r") for _ in range(2)] == [True, False]
+    asked = [("b", "r"), ("b", "other"), ("c", "third")]
+    assert [rates.refusal(net, route, 0.0, is_live=False) is None for net, route in asked] == others
+
+
+def test_a_client_without_a_net_is_not_limited_per_client_and_others_routes_are_free() -> None:
+    rates = limits({"requests_per_s": 1, "routes": ("r",)})
+    assert all(admitted(rates, "", "r") for _ in range(5))
+    assert all(admitted(rates, "a", "other") for _ in range(5))
+    assert [admitted(rates, "a", "r") for _ in range(2)] == [True, False]
+
+
+def test_every_limit_has_to_admit_and_none_is_charged_for_a_refusal() -> None:
+    rates = limits({"requests_per_s": 1, "burst": 5}, {"per": "all", "requests_per_s": 1, "burst": 2})
+    assert [admitted(rates) for _ in range(5)] == [True, True, False, False, False]
+    refusal = rates.refusal("a", "r", 0.0, is_live=False)
+    assert refusal is not None
+    assert refusal.limit == "limit-1"
+    assert refusal.wait_s == 1
+    # The first limit was charged for two requests only.
+    assert rates.fields("a", "r", 0.0) == (
+        '"limit-0";q=5;w=5, "limit-1";q=2;w=2',
+        '"limit-0";r=3;t=2, "limit-1";r=0;t=2',
+    )
+
+
+def test_bytes_are_a_debt_that_refuses_until_it_is_paid() -> None:
+    rates = limits({"bytes_per_s": 100})
+    assert admitted(rates)
+    rates.charge("a", "r", 350, 0.0)
+    assert not admitted(rates)
+    assert not admitted(rates, now=2.5)
+    assert admitted(rates, now=2.6)
+    assert rates.fields("a", "r", 0.0) == ('"limit-0-bytes";q=100;w=1;qu="content-bytes"', '"limit-0-bytes";r=0;t=4')
+
+
+def test_live_reads_are_counted_until_they_end_and_their_bytes_charged_then() -> None:
+    rates = limits({"live_reads": 2, "bytes_per_s": 100})
+    lives = [rates.begin_live("a", "r") for _ in range(2)]
+    assert not admitted(rates, is_live=True)
+    assert admitted(rates)
+    assert admitted(rates, "b", is_live=True)
+    lives.pop().end(250, 0.0)
+    assert not admitted(rates, now=1.5, is_live=True)
+    assert admitted(rates, now=1.6, is_live=True)
+
+
+def test_a_replaced_limit_keeps_its_allowance_if_it_has_not_changed() -> None:
+    kept: dict[str, Any] = {"name": "kept", "requests_per_s": 1}
+    changed: dict[str, Any] = {"name": "changed", "requests_per_s": 1}
+    rates = limits(kept, changed)
+    assert admitted(rates)
+    rates.replace([RateLimitConfig(**kept), RateLimitConfig(**{**changed, "burst": 9})])
+    refusal = rates.refusal("a", "r", 0.0, is_live=False)
+    assert refusal is not None
+    assert refusal.limit == "kept"
+    rates.replace([])
+    assert not rates
+    assert admitted(rates)
+
+
+@given(st.floats(1, 1_000), st.integers(1, 20), st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 0.5))))
+def test_no_client_gets_more_than_its_limit(per_s: float, burst: int, asked: list[tuple[str, float]]) -> None:
+    rates, now = limits({"requests_per_s": per_s, "burst": burst}), 0.0
+    got = {"a": 0, "b": 0}
+    for net, pause_s in asked:
+        now += pause_s
+        got[net] += admitted(rates, net, now=now)
+    assert max(got.values()) <= burst + per_s * now + 1e-6 * (1 + per_s)

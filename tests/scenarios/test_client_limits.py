@@ -1,0 +1,339 @@
+"""One client network uses no more than its share: of connections, live reads, followed streams and cold reads, and it
+sends and reads at a least rate."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from gateway.app import RunningGateway
+from gateway.origin.app import RunningOrigin
+from tests.scenarios.conftest import Edge, Start
+from tests.scenarios.wire import BOUND_S, Dropped, Wire
+from tests.waiting import eventually
+
+MINE = {"X-Forwarded-For": "192.0.2.1"}
+OTHERS = {"X-Forwarded-For": "192.0.2.2"}
+BEHIND_PROXY = {"trusted_proxies": ("127.0.0.1/32",), "forwarded_by": "x-forwarded-for"}
+OFF = {"client_new_streams_per_s": 0}
+
+
+def counted(gateway: RunningGateway, family: str) -> dict[tuple[str, ...], float]:
+    """The samples of a counter, by the values of its labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for metric in gateway.metrics.collect()
+        for sample in metric.samples
+        if sample.name == family
+    }
+
+
+class Line:
+    """A connection from a chosen loopback address."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, edge: Edge, source: str) -> Line:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", int(edge.url.rpartition(":")[2])))
+        return cls(*await asyncio.open_connection(sock=sock))
+
+    async def is_served(self) -> bool:
+        """Whether a request gets an answer; False if the connection is closed without one."""
+        try:
+            self.writer.write(b"GET /none HTTP/1.1\r\nHost: h\r\n\r\n")
+            async with asyncio.timeout(BOUND_S):
+                head = await self.reader.readuntil(b"\r\n\r\n")
+                size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                await self.reader.readexactly(int(size or 0))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return False
+        return True
+
+    async def is_ended(self) -> bool:
+        try:
+            async with asyncio.timeout(BOUND_S):
+                return not await self.reader.read(1)
+        except ConnectionError:
+            return True
+
+    def leave(self) -> None:
+        self.writer.close()
+
+
+class Lines:
+    """Connections that are closed at the end of the test."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._lines: list[Line] = []
+
+    async def __aenter__(self) -> Lines:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for line in self._lines:
+            line.leave()
+
+    async def open(self, source: str = "127.0.0.1") -> Line:
+        self._lines.append(await Line.open(self._edge, source))
+        return self._lines[-1]
+
+
+def refused(edge: Edge) -> dict[str, float]:
+    return {name: n for (name,), n in counted(edge.gateway, "durable_gateway_connections_refused_total").items() if n}
+
+
+async def test_a_net_has_no_more_connections_than_its_share(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, max_connections=10, client_connections=2)
+    async with Lines(edge) as lines:
+        first, second = await lines.open(), await lines.open()
+        assert await first.is_served()
+        assert await second.is_served()
+        assert not await (await lines.open()).is_served()
+        assert await (await lines.open("127.0.0.2")).is_served()
+        assert refused(edge) == {"client": 1}
+        first.leave()
+        await eventually(lambda: edge.gateway.connections == 2)
+        assert await (await lines.open()).is_served()
+
+
+async def test_half_of_all_connections_is_the_share_of_one_net(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, max_connections=4)
+    async with Lines(edge) as lines:
+        assert await (await lines.open()).is_served()
+        assert await (await lines.open()).is_served()
+        assert not await (await lines.open()).is_served()
+        assert await (await lines.open("127.0.0.2")).is_served()
+
+
+async def test_a_trusted_proxy_is_not_bounded_by_connections(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, max_connections=10, client_connections=1, **BEHIND_PROXY)
+    async with Lines(edge) as lines:
+        for _ in range(3):
+            assert await (await lines.open()).is_served()
+        assert await (await lines.open("127.0.0.2")).is_served()
+        assert not await (await lines.open("127.0.0.2")).is_served()
+
+
+async def test_a_full_gateway_gives_idle_connections_of_the_largest_net_to_smaller_ones(
+    origin: RunningOrigin, start: Start
+) -> None:
+    edge = await start(origin.url, max_connections=4, client_connections=4)
+    async with Lines(edge) as lines:
+        crowd = [await lines.open() for _ in range(4)]
+        for line in crowd:
+            assert await line.is_served()
+        # The largest net gets no more, and two nets that are equally large do not displace each other.
+        assert not await (await lines.open()).is_served()
+        others = [await lines.open("127.0.0.2") for _ in range(3)]
+        assert [await line.is_served() for line in others] == [True, True, False]
+        assert [await line.is_served() for line in crowd] == [False, False, True, True]
+        assert refused(edge) == {"limit": 2, "displaced": 2}
+        assert edge.gateway.connections == 4
+
+
+async def test_a_connection_in_use_is_not_displaced(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, max_connections=2, client_connections=2, client_live_reads=2)
+    async with Lines(edge) as lines:
+        await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"x")
+        crowd = [await lines.open() for _ in range(2)]
+        for line in crowd:
+            line.writer.write(b"GET /s?live=sse&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n")
+            await line.reader.readuntil(b"control")
+        assert not await (await lines.open("127.0.0.2")).is_served()
+        assert refused(edge) == {"limit": 1}
+
+
+# -- live reads
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+async def test_a_net_has_no_more_live_reads_than_its_share(origin: RunningOrigin, start: Start, mode: str) -> None:
+    edge = await start(origin.url, client_live_reads=2, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1")).next_offset
+    target = f"/s?offset={at}&live={mode}"
+    readers = [await edge.begin(target, MINE) for _ in range(2)]
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 2)
+    refusal = await edge.get(target, MINE)
+    assert refusal.status == 429
+    assert int(refusal.headers["Retry-After"]) >= 1
+    assert refusal.is_one_line_of_text
+    # Another net is served, and the first one again once a reader has left.
+    readers.append(await edge.begin(target, OTHERS))
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.2") == 1)
+    readers[0].leave()
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 1)
+    await edge.begin(target, MINE)
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 2)
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_live_reads",] == 1
+    # Answered long-polls count no more, and neither do those answered at once.
+    await edge.post("/s", b"y")
+    await edge.send("DELETE", "/s")
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 0)
+
+
+async def test_a_live_read_of_a_missing_stream_leaves_nothing_counted(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_live_reads=1, **OFF)
+    for _ in range(3):
+        assert (await edge.get("/none?offset=-1&live=long-poll")).status == 404
+        assert (await edge.get("/none?offset=-1&live=sse")).status == 404
+    assert edge.gateway.clients.usage.live_reads("127.0.0.1") == 0
+
+
+# -- streams
+
+
+async def test_a_net_opens_no_more_followed_streams_than_its_share(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, followed_streams=4, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    for number in range(2):
+        wire = await edge.begin(f"/s?offset=-1&live=sse&invented={number}", MINE)
+        assert (await wire.head()).status == 200
+    refusal = await edge.get("/s?offset=-1&live=sse&invented=9", MINE)
+    assert refusal.status == 429
+    assert int(refusal.headers["Retry-After"]) >= 1
+    # A stream that is followed already costs the origin nothing more.
+    wire = await edge.begin("/s?offset=-1&live=sse&invented=1", MINE)
+    assert (await wire.head()).status == 200
+    for number in range(2):
+        wire = await edge.begin(f"/s?offset=-1&live=sse&others={number}", OTHERS)
+        assert (await wire.head()).status == 200
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_followed_streams",] == 1
+
+
+async def test_a_followed_stream_that_has_ended_counts_no_more(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_followed_streams=1)
+    for number in range(3):
+        assert (await edge.put(f"/s{number}", b"x")).status == 201
+        wire = await edge.begin(f"/s{number}?offset=-1&live=sse")
+        assert (await wire.head()).status == 200
+        await wire.closed()
+        await edge.until_idle()
+
+
+async def test_a_net_reads_new_streams_at_a_bounded_rate(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_new_streams_per_s=1, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    assert [(await edge.get(f"/s?offset=-1&n={n}", MINE)).status for n in range(3)] == [200, 200, 429]
+    assert (await edge.send("HEAD", "/s?n=h", MINE)).status == 429
+    # What is in memory may be read, and other nets are not affected.
+    assert (await edge.get("/s?offset=-1&n=0", MINE)).status == 200
+    assert (await edge.get("/s?offset=-1&n=8", OTHERS)).status == 200
+    edge.clock.advance(1.0)
+    assert (await edge.get("/s?offset=-1&n=9", MINE)).status == 200
+    assert (await edge.get("/s?offset=-1&n=10", MINE)).status == 429
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_new_streams_per_s",] == 3
+
+
+async def test_a_flood_of_invented_names_leaves_half_of_absent_per_s_to_others(
+    origin: RunningOrigin, start: Start
+) -> None:
+    # The bucket holds five seconds' worth: 20.
+    edge = await start(origin.url, absent_per_s=4, absent_s=0, client_new_streams_per_s=0, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    flood = [(await edge.get(f"/none{n}?offset=-1", MINE)).status for n in range(40)]
+    assert flood[:10] == [404] * 10
+    assert set(flood[-20:]) == {503}
+    assert (await edge.get("/s?offset=-1", OTHERS)).status == 200
+    assert [(await edge.get(f"/other{n}?offset=-1", OTHERS)).status for n in range(5)] == [404] * 5
+    # For as long as both ask, neither gets more than half of the rate.
+    got = {"192.0.2.1": 0, "192.0.2.2": 0}
+    for n in range(200):
+        edge.clock.advance(0.1)
+        for headers in (MINE, MINE, MINE, OTHERS):
+            answer = await edge.get(f"/more{n}?offset=-1", headers)
+            got[headers["X-Forwarded-For"]] += answer.status == 404
+    assert got["192.0.2.1"] <= 20 * 2 + 10
+    assert got["192.0.2.2"] >= 20 * 2 - 2
+
+
+# -- rates
+
+
+async def upload(edge: Edge, size: int, pause_s: float, piece: bytes = b"x") -> int:
+    """The status of an upload that sends one piece after the other; 0 if none came."""
+    wire = await edge.wire()
+    await wire.send(b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % size)
+    answer = asyncio.create_task(wire.answer())
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(0, size, len(piece)):
+            if answer.done():
+                break
+            try:
+                await wire.send(piece)
+            except ConnectionError:
+                break
+            await asyncio.sleep(pause_s)
+        return (await answer).status
+
+
+@pytest.mark.parametrize("size", [10_000, 200_000])
+async def test_an_upload_slower_than_the_least_rate_is_answered_408(
+    origin: RunningOrigin, start: Start, size: int
+) -> None:
+    edge = await start(origin.url, client_idle_timeout_s=0.5, client_min_rate=1_000_000)
+    assert (await edge.put("/s")).status == 201
+    assert await upload(edge, size, 0.02) == 408
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_min_rate",] == 1
+
+
+async def test_an_upload_has_a_total_time(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_body_timeout_s=0.5, client_min_rate=0)
+    assert (await edge.put("/s")).status == 201
+    assert await upload(edge, 100_000, 0.02) == 408
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_body_timeout_s",] == 1
+
+
+async def test_an_upload_at_the_least_rate_is_taken(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_min_rate=100)
+    assert (await edge.put("/s")).status == 201
+    assert await upload(edge, 1_000, 0.01, b"x" * 100) in (200, 204)
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_min_rate",] == 0
+
+
+async def read_slowly(wire: Wire, size: int, pause_s: float) -> bool:
+    """Whether the whole answer of `size` bytes came, read a little at a time."""
+    await wire.head()
+    got = 0
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while got < size:
+                piece = await wire.reader.read(4_096)
+                if not piece:
+                    return False
+                got += len(piece)
+                await asyncio.sleep(pause_s)
+    except (ConnectionError, Dropped):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("least", [0, 10_000_000])
+async def test_an_answer_is_read_at_a_least_rate(origin: RunningOrigin, start: Start, least: int) -> None:
+    edge = await start(
+        origin.url, client_write_timeout_s=0.5, client_min_rate=least, send_buffer_bytes=16_384, follow_above_per_s=0
+    )
+    body = b"x" * 1_000_000
+    assert (await edge.put("/s", body)).status == 201
+    wire = await edge.begin("/s?offset=-1", receive_bytes=8_192)
+    assert await read_slowly(wire, len(body), 0.005) == (least == 0)
+
+
+async def test_a_live_reader_without_anything_to_read_is_not_slow(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=0.1)
+    assert (await edge.put("/s", b"x")).status == 201
+    wire = await edge.begin("/s?offset=-1&live=sse")
+    assert (await wire.head()).status == 200
+    for _ in range(3):
+        assert (await wire.event()) is not None
+        await asyncio.sleep(0.2)
+        await edge.post("/s", b"more")

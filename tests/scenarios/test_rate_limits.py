@@ -1,0 +1,106 @@
+"""Configured rate limits, over every way by which a request is answered."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from tests.scenarios.conftest import Edge, Start
+from tests.scenarios.test_client_limits import BEHIND_PROXY, MINE, OTHERS, counted
+from tests.waiting import eventually
+
+
+def one(**table: Any) -> dict[str, Any]:
+    return {"rate_limits": [{"name": "fair", **table}], **BEHIND_PROXY}
+
+
+def limited(edge: Edge) -> float:
+    return counted(edge.gateway, "durable_gateway_rate_limited_total")["fair", "default"]
+
+
+async def test_requests_beyond_the_limit_are_answered_429(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(requests_per_s=1, burst=4))
+    assert (await edge.put("/s", b"x")).status == 201
+    # The third and fourth are remembered, if anything is.
+    answers = [await edge.get("/s?offset=-1", MINE) for _ in range(6)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 200, 429, 429]
+    refusal = answers[4]
+    assert refusal.is_one_line_of_text
+    assert 1 <= int(refusal.headers["Retry-After"]) <= 2
+    assert refusal.headers["RateLimit-Policy"] == '"fair";q=4;w=4'
+    assert refusal.headers["RateLimit"] == '"fair";r=0;t=4'
+    assert answers[0].headers["RateLimit"] == '"fair";r=3;t=1'
+    assert (await edge.get("/s?offset=-1", OTHERS)).status == 200
+    edge.clock.advance(1.0)
+    assert [(await edge.get("/s?offset=-1", MINE)).status for _ in range(2)] == [200, 429]
+    assert limited(edge) == 3
+
+
+async def test_refused_clients_do_not_come_back_together(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(requests_per_s=0.01, burst=1))
+    await edge.get("/s", MINE)
+    waits = {int((await edge.get("/s", MINE)).headers["Retry-After"]) for _ in range(20)}
+    assert len(waits) > 10
+    assert min(waits) >= 100
+    assert max(waits) <= 201
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+async def test_live_reads_are_bounded_whatever_way_they_begin(origin: RunningOrigin, start: Start, mode: str) -> None:
+    edge = await start(origin.url, **one(live_reads=2))
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1")).next_offset
+    target = f"/s?offset={at}&live={mode}"
+    for count in (1, 2):
+        await edge.begin(target, MINE)
+        await eventually(lambda count=count: edge.gateway.clients.usage.live_reads("192.0.2.1") == count)
+    assert (await edge.get(target, MINE)).status == 429
+    assert limited(edge) == 1
+    await edge.begin(target, OTHERS)
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.2") == 1)
+    await edge.send("DELETE", "/s")
+    await eventually(lambda: edge.gateway.clients.usage.live_reads("192.0.2.1") == 0)
+    assert (await edge.get(target, MINE)).status == 404
+
+
+async def test_joins_by_bytes_take_tokens_as_well(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(requests_per_s=0.001, burst=3))
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1", OTHERS)).next_offset
+    target = f"/s?offset={at}&live=long-poll"
+    for count in (1, 2, 3):
+        await edge.begin(target, MINE)
+        await eventually(lambda count=count: edge.gateway.clients.usage.live_reads("192.0.2.1") == count)
+    assert (await edge.get(target, MINE)).status == 429
+
+
+async def test_bytes_are_charged_after_the_answer(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(bytes_per_s=1_000))
+    assert (await edge.put("/s", b"x" * 2_500)).status == 201
+    assert (await edge.get("/s?offset=-1", MINE)).body == b"x" * 2_500
+    assert (await edge.get("/s?offset=-1", MINE)).status == 429
+    edge.clock.advance(2.0)
+    assert (await edge.get("/s?offset=-1", MINE)).status == 200
+    edge.clock.advance(1.0)
+    # Remembered answers are charged like others.
+    assert (await edge.get("/s?offset=-1", MINE)).status == 429
+
+
+async def test_a_write_is_limited_before_it_is_sent_to_the_origin(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(per="all", requests_per_s=1, burst=2))
+    assert (await edge.put("/s", b"x")).status == 201
+    assert (await edge.post("/s", b"y")).status in (200, 204)
+    assert (await edge.post("/s", b"z")).status == 429
+    edge.clock.advance(5.0)
+    assert (await edge.get("/s?offset=-1")).body == b"xy"
+
+
+async def test_answers_that_are_remembered_say_nothing_of_what_is_left(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, **one(requests_per_s=100, burst=100))
+    assert (await edge.put("/s", b"x")).status == 201
+    seen = [(await edge.get("/s?offset=-1", MINE)).headers.get("RateLimit") for _ in range(4)]
+    assert re.fullmatch(r'"fair";r=99;t=1', seen[0] or "")
+    assert all(value is None or value != seen[0] for value in seen[1:])
