@@ -386,7 +386,7 @@ async def test_all_listeners_share_one_connection_limit(bench: Bench, full: int)
     assert await raw(gateway, REQUEST, index=1 - full) == b""
     assert gateway.connections == 1
     refused = figures(gateway, "durable_gateway_connections_refused_total")
-    assert refused == {("limit",): 1, ("leaving",): 0, ("proxy",): 0}
+    assert refused == {("limit",): 1, ("leaving",): 0, ("memory",): 0, ("proxy",): 0}
     # The admitted connection is answered, and makes room when it closes.
     status = (await answered(reader, writer)).status
     assert status == (200 if full else 308)
