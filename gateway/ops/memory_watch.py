@@ -1,4 +1,4 @@
-"""Looks at the process's memory once a second, and acts: the owner of the guard and of the measures' effects.
+"""Looks at the process's memory once a second, near its limit more often, and acts by what the guard decides.
 
 The cache shrinks and grows, clients that hold the most are dropped, fetches and live requests are refused while there
 is no room for what they would bring, and at last new connections are refused.
@@ -17,6 +17,9 @@ from gateway.ops.memory_figures import MemoryState
 from gateway.tape.store import TapeStore
 
 INTERVAL_S: Final = 1.0
+_NEAR: Final = 0.7
+_NEAR_INTERVAL_S: Final = 0.1
+"""Above this part of the limit memory is looked at more often: a second is enough for a flood to pass all marks."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
 
@@ -75,6 +78,8 @@ class MemoryWatch:
         self._clock = clock
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
+        self._is_near = False
+        """Whether the process was close to its limit at the latest look."""
         self.client_bytes = 0
         """What clients held at the latest look."""
 
@@ -105,7 +110,7 @@ class MemoryWatch:
             except Exception:
                 # One failure must not end the guard.
                 _log.exception("memory could not be looked at")
-            await pause(self._clock, INTERVAL_S)
+            await pause(self._clock, _NEAR_INTERVAL_S if self._is_near else INTERVAL_S)
 
     async def look(self) -> None:
         """Look once, and act."""
@@ -122,6 +127,7 @@ class MemoryWatch:
         store, guard = self._store, self._guard
         before, budget = guard.pressure, self._cache_budget()
         resident = self._resident()
+        self._is_near = resident > _NEAR * limit
         found = guard.look(resident, limit, store.cost + store.lent, budget)
         if found.pressure is not before:
             level = _log.warning if found.pressure > before else _log.info

@@ -68,7 +68,7 @@ def test_clients_cannot_create_label_values() -> None:
     of_the_build = {"version", "python", "aiohttp"}
     assert labels - of_the_build == {
         "mode", "outcome", "route", "le", "coding", "class", "error", "reason", "action", "pool", "state", "code",
-        "kind", "result", "purpose",
+        "kind", "result", "purpose", "limit",
     }  # fmt: skip
 
 

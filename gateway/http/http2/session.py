@@ -179,7 +179,7 @@ class Session(Ending):
         self._spend(Kind.CONTINUATION if payload else Kind.EMPTY)
         self._block.append(payload)
         self._block_bytes += len(payload)
-        if self._block_bytes > LONGEST_HEAD:
+        if self._block_bytes > MOST_LIST_BYTES:
             raise _SessionError(ErrorCode.ENHANCE_YOUR_CALM)
         if flags & frames.END_HEADERS:
             block, self._block = b"".join(self._block), None

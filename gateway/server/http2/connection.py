@@ -31,6 +31,7 @@ from gateway.http.http2.streams import Stream
 from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.clients import ClientConnection, Clients
+from gateway.server.handling import REFUSALS
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.remembered import RememberedAnswer
@@ -46,7 +47,6 @@ _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written without waiting for the end of the loop's turn."""
-_BAD_REQUEST: Final = b"Bad request\n"
 
 
 class Http2Connection(asyncio.Protocol):
@@ -273,12 +273,13 @@ class Http2Connection(asyncio.Protocol):
             channel.watch()
 
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
-        """Answer 400 to a request that exceeds the bounds, or is of a kind that is not supported."""
-        self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
+        """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
+        status, body = REFUSALS[request.refusal]
+        self.clients.on_bad_request(status, len(body), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-        headers["Content-Length"] = str(len(_BAD_REQUEST))
-        self.session.send_head(stream, block_of(response_head(400, headers, self.clients.wall(), keeps=True)))
-        self.session.send(stream, _BAD_REQUEST, ends=True)
+        headers["Content-Length"] = str(len(body))
+        self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
+        self.session.send(stream, body, ends=True)
         self._track_unsent(stream, request)
 
     # -- called by channels
