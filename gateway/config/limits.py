@@ -86,7 +86,7 @@ class LimitsConfig(Model):
         "max_connections.",
     )
     client_new_streams_per_s: float = Field(
-        default=100,
+        default=1_000,
         ge=0,
         le=1_000_000,
         description="Reads a second by one client network of streams that are not in memory; further ones are answered "

@@ -44,6 +44,8 @@ def settings() -> dict[str, Any]:
         pytest.param(b"GET http://h@evil/s HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="userinfo"),
         pytest.param(b"CONNECT h:443 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="connect"),
         pytest.param(b"GET /s?offset=-1&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two offsets"),
+        pytest.param(b"GET /s?offset=\xff HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="an offset that is no text"),
+        pytest.param(b"GET /s?cursor=%20\xff HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="an escaped cursor that is no text"),
         pytest.param(b"GET /s?offset=-1&%6Fffset=now HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two offsets, disguised"),
         pytest.param(b"GET /s?live=sse&live=sse&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two lives"),
         pytest.param(b"GET /s?offset=-1&live=sse&cursor=1&cursor=2 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two cursors"),
