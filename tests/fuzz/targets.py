@@ -222,16 +222,17 @@ def json_array(data: bytes) -> None:
 
     inner = same_in_slices(data, run)
     try:
-        value = json.loads(data)
+        # Decoded here, because `json` takes bytes with NULs for UTF-16.
+        value = json.loads(data.decode())
     except (ValueError, RecursionError):
         return
     if not isinstance(value, list):
         assert inner is None
         return
     assert inner is not None
-    assert repr(json.loads(b"[" + inner + b"]")) == repr(value)
+    assert repr(json.loads((b"[" + inner + b"]").decode())) == repr(value)
     if value:
-        assert repr(json.loads(b"[" + inner + b"," + unwrap(data) + b"]")) == repr(value + value)
+        assert repr(json.loads((b"[" + inner + b"," + unwrap(data) + b"]").decode())) == repr(value + value)
 
 
 # -- targets, tags, offsets
