@@ -117,3 +117,21 @@ async def test_live_readers_are_sent_what_was_acknowledged_when_the_follower_bri
     assert client.answers == []
     bring(live, b"cd", "0004")
     await eventually(lambda: client.bodies == [b"cd"], look_s=0)
+
+
+async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(start: Start) -> None:
+    """PUT, DELETE and PUT are under way at once, and the answer to the first of them overtakes the others."""
+    origin = BinaryOrigin()
+    bench = start(lambda asked: None if asked.method in ("PUT", "DELETE") else origin(asked))
+    writes = []
+    for mode in (Mode.CREATE, Mode.DELETE, Mode.CREATE):
+        writes.append(asyncio.create_task(bench.relay(mode)))
+        await bench.until(len(writes))
+    made = {"Stream-Next-Offset": "0002", "Content-Type": "application/octet-stream"}
+    for number, (status, headers) in enumerate([(201, made), (204, {}), (201, made)]):
+        bench.upstream.asked[number].answer(status, headers)
+        (await writes[number]).close()
+        if number == 0:
+            assert await bench.body() == (200, b"ab")
+    assert bench.stream.lifetime is None
+    assert bench.stream.head_headers is None
