@@ -365,6 +365,9 @@ class LiveTopics:
             run.cancel()
             topic.lost(self._clock.now(), None)
             self._start(topic)
+            if topic not in self._runs:
+                # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
+                topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
         """`restart` now, or one second after the last restart: anyone can send failing writes."""

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import TooManyFollowed
+from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -149,3 +150,22 @@ async def test_events_that_arrive_in_one_turn_go_out_as_one_write(start: Start) 
     await eventually(lambda: bench.stream.tape.tail == "0008", look_s=0)
     await pass_turns()
     assert wire.said.count(b"event: data") == 2
+
+
+async def test_readers_get_the_closed_end_that_a_stalled_live_request_does_not_bring(start: Start) -> None:
+    """A closed stream is not followed again, so nothing but a fetch can bring its last bytes."""
+    origin = BinaryOrigin()
+    bench = start(origin, sse_lifetime_s=3600)
+    wire, _ = await reading(bench)
+    origin.body += b"cd"
+    origin.is_closed = True
+    bench.clock.advance(60)
+    # This read is named the closed end, waits in vain for the live request to bring it, and has it begun anew.
+    read = asyncio.create_task(bench.body("/s?offset=0002"))
+    for _ in range(20):
+        await pass_turns()
+        bench.clock.advance(0.1)
+    assert await read == (200, b"cd")
+    await pass_turns()
+    assert [data for name, data in wire.events() if name == "data"] == ["YWI=", "Y2Q="]
+    assert wire.ended
