@@ -244,7 +244,7 @@ class LiveTopics:
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.access.fetch(tape.resolve(topic.position or START))
+        head = await topic.access.fetch(tape.resolve(topic.position or tape.tail or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):

@@ -169,3 +169,21 @@ async def test_readers_get_the_closed_end_that_a_stalled_live_request_does_not_b
     await pass_turns()
     assert [data for name, data in wire.events() if name == "data"] == ["YWI=", "Y2Q="]
     assert wire.ended
+
+
+async def test_a_live_request_that_is_not_answered_is_no_reason_to_fetch_what_no_reader_wants(start: Start) -> None:
+    """A reader at the tail of a stream of which nothing is held, and a write acknowledged meanwhile."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, sse_lifetime_s=3600)
+    opening = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse"))
+    await bench.live_request()
+    bench.clock.advance(1.1)
+    wire, _ = await opening
+    origin.body += b"cd"
+    bench.upstream.script = lambda asked: (
+        asked.answer(204, {"Stream-Next-Offset": origin.tail}) if asked.method == "POST" else origin(asked)
+    )
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    bench.clock.advance(1.1)
+    await eventually(lambda: wire.said.count(b"event: data") == 1, look_s=0)
+    assert "-1" not in [asked.query.get("offset") for asked in bench.upstream.asked]
