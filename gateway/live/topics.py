@@ -276,6 +276,9 @@ class LiveTopics:
     def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:
             topic.beat()
+            if self._topics.get(topic.stream) is not topic:
+                # The last reader has failed on this beat.
+                return
             self._schedule_beat(topic, delay_s)
 
         self._beats[topic] = self._clock.call_later(delay_s, beat)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.engine.sse import Subscription
 from gateway.errors import TooManyFollowed
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
@@ -187,3 +188,23 @@ async def test_a_live_request_that_is_not_answered_is_no_reason_to_fetch_what_no
     bench.clock.advance(1.1)
     await eventually(lambda: wire.said.count(b"event: data") == 1, look_s=0)
     assert "-1" not in [asked.query.get("offset") for asked in bench.upstream.asked]
+
+
+async def test_a_topic_whose_last_reader_fails_on_a_beat_beats_no_more(start: Start) -> None:
+    origin = BinaryOrigin()
+    origin.is_closed = True
+    bench = start(origin)
+    wire = EventStream()
+    found = await bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True))
+    assert isinstance(found, Subscription)
+    subscriber = found.start(wire)
+    # A client that takes nothing, so that the end of the stream has not been sent.
+    wire.is_full = True
+    subscriber.start()
+    wire.is_full = False
+    wire.send = None  # type: ignore[method-assign, assignment]
+    for _ in range(40):
+        bench.clock.advance(1)
+    assert wire.ended
+    assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
+    assert not bench.engine.live._beats
