@@ -10,6 +10,7 @@ from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, bring, confirm
+from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
 
@@ -135,3 +136,27 @@ async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(sta
             assert await bench.body() == (200, b"ab")
     assert bench.stream.lifetime is None
     assert bench.stream.head_headers is None
+
+
+async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_that_failed(start: Start) -> None:
+    """No read of another offset comes that could show that the stream is still there."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.is_live:
+            confirm(asked, "0002")
+        elif asked.method == "POST":
+            asked.answer(502)
+        else:
+            origin(asked)
+
+    bench = start(script)
+    await bench.body()
+    for _ in range(20):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert await bench.body("/s?offset=0003") == (200, b"")
+    asked = len(bench.upstream.asked)
+    for _ in range(50):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    assert len(bench.upstream.asked) == asked
