@@ -291,6 +291,10 @@ class FetchTable:
                 if is_current and stream.acks == facts.acks:
                     self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
+                    if is_current and head.up_to_date:
+                        # It has named a tail that is not before the known one, so this is still the stream.
+                        stream.contacted(asked_at)
+                        stream.revalidated(facts.stale_marks)
                     flight.announce(head)
                     return None
                 if is_metadata:

@@ -318,6 +318,7 @@ class Relay:
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 self._store.forget_bytes(stream)
+                stream.may_be_another()
             self._live.restart(stream)
 
 

@@ -71,6 +71,8 @@ _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
 """Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
 _LEAST_HELD = 1 << 20
+_EVENT_COST = 64
+"""Bytes held for an event besides its own: an origin may send many that are tiny or empty."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
@@ -303,7 +305,7 @@ class Follower:
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(self._decode(event.data, is_base64))
-                    held += len(waiting[-1])
+                    held += len(waiting[-1]) + _EVENT_COST
                     if held > self._most_held:
                         self._stop_sse()
                         raise UpstreamBroken

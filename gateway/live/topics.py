@@ -244,7 +244,7 @@ class LiveTopics:
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.access.fetch(tape.resolve(topic.position or START))
+        head = await topic.access.fetch(tape.resolve(topic.position or tape.tail or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
@@ -276,6 +276,9 @@ class LiveTopics:
     def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:
             topic.beat()
+            if self._topics.get(topic.stream) is not topic:
+                # The last reader has failed on this beat.
+                return
             self._schedule_beat(topic, delay_s)
 
         self._beats[topic] = self._clock.call_later(delay_s, beat)
@@ -365,6 +368,9 @@ class LiveTopics:
             run.cancel()
             topic.lost(self._clock.now(), None)
             self._start(topic)
+            if topic not in self._runs:
+                # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
+                topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
         """`restart` now, or one second after the last restart: anyone can send failing writes."""
