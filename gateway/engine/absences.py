@@ -56,8 +56,10 @@ class _Bucket:
         self._shares = Buckets(per_s / 2, max(1.0, per_s * _BURST_S / 2))
 
     def may_ask(self, client: str, now: float) -> bool:
-        left = self._all.left("", now)
-        return left >= 1 and (left > self._all.burst / 2 or client == UNKNOWN or not self._shares.wait_s(client, now))
+        if self._all.wait_s("", now):
+            return False
+        is_ample = self._all.left("", now) > self._all.burst / 2
+        return is_ample or client == UNKNOWN or not self._shares.wait_s(client, now)
 
     def take(self, client: str, now: float) -> None:
         self._all.take_left("", now)

@@ -148,6 +148,11 @@ class LiveTopics:
         if is_needed and not self._has_share(topic):
             self._metrics.client_limited("client_followed_streams")
             raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
+        if is_needed and not topic.is_hot and self._topics.get(topic.stream) is topic:
+            self._charge(topic)
+        self._follow(topic)
+
+    def _follow(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
@@ -169,13 +174,13 @@ class LiveTopics:
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
         if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs
-            and (len(self._runs) >= self._max_followed or not self._store.may_grow or not self._has_share(topic))
+            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
         ):
             return
         topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
-        self.follow(topic)
+        # Charged to no client: the reads may be of many, and hot topics have a bound of their own.
+        self._follow(topic)
 
     def _cool_later(self, topic: Topic, least_reads: float) -> None:
         reads = topic.stream.reads
@@ -286,7 +291,6 @@ class LiveTopics:
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
-        self._charge(topic)
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(
             topic,
