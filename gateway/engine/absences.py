@@ -25,9 +25,13 @@ from gateway.engine.route import Route
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
 from gateway.protocol.stream_key import Group, StreamKey
+from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
-_REMEMBERED: Final = 10_000
+_MOST_BYTES: Final = 1 << 24
+"""What is remembered is charged at most this much: names, queries and replies are as long as others make them."""
+_LEAST_PRUNED: Final = 1_000
+"""Entries below this number are not worth a search for expired ones."""
 _MOST_BODY_BYTES: Final = 1_024
 """An origin error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
@@ -44,6 +48,8 @@ class _Remembered:
     request_headers: CIMultiDict[str]
     """The request's headers: with shared credentials an answer to one reader is not valid for another."""
     until: float
+    cost: int
+    """Bytes charged for it and its entry."""
 
 
 class _Bucket:
@@ -73,7 +79,10 @@ class Absences:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
-            _REMEMBERED, ttu=lambda _, remembered, __: remembered.until, timer=now
+            _MOST_BYTES,
+            ttu=lambda _, remembered, __: remembered.until,
+            timer=now,
+            getsizeof=lambda remembered: remembered.cost,
         )
         self._groups: dict[Group, set[_Entry]] = {}
         """The entries of which something may be remembered, by the group that a write affects."""
@@ -116,10 +125,12 @@ class Absences:
         until = asked_at + route.absent_s
         if key.group in self._writes or until <= self._now():
             return
-        if self._entry_count >= 2 * _REMEMBERED:
+        if self._entry_count >= max(_LEAST_PRUNED, 2 * len(self._remembered)):
             self._prune()
         entry = (key, offset)
-        self._remembered[entry] = _Remembered(error, request_headers, until)
+        cost = key_cost(key) + texts_cost([offset]) + len(error.body)
+        cost += headers_cost(error.headers) + headers_cost(request_headers)
+        self._remembered[entry] = _Remembered(error, request_headers, until, cost)
         entries = self._groups.setdefault(key.group, set())
         self._entry_count += entry not in entries
         entries.add(entry)
