@@ -128,19 +128,27 @@ async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_
 def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
     """`config` with bounds on connections that the process's limit of open files allows; say so if they are lower."""
     limits = config.limits
-    wanted = Descriptors(limits.max_connections, limits.upstream_connections, limits.followed_streams)
+    wanted = Descriptors(
+        limits.max_connections,
+        limits.upstream_connections,
+        limits.followed_streams,
+        config.server.admin_connections,
+    )
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if open_files == resource.RLIM_INFINITY:
         return config
-    found = fit(wanted, config.server.admin_connections, open_files)
+    found = fit(wanted, open_files)
     if found == wanted:
         return config
     lowered = [one for one in zip(Descriptors._fields, found, wanted, strict=True) if one[1] != one[2]]
     # The defaults are high; that a process may have a little less is of no interest.
-    if any(name in limits.model_fields_set or new < old // _MUCH_LOWER for name, new, old in lowered):
+    chosen = limits.model_fields_set | config.server.model_fields_set
+    if any(name in chosen or new < old // _MUCH_LOWER for name, new, old in lowered):
         names = ", ".join(f"{name} {new} instead of {old}" for name, new, old in lowered)
         print_message(f"only {open_files} open files are allowed (ulimit -n), so limits are lower: {names}")
-    return config.model_copy(update={"limits": limits.model_copy(update=found._asdict())})
+    bounds = found._asdict()
+    server = config.server.model_copy(update={"admin_connections": bounds.pop("admin_connections")})
+    return config.model_copy(update={"limits": limits.model_copy(update=bounds), "server": server})
 
 
 def load_local_certificate() -> LocalCertificate:

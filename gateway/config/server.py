@@ -29,7 +29,7 @@ class ServerConfig(Model):
         description="Address of the admin API, the console and /metrics; outside loopback it requires a token.",
     )
     admin_connections: int = Field(
-        default=64,
+        default=256,
         ge=4,
         le=10_000,
         description="Most connections to the admin port at once; above, the one idle longest is closed for a new one.",

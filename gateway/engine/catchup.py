@@ -99,6 +99,7 @@ class _Attempt:
         self._stored_at = 0.0
         self._edition = stream.edition
         """The edition before anything was read."""
+        self._ended_mark = stream.ended_mark
         self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
 
@@ -135,10 +136,13 @@ class _Attempt:
         return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
 
     def _check_incarnation(self) -> None:
-        """Raise TailMovedBack if the stream has ended or its bytes were forgotten during this walk: those before and
-        after may belong to two streams, and the answer's tag names the incarnation that the walk began with."""
+        """Raise TailMovedBack if the stream has ended, or if its bytes were forgotten and those before and after may
+        belong to two streams.  A purge alone does not disturb a walk that has only begun."""
         stream = self._stream
-        if stream.ended is not None or stream.tape.incarnation != self._edition.incarnation:
+        if stream.ended is not None:
+            raise TailMovedBack
+        is_forgotten = stream.tape.incarnation != self._edition.incarnation
+        if is_forgotten and (self._at != self._read.start or stream.ended_mark != self._ended_mark):
             raise TailMovedBack
 
     def _read_on(self) -> bool:

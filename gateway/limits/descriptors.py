@@ -23,18 +23,20 @@ class Descriptors(NamedTuple):
     max_connections: int
     upstream_connections: int
     followed_streams: int
+    admin_connections: int
 
 
-def fit(wanted: Descriptors, admin_connections: int, open_files: int) -> Descriptors:
+def fit(wanted: Descriptors, open_files: int) -> Descriptors:
     """The bounds that can be kept by a process with this limit of open files: those `wanted`, or lower ones.
 
-    If files are short, each bound is at least 1 and depends on no other: clients get five eighths of what is left to
-    share, live requests a quarter, other connections to origins an eighth.
+    If files are short, each bound is at least 1: the admin port gets half of what is kept for it and for the rest;
+    of what is left, clients get five eighths, live requests a quarter, other connections to origins an eighth.
     """
-    fixed = admin_connections + SPARE
-    if sum(wanted) + fixed <= open_files:
+    if sum(wanted) + SPARE <= open_files:
         return wanted
-    left = open_files - min(fixed, open_files // _FIXED_SHARE)
+    kept = min(wanted.admin_connections + SPARE, open_files // _FIXED_SHARE)
+    left = open_files - kept
+    admin = kept - min(SPARE, kept // 2)
     upstream, followed = left // _UPSTREAM_SHARE, left // _FOLLOWED_SHARE
-    shares = Descriptors(left - upstream - followed, upstream, followed)
+    shares = Descriptors(left - upstream - followed, upstream, followed, admin)
     return Descriptors(*(max(1, min(pair)) for pair in zip(wanted, shares, strict=True)))

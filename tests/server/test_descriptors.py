@@ -79,7 +79,8 @@ async def test_too_many_clients_leave_the_admin_port_and_the_origin_their_descri
         for number in range(20):
             await good.ask(f"/s?offset=now&number={number}")
             assert (await good.answer()).status == 200
-        assert gateway.metric('durable_gateway_connections_refused_total{reason="limit"}') > 0
+        # All clients are of one network, which may have half of the connections.
+        assert gateway.metric('durable_gateway_connections_refused_total{reason="client"}') > 0
         open_now = gateway.metric("durable_gateway_connections")
         assert open_now < OPEN_FILES - 64
     assert "max_connections" in gateway.errors.read_text()
