@@ -8,8 +8,8 @@ readers as soon as its PUT is acknowledged.
 
 Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
 which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.  The lower
-half of the bucket is shared fairly: a client net that has used up half of the rate gets nothing of it, and so one net
-cannot have the reads of all others refused.
+half of the bucket is for client nets that have been given few 404s: those that ask for invented names leave it to the
+others, however many they are.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _MOST_BODY_BYTES: Final = 1_024
 """An origin error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
 """The bucket holds this many seconds' worth of 404s."""
+_FEW_SHARE: Final = 1 / 50
+"""A net that is given this share of the rate at most has few 404s."""
 _ABSENT: Final = frozenset({404, 410})
 
 _Entry = tuple[StreamKey, str | None]
@@ -53,24 +55,24 @@ class _Remembered:
 
 
 class _Bucket:
-    """One origin's bucket, and the halves of it that each client net may use for itself."""
+    """One origin's bucket, and what each client net has taken of it lately."""
 
-    __slots__ = ("_all", "_shares")
+    __slots__ = ("_all", "_few")
 
     def __init__(self, per_s: float) -> None:
         self._all = Buckets(per_s, max(1.0, per_s * _BURST_S))
-        self._shares = Buckets(per_s / 2, max(1.0, per_s * _BURST_S / 2))
+        self._few = Buckets(per_s * _FEW_SHARE, max(1.0, per_s * _FEW_SHARE * _BURST_S))
 
     def may_ask(self, client: str, now: float) -> bool:
         if self._all.wait_s("", now):
             return False
         is_ample = self._all.left("", now) > self._all.burst / 2
-        return is_ample or client == UNKNOWN or not self._shares.wait_s(client, now)
+        return is_ample or client == UNKNOWN or not self._few.wait_s(client, now)
 
     def take(self, client: str, now: float) -> None:
         self._all.take_left("", now)
         if client != UNKNOWN:
-            self._shares.take_left(client, now)
+            self._few.take_left(client, now)
 
 
 class Absences:
