@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME_INSTALLED := $(VENV)/.installed-runtime
 INSTALLED := $(VENV)/.installed
+FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
 SPARK_ARCHIVE := build/.spark-archive
@@ -29,7 +30,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports chaos conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports chaos abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +50,12 @@ test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the confo
 
 chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+abuse: $(INSTALLED) ## good clients beside 1,000 abusive ones, and beside hostile origins (ARGS="--seconds 60", ARGS="--each")
+	@$(BIN)/python -m loadtest.abuse $(ARGS)
+
+fuzz: $(FUZZ_INSTALLED) ## the parsers of foreign bytes under atheris (ARGS="--seconds 60 --only reply sse")
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
@@ -85,6 +92,11 @@ package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 	@$(BIN)/twine check --strict dist/*
 
+sbom: $(INSTALLED) ## list what the gateway runs on in build/sbom.json (CycloneDX), from its lock
+	@mkdir -p build
+	@$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible --validate \
+		--output-file build/sbom.json requirements/runtime.txt
+
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
 lint: $(INSTALLED) ## ruff, rules and format
@@ -109,6 +121,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -o requirements/node.txt requirements/node.in
+	$(COMPILE) -o requirements/fuzz.txt requirements/fuzz.in
 
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
@@ -136,6 +149,11 @@ $(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml
 $(INSTALLED): requirements/dev.txt $(RUNTIME_INSTALLED)
 	@echo "installing what requirements/dev.txt locks"
 	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(FUZZ_INSTALLED): requirements/fuzz.txt $(INSTALLED)
+	@echo "installing what requirements/fuzz.txt locks"
+	@$(PIP) install --require-hashes -r requirements/fuzz.txt
 	@touch $@
 
 # An environment of its own: locust brings a plugin for pytest and patches what others import.

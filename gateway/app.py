@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 from aiohttp import web
 
@@ -34,25 +34,32 @@ from gateway.engine.core import Engine
 from gateway.ops.access_log_setup import open_access_log
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
+from gateway.ops.admin.connections import IDLE_S, AdminConnections
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
 from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
+from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
+from gateway.ops.process_memory import container_limit_bytes, resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes
 from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
+from gateway.server.shedding import Shedding
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
 
 _log = logging.getLogger("gateway.app")
+
+_CONTAINER_SHARE: Final = 0.9
+"""The part of its container's memory under which a process keeps itself if no bound is configured."""
 
 
 class RunningGateway:
@@ -96,6 +103,19 @@ class RunningGateway:
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
+        self._admin_server: asyncio.Server | None = None
+        self.memory = MemoryWatch(
+            engine.store,
+            Shedding(frontend.every_clients),
+            _memory_limits(config),
+            lambda: metrics.cache_limit_bytes,
+            resident_bytes,
+            return_freed_memory,
+            SystemClock(),
+        )
+        metrics.memory.look = self.memory.figures
+        self.admin_connections = AdminConnections(self._serve_admin, config.server.admin_connections)
+        metrics.listeners.admin = self.admin_connections.figures
         # Always the system's clock: it measures the event loop itself.
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
@@ -121,6 +141,7 @@ class RunningGateway:
 
     async def listen(self, admin: web.Application) -> Self:
         """Accept at all listeners, and serve `admin` on the admin port.  Raises OSError if a port is taken."""
+        self.admin_connections.watch(admin)
         # Handlers are cancelled with their connection, so that a closed console page leaves no live reader behind.
         self._admin = web.AppRunner(
             admin,
@@ -128,6 +149,7 @@ class RunningGateway:
             shutdown_timeout=1.0,
             handler_cancellation=True,
             max_line_size=MOST_LINE_BYTES,
+            keepalive_timeout=2 * IDLE_S,
         )
         self._loop_delay.start()
         self._sampling.start()
@@ -136,10 +158,13 @@ class RunningGateway:
         private = self.config.server.admin_address
         try:
             await self._admin.setup()
-            site = web.TCPSite(self._admin, private.host, private.port)
-            await site.start()
-            self.admin_url = _url(private, self._admin.addresses[0][1])
+            loop = asyncio.get_running_loop()
+            self._admin_server = await loop.create_server(
+                self.admin_connections, private.host, private.port, reuse_address=True
+            )
+            self.admin_url = _url(private, self._admin_server.sockets[0].getsockname()[1])
             await self.listeners.open(self._environ)
+            self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if certificate_files(self.config.every_listener):
@@ -148,7 +173,8 @@ class RunningGateway:
             self.planned.stop()
             self._loop_delay.close()
             self._sampling.close()
-            await self._admin.cleanup()
+            await self._close_admin()
+            await self._tasks.close()
             await self.engine.close()
             if self._log is not None:
                 await self._log.close(0.0)
@@ -193,6 +219,7 @@ class RunningGateway:
                 change = replace(change, changed=(*change.changed, *names))
             self.engine.limit_clients(change.config.limits)
             self._frontend.reconfigure(change.config)
+            self.memory.limits = _memory_limits(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # The file may hold another plan under the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
@@ -254,10 +281,21 @@ class RunningGateway:
             # Every request has ended by now, so the log may use the rest of the time.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
-        if self._admin is not None:
-            await self._admin.cleanup()
+        await self._close_admin()
         self._sampling.close()
         self._loop_delay.close()
+
+    async def _close_admin(self) -> None:
+        if self._admin_server is not None:
+            self._admin_server.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+
+    def _serve_admin(self) -> web.RequestHandler:
+        """A protocol of the admin port's HTTP server."""
+        assert self._admin is not None
+        assert self._admin.server is not None
+        return self._admin.server()
 
 
 async def start_gateway(
@@ -314,6 +352,13 @@ async def start_gateway(
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.tls_reloader.start(known)
     return await gateway.listen(application)
+
+
+def _memory_limits(config: GatewayConfig) -> MemoryLimits:
+    limits = config.limits
+    container = container_limit_bytes() if not limits.memory_max_bytes else None
+    most = limits.memory_max_bytes if container is None else int(_CONTAINER_SHARE * container)
+    return MemoryLimits(most, limits.most_client_bytes)
 
 
 _Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates]

@@ -90,6 +90,14 @@ class UnknownTransferCoding(GatewayError):
     text = "Transfer coding not implemented"
 
 
+class MethodRefused(GatewayError):
+    """The method is TRACE, whose answer would echo the fields of the request (RFC 9110 §9.3.8)."""
+
+    status = 501
+    fault = Fault.CLIENT
+    text = "Method not implemented"
+
+
 class RequestTimeout(GatewayError):
     """The client stopped sending its body (RFC 9110 §15.5.9)."""
 
@@ -136,6 +144,24 @@ class TooManyAbsent(GatewayError):
 
     status = 503
     text = "Too many reads of unknown streams"
+
+
+class UpstreamCongested(GatewayError):
+    """No connection to the origin was free in time, or too many requests wait for one.  Nothing was sent to the
+    origin, which may well be healthy."""
+
+    status = 503
+    text = "Too many requests wait for the origin"
+
+    def __init__(self) -> None:
+        super().__init__(is_unsent=True)
+
+
+class ShortOfMemory(GatewayError):
+    """The process is close to its memory limit, so it begins no fetch and no live request."""
+
+    status = 503
+    text = "Short of memory"
 
 
 class UpstreamUnreachable(GatewayError):

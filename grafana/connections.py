@@ -43,6 +43,43 @@ CONNECTIONS: Final = Board(
             ),
         ),
         Row(
+            "Memory",
+            (
+                Panel(
+                    "Held for clients",
+                    "Unread answers that are not shared, unfinished heads and bodies; above the limit, the connections "
+                    "that hold the most are dropped.",
+                    "bytes",
+                    (
+                        Query(total("durable_gateway_client_bytes", "instance", GATEWAY), "{{instance}}"),
+                        Query(f"max (durable_gateway_client_bytes_limit{{{GATEWAY}}})", "most"),
+                    ),
+                ),
+                Panel(
+                    "Resident",
+                    "Memory of the process by gateway, and the limit under which it keeps itself; 0 is no limit.",
+                    "bytes",
+                    (
+                        Query(total("process_resident_memory_bytes", "instance", GATEWAY), "{{instance}}"),
+                        Query(f"max (durable_gateway_memory_limit_bytes{{{GATEWAY}}})", "most"),
+                    ),
+                ),
+                Panel(
+                    "Pressure",
+                    "1: the cache shrinks. 2: clients are dropped and no fetch begins. 3: new connections are refused.",
+                    "short",
+                    (Query(f"max by (instance) (durable_gateway_memory_pressure{{{GATEWAY}}})", "{{instance}}"),),
+                ),
+                Panel(
+                    "Dropped for memory",
+                    "Connections dropped because they held the most. client_bytes: above that bound. memory: the "
+                    "process is close to memory_max_bytes.",
+                    "ops",
+                    (Query(rate("durable_gateway_clients_shed_total", "reason", GATEWAY), "{{reason}}"),),
+                ),
+            ),
+        ),
+        Row(
             "Limits",
             (
                 Panel(

@@ -133,6 +133,27 @@ ORIGIN: Final = Board(
                     "stack",
                 ),
                 Panel(
+                    "Connections by purpose",
+                    "Taken by requests now. Reads and writes get three quarters of upstream_connections each at most.",
+                    "short",
+                    (Query(total("durable_gateway_upstream_slots", "purpose", GATEWAY), "{{purpose}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Waiting for a connection",
+                    "Requests without a connection: the origin is slow, or one client sends more than its share.",
+                    "short",
+                    (Query(total("durable_gateway_upstream_queue", "purpose", GATEWAY), "{{purpose}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Refused for want of a connection",
+                    "503s. queue: upstream_queue waited. client: too many of one client waited. time: it took longer "
+                    "than upstream_wait_s.",
+                    "ops",
+                    (Query(rate("durable_gateway_upstream_refused_total", "reason", GATEWAY), "{{reason}}"),),
+                ),
+                Panel(
                     "Age of the oldest",
                     "Live connections are replaced at the end of their lifetime; shared ones stay while they are used.",
                     "s",

@@ -11,6 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.http.reply import Head
+from gateway.limits.askers import Askers
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reply import Body, Bounds, Reply
@@ -138,7 +139,7 @@ class MemoryUpstream:
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
     ) -> Asked:
         asked = Asked(method, url, headers, bounds, body, is_live=is_live)
         self.asked.append(asked)
@@ -158,7 +159,7 @@ class MemoryUpstream:
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         return await answer_to(

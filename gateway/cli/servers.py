@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -27,6 +28,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
 from gateway.config.values import Address
+from gateway.limits.descriptors import Descriptors, fit
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 _ORIGIN_GRACE_S: Final = 2.0
 """Seconds that the origin of `dev` has to stop; the gateway, its one reader, stops before it."""
+
+_MUCH_LOWER: Final = 4
+"""A default that open files lower to less than one in so many is worth a line."""
 
 T = TypeVar("T")
 
@@ -66,12 +71,15 @@ async def run_serve(load: Callable[[], GatewayConfig]) -> None:
     """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP."""
     from gateway.app import start_gateway
 
+    def load_fitting() -> GatewayConfig:
+        return _fit_open_files(load())
+
     shutdown = Shutdown()
     sighup = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sighup.set)
-    config = load()
+    config = load_fitting()
     async with AsyncExitStack() as stack:
-        gateway = await _started(start_gateway(config, load=load), *_bind_addresses(config))
+        gateway = await _started(start_gateway(config, load=load_fitting), *_bind_addresses(config))
         stack.push_async_callback(gateway.stop)
         gateway.engine.tasks.start(_reload_when(sighup, gateway), "SIGHUP")
         for url in gateway.listeners.urls:
@@ -115,6 +123,32 @@ async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_
         stack.push_async_callback(running.stop, grace_s=ServerConfig().shutdown_timeout_s)
         print_ready("origin", running.url)
         await shutdown.requested()
+
+
+def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
+    """`config` with bounds on connections that the process's limit of open files allows; say so if they are lower."""
+    limits = config.limits
+    wanted = Descriptors(
+        limits.max_connections,
+        limits.upstream_connections,
+        limits.followed_streams,
+        config.server.admin_connections,
+    )
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files == resource.RLIM_INFINITY:
+        return config
+    found = fit(wanted, open_files)
+    if found == wanted:
+        return config
+    lowered = [one for one in zip(Descriptors._fields, found, wanted, strict=True) if one[1] != one[2]]
+    # The defaults are high; that a process may have a little less is of no interest.
+    chosen = limits.model_fields_set | config.server.model_fields_set
+    if any(name in chosen or new < old // _MUCH_LOWER for name, new, old in lowered):
+        names = ", ".join(f"{name} {new} instead of {old}" for name, new, old in lowered)
+        print_message(f"only {open_files} open files are allowed (ulimit -n), so limits are lower: {names}")
+    bounds = found._asdict()
+    server = config.server.model_copy(update={"admin_connections": bounds.pop("admin_connections")})
+    return config.model_copy(update={"limits": limits.model_copy(update=bounds), "server": server})
 
 
 def load_local_certificate() -> LocalCertificate:

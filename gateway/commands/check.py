@@ -125,9 +125,10 @@ def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
 async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
     from gateway.upstream.exchange import Exchanges
     from gateway.upstream.pool import authority_of
+    from gateway.upstream.slots import SlotLimits
 
     urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
-    exchanges = Exchanges(config.limits.upstream_connections)
+    exchanges = Exchanges(SlotLimits(config.limits.upstream_connections))
     exchanges.configure_tls(tls)
     try:
         authorities = dict.fromkeys(map(authority_of, urls))

@@ -24,6 +24,8 @@ RELOADABLE: Final = frozenset(
         "server.shutdown_timeout_s",
         "cache.plan",
         "limits.cache_bytes",
+        "limits.client_bytes",
+        "limits.memory_max_bytes",
         "limits.max_request_bytes",
         "limits.max_connections",
         "limits.client_connections",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,27 @@ from gateway.config.values import (
     Bytes,
 )
 
+_LEAST_CLIENT_BYTES: Final = 64 * MIB
+
 
 class LimitsConfig(Model):
     """Bounds on memory and connections, and deadlines for clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    client_bytes: Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * GIB,
+        description="Most bytes held for all clients together: unread answers that are not shared, unfinished heads, "
+        "bodies. Above, the connections that hold the most are dropped. 0: a quarter of cache_bytes, at least 64 MiB.",
+    )
+    memory_max_bytes: Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * GIB,
+        description="Memory of the process under which the gateway keeps itself: near it the cache shrinks, clients "
+        "are dropped, and what is new is refused. 0: 90 % of the container's limit, and no bound where there is none.",
+    )
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
         default="s3-fifo", description="Eviction policy once cache_bytes is reached; the default withstands scans."
     )
@@ -70,7 +86,7 @@ class LimitsConfig(Model):
         "max_connections.",
     )
     client_new_streams_per_s: float = Field(
-        default=100,
+        default=1_000,
         ge=0,
         le=1_000_000,
         description="Reads a second by one client network of streams that are not in memory; further ones are answered "
@@ -92,8 +108,28 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once. Of several origins, one gets three quarters at most. "
-        "Each stream followed live has a connection of its own.",
+        description="Most connections to all origins at once. Reads, writes, one of several origins and one of several "
+        "routes get three quarters each at most. Each stream followed live has a connection of its own.",
+    )
+    client_upstream_requests: int = Field(
+        default=128,
+        ge=1,
+        le=65_535,
+        description="Most requests of one client network under way at one origin, live reads excepted; at all origins "
+        "together, half of upstream_connections. Further ones wait while those of other clients pass.",
+    )
+    upstream_queue: int = Field(
+        default=4_096,
+        ge=1,
+        le=1_000_000,
+        description="Most requests that wait for a connection to an origin; of one client network, a quarter. Further "
+        "ones are answered 503.",
+    )
+    upstream_wait_s: float = Field(
+        default=5,
+        ge=0.01,
+        le=600,
+        description="Longest wait for a connection to an origin; a request that waits longer is answered 503.",
     )
     followed_streams: int = Field(
         default=10_000,
@@ -142,6 +178,11 @@ class LimitsConfig(Model):
     send_buffer_bytes: Bytes = Field(
         default=256 * KIB, ge=4 * KIB, le=GIB, description="Unsent bytes held for one client before it counts as slow."
     )
+
+    @property
+    def most_client_bytes(self) -> int:
+        """`client_bytes`, or what 0 stands for."""
+        return self.client_bytes or max(_LEAST_CLIENT_BYTES, self.cache_bytes // 4)
 
     @property
     def most_client_connections(self) -> int:

@@ -28,6 +28,12 @@ class ServerConfig(Model):
         default="127.0.0.1:9437",
         description="Address of the admin API, the console and /metrics; outside loopback it requires a token.",
     )
+    admin_connections: int = Field(
+        default=256,
+        ge=4,
+        le=10_000,
+        description="Most connections to the admin port at once; above, the one idle longest is closed for a new one.",
+    )
     shutdown_timeout_s: float = Field(
         default=10,
         ge=0.1,

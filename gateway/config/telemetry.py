@@ -30,9 +30,9 @@ class TracingConfig(Model):
         default=0.01, ge=0, le=1, description="Share of the traces begun by this gateway that are recorded."
     )
     follow_clients: bool = Field(
-        default=True,
-        description="Continue a client's trace and its sampling decision. false, for a public edge, begins a new "
-        "trace with a link to it.",
+        default=False,
+        description="Continue a client's trace and its sampling decision, where all clients may force recording. "
+        "false begins a new trace with a link to it.",
     )
     service_name: NodeName = Field(default="durable-gateway", description="Name of this service in traces.")
     queue_spans: int = Field(

@@ -56,7 +56,7 @@ def parse_address(text: str) -> Address:
         try:
             return Address(str(ipaddress.IPv6Address(host[1:-1])), int(port))
         except ValueError:
-            raise ValueError(f"{host} is not an IPv6 address") from None
+            raise ValueError(f"{host!r} is not an IPv6 address") from None
     if host and not _HOST_NAME.fullmatch(host.lower()):
         raise ValueError(expected)
     return Address(host.lower() or "0.0.0.0", int(port))

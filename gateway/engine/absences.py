@@ -8,8 +8,8 @@ readers as soon as its PUT is acknowledged.
 
 Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
 which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.  The lower
-half of the bucket is shared fairly: a client net that has used up half of the rate gets nothing of it, and so one net
-cannot have the reads of all others refused.
+half of the bucket is for client nets that have been given few 404s: those that ask for invented names leave it to the
+others, however many they are.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ from gateway.engine.route import Route
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
 from gateway.protocol.stream_key import Group, StreamKey
+from gateway.tape.facts_cost import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
-_REMEMBERED: Final = 10_000
+_MOST_BYTES: Final = 1 << 24
+"""What is remembered is charged at most this much: names, queries and replies are as long as others make them."""
+_LEAST_PRUNED: Final = 1_000
+"""Entries below this number are not worth a search for expired ones."""
 _MOST_BODY_BYTES: Final = 1_024
 """An origin error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
 """The bucket holds this many seconds' worth of 404s."""
+_FEW_SHARE: Final = 1 / 50
+"""A net that is given this share of the rate at most has few 404s."""
 _ABSENT: Final = frozenset({404, 410})
 
 _Entry = tuple[StreamKey, str | None]
@@ -44,28 +50,29 @@ class _Remembered:
     request_headers: CIMultiDict[str]
     """The request's headers: with shared credentials an answer to one reader is not valid for another."""
     until: float
+    cost: int
+    """Bytes charged for it and its entry."""
 
 
 class _Bucket:
-    """One origin's bucket, and the halves of it that each client net may use for itself."""
+    """One origin's bucket, and what each client net has taken of it lately."""
 
-    __slots__ = ("_all", "_shares")
+    __slots__ = ("_all", "_few")
 
     def __init__(self, per_s: float) -> None:
         self._all = Buckets(per_s, max(1.0, per_s * _BURST_S))
-        self._shares = Buckets(per_s / 2, max(1.0, per_s * _BURST_S / 2))
+        self._few = Buckets(per_s * _FEW_SHARE, max(1.0, per_s * _FEW_SHARE * _BURST_S))
 
     def may_ask(self, client: str, now: float) -> bool:
         if self._all.wait_s("", now):
             return False
-        if client == UNKNOWN or not self._shares.wait_s(client, now):
-            return True
-        return not self._all.wait_s("", now, self._all.burst / 2 + 1)
+        is_ample = self._all.left("", now) > self._all.burst / 2
+        return is_ample or client == UNKNOWN or not self._few.wait_s(client, now)
 
     def take(self, client: str, now: float) -> None:
         self._all.take_left("", now)
         if client != UNKNOWN:
-            self._shares.take_left(client, now)
+            self._few.take_left(client, now)
 
 
 class Absences:
@@ -74,7 +81,10 @@ class Absences:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
-            _REMEMBERED, ttu=lambda _, remembered, __: remembered.until, timer=now
+            _MOST_BYTES,
+            ttu=lambda _, remembered, __: remembered.until,
+            timer=now,
+            getsizeof=lambda remembered: remembered.cost,
         )
         self._groups: dict[Group, set[_Entry]] = {}
         """The entries of which something may be remembered, by the group that a write affects."""
@@ -117,10 +127,12 @@ class Absences:
         until = asked_at + route.absent_s
         if key.group in self._writes or until <= self._now():
             return
-        if self._entry_count >= 2 * _REMEMBERED:
+        if self._entry_count >= max(_LEAST_PRUNED, 2 * len(self._remembered)):
             self._prune()
         entry = (key, offset)
-        self._remembered[entry] = _Remembered(error, request_headers, until)
+        cost = key_cost(key) + texts_cost([offset]) + len(error.body)
+        cost += headers_cost(error.headers) + headers_cost(request_headers)
+        self._remembered[entry] = _Remembered(error, request_headers, until, cost)
         entries = self._groups.setdefault(key.group, set())
         self._entry_count += entry not in entries
         entries.add(entry)

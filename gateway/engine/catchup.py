@@ -99,6 +99,7 @@ class _Attempt:
         self._stored_at = 0.0
         self._edition = stream.edition
         """The edition before anything was read."""
+        self._ended_mark = stream.ended_mark
         self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
 
@@ -112,11 +113,11 @@ class _Attempt:
             self._at = tail
             return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(tail))
         while True:
+            self._check_incarnation()
             self._take_tape()
             if self._ends_here() and await self._may_answer_alone():
                 return self._answer_here(Outcome.COLLAPSED if self._has_joined else Outcome.HIT)
-            if stream.ended is not None:
-                raise TailMovedBack
+            self._check_incarnation()
             if self._is_at_tail() and await self._known_tail() == self._at:
                 outcome = Outcome.COLLAPSED if self._has_joined else Outcome.HIT
                 return self._answer(outcome, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
@@ -133,6 +134,16 @@ class _Attempt:
             await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         tail = await self._known_tail()
         return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
+
+    def _check_incarnation(self) -> None:
+        """Raise TailMovedBack if the stream has ended, or if its bytes were forgotten and those before and after may
+        belong to two streams.  A purge alone does not disturb a walk that has only begun."""
+        stream = self._stream
+        if stream.ended is not None:
+            raise TailMovedBack
+        is_forgotten = stream.tape.incarnation != self._edition.incarnation
+        if is_forgotten and (self._at != self._read.start or stream.ended_mark != self._ended_mark):
+            raise TailMovedBack
 
     def _read_on(self) -> bool:
         """Whether the tape now holds more than was walked over."""
@@ -194,6 +205,7 @@ class _Attempt:
         if stream.lifetime is None:
             # First answer from memory: one HEAD reports how long the stream may be remembered.
             if (flight := self._fetches.pending(stream, METADATA)) is not None:
+                flight.askers.join(read.source.client)
                 flight.watch()
                 try:
                     await flight.until_over()
@@ -238,7 +250,8 @@ class _Attempt:
     async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:
         """The answer once the follower has brought everything before `tail`; None if that takes too long."""
         stream, deadline = self._stream, self._clock.now() + _FOLLOWER_PATIENCE_S
-        while stream.ended is None:
+        while True:
+            self._check_incarnation()
             self._take_tape()
             if not is_before(self._at, tail):
                 # An offset past the named tail exists only if the follower has brought bytes since.
@@ -250,7 +263,6 @@ class _Attempt:
             left = deadline - self._clock.now()
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
-        raise TailMovedBack
 
     def _awaited_tail(self) -> str | None:
         """The end of an acknowledged write that a trusted follower is about to bring, or None."""
@@ -281,7 +293,8 @@ class _Attempt:
         if flight is not None and flight.is_sent:
             flight.watch()
             try:
-                head = await self._fetches.head_within(flight, read.route.config.collapse_wait_s)
+                patience_s = read.route.config.collapse_wait_s
+                head = await self._fetches.head_within(flight, patience_s, read.source.client)
                 if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
                     # Do not share a flight that is too large to keep: waiting for its end would take minutes, and it
                     # would have to run at full speed, past readers that cannot keep up.
@@ -310,9 +323,8 @@ class _Attempt:
             head = flight.error or head
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
-        if isinstance(head, StreamHead | Beyond) and self._stream.ended is not None:
-            # Deleted or re-created during this walk: the bytes before and after may belong to two streams.
-            raise TailMovedBack
+        if isinstance(head, StreamHead | Beyond):
+            self._check_incarnation()
         if isinstance(head, Beyond):
             self.parts.drop_last()
             self._at = head.tail

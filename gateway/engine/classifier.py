@@ -29,11 +29,10 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
     STREAM_CLOSED,
-    STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
     is_true,
 )
-from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
+from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -111,7 +110,7 @@ class ReplyClassifier:
             raise UpstreamBroken
         if reply.status != 200:
             return NotShareable(f"status {reply.status}")
-        offset = headers.get(STREAM_NEXT_OFFSET)
+        offset = stated_offset(headers)
         if offset is None:
             return NotShareable("no Stream-Next-Offset")
         if not is_well_formed(offset) or is_sentinel(offset):
@@ -160,6 +159,8 @@ class ReplyClassifier:
             stream.record_caching(headers, up_to_date=up_to_date)
         if is_beyond:
             stream.record_beyond(flight.start)
+        self._store.weigh(stream)
+        if is_beyond:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 

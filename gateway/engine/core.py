@@ -44,6 +44,7 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
+from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader
 from gateway.upstream.upstream import Upstream
 
@@ -74,7 +75,16 @@ class Engine:
         self.drain = Drain()
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
-        self.client = OriginClient(limits.upstream_connections, tracer, self.origins)
+        self.client = OriginClient(
+            SlotLimits(
+                limits.upstream_connections,
+                limits.client_upstream_requests,
+                limits.upstream_queue,
+                limits.upstream_wait_s,
+            ),
+            tracer,
+            self.origins,
+        )
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
@@ -117,6 +127,7 @@ class Engine:
             self.live.end,
             self.live.revalidate,
             self.live.tail_named,
+            self.live.watch_expiry,
             self.absences,
             tracer,
             access_log,
@@ -252,7 +263,7 @@ class Engine:
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
         self.client.exchanges.configure_tls(tls or {})
-        self.client.exchanges.limit_per_host(len(self.origins))
+        self.client.exchanges.configure(len(self.origins), len(config.routes))
         return changed
 
     def limit_clients(self, limits: LimitsConfig) -> None:

@@ -23,7 +23,15 @@ from gateway.aio.tasks import Tasks
 from gateway.engine.absences import Absences
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.route import Route
-from gateway.errors import CircuitOpen, GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
+from gateway.errors import (
+    CircuitOpen,
+    GatewayError,
+    ShortOfMemory,
+    TailMovedBack,
+    UpstreamBroken,
+    UpstreamCongested,
+    UpstreamUnavailable,
+)
 from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
@@ -58,6 +66,7 @@ class FetchTable:
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
+        on_lifetime: Callable[[Stream], None],
         absences: Absences,
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
@@ -74,6 +83,8 @@ class FetchTable:
         """Called when a stream may have been replaced or may have ended, so that its live request is restarted."""
         self._on_tail = on_tail
         """Called with a stream's tail as the origin names it, and when that was requested."""
+        self._on_lifetime = on_lifetime
+        """Called when the origin has reported a stream's lifetime."""
         self._absences = absences
         self._tracer = tracer
         self._access_log = access_log
@@ -115,10 +126,11 @@ class FetchTable:
         """
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
+            flight.askers.join(source.client)
             flight.span.joined()
             note_fetch(flight, leads=False)
             return flight, False
-        flight = Flight(start, self.keep_bytes)
+        flight = Flight(start, self.keep_bytes, source.client)
         flight.incarnation = stream.tape.incarnation
         flight.is_passing = self._store.is_not_stored(stream)
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
@@ -149,8 +161,10 @@ class FetchTable:
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
             self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
-    async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
-        """A watched flight's head; None if it has not come `patience_s` after the flight was sent."""
+    async def head_within(self, flight: Flight, patience_s: float, client: str) -> Head | None:
+        """A watched flight's head, for a reader of the net `client`; None if it has not come `patience_s` after the
+        flight was sent."""
+        flight.askers.join(client)
         flight.span.joined()
         note_fetch(flight, leads=False)
         while flight.head is None:
@@ -159,8 +173,9 @@ class FetchTable:
                 return flight.head
         return flight.head
 
-    async def join_earlier(self, stream: Stream, start: str, route: Route) -> Flight | None:
-        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.
+    async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
+        """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.  `client`
+        is the reader's net.
 
         The caller may use its bytes, but not its statement that there are no more.
         """
@@ -169,7 +184,7 @@ class FetchTable:
             return None
         flight.watch()
         try:
-            if await self.head_within(flight, route.config.collapse_wait_s) is not None:
+            if await self.head_within(flight, route.config.collapse_wait_s, client) is not None:
                 await flight.until_known()
         finally:
             flight.unwatch()
@@ -194,7 +209,7 @@ class FetchTable:
                 return as_seen_by(found, source.headers), size
 
     async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
-        earlier = await self.join_earlier(stream, start, route)
+        earlier = await self.join_earlier(stream, start, route, source.client)
         if earlier is not None and (error := self._absences.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
@@ -217,12 +232,16 @@ class FetchTable:
         flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
+        if not self._store.may_grow and flight.start not in (METADATA, NOW, stream.tape.tail):
+            # What follows a known tail is little, and readers of what is in memory go on.
+            flight.fail(ShortOfMemory())
+            return
         for attempts_left in range(route.config.retry_attempts, -1, -1):
             is_last = attempts_left == 0 or not route.retries.has_retry
             error = await self._attempt(stream, flight, route, source, is_last)
             if error is None:
                 return
-            if flight.head is not None or is_last or isinstance(error, CircuitOpen):
+            if flight.head is not None or is_last or isinstance(error, CircuitOpen | UpstreamCongested):
                 flight.fail(error)
                 return
             route.retries.retry()
@@ -246,7 +265,7 @@ class FetchTable:
                 url,
                 source.headers,
                 source.bounds,
-                client=source.client,
+                client=flight.askers,
                 on_sent=lambda: self._sent(flight, mode, name),
             ) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
@@ -272,9 +291,14 @@ class FetchTable:
                 if is_current and stream.acks == facts.acks:
                     self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
+                    if is_current and head.up_to_date:
+                        # It has named a tail that is not before the known one, so this is still the stream.
+                        stream.contacted(asked_at)
+                        stream.revalidated(facts.stale_marks)
                     flight.announce(head)
                     return None
                 if is_metadata:
+                    self._on_lifetime(stream)
                     await reply.read(0)
                     flight.announce(head, 0)
                     flight.land()
@@ -288,7 +312,7 @@ class FetchTable:
                 self._found_another(stream, flight, facts)
             flight.fail(error)
             return None
-        except CircuitOpen as error:
+        except (CircuitOpen, UpstreamCongested) as error:
             return error
         except GatewayError as error:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
@@ -333,7 +357,7 @@ class FetchTable:
                 source.url(offset),
                 source.headers,
                 source.bounds,
-                client=source.client,
+                client=flight.askers,
                 on_sent=partial(self._sent, flight, mode, route),
             ) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)

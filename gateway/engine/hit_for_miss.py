@@ -8,15 +8,17 @@ bounded in time and number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cachetools import TTLCache
 
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.facts_cost import key_cost, texts_cost
 
 MOST_SHAPES = 4
 """Shapes of a stream's live, or other, reads that must prove unshareable before all of that kind are relayed."""
-_REMEMBERED = 10_000
+_MOST_BYTES: Final = 1 << 23
+"""Each of the two memories is charged at most this much: names and queries are as long as clients make them."""
 
 
 class Shape(NamedTuple):
@@ -27,6 +29,22 @@ class Shape(NamedTuple):
     """The offset; None for every offset."""
 
 
+class _Reason(NamedTuple):
+    text: str
+    cost: int
+    """Bytes charged for the entry."""
+
+
+class _Count(NamedTuple):
+    shapes: int
+    cost: int
+    """Bytes charged for the entry."""
+
+
+def _cost(entry: _Reason | _Count) -> int:
+    return entry.cost
+
+
 class Unshared:
     """Request shapes that may not be shared, each for `remember_s` after its latest proof.  Owner: a route.
 
@@ -34,8 +52,9 @@ class Unshared:
     """
 
     def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
-        self._reasons: TTLCache[tuple[StreamKey, Shape], str] = TTLCache(_REMEMBERED, max(remember_s, 1e-9), timer=now)
-        self._counts: TTLCache[tuple[StreamKey, bool], int] = TTLCache(_REMEMBERED, max(remember_s, 1e-9), timer=now)
+        remember_s = max(remember_s, 1e-9)
+        self._reasons: TTLCache[tuple[StreamKey, Shape], _Reason] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
+        self._counts: TTLCache[tuple[StreamKey, bool], _Count] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -45,15 +64,18 @@ class Unshared:
 
     def add(self, key: StreamKey, shape: Shape, reason: str) -> None:
         """Remember that the origin's answer to such a request may not be shared."""
+        entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
         if (key, shape) not in self._reasons:
-            count = self._counts.get((key, shape.is_live), 0) + 1
-            self._counts[key, shape.is_live] = count
+            known = self._counts.get((key, shape.is_live))
+            count = 1 if known is None else known.shapes + 1
+            self._counts[key, shape.is_live] = _Count(count, key_cost(key))
             if count >= MOST_SHAPES:
-                self._reasons[key, Shape(shape.is_live, None)] = reason
-        self._reasons[key, shape] = reason
+                self._reasons[key, Shape(shape.is_live, None)] = entry
+        self._reasons[key, shape] = entry
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
         """Why such a request may not be shared; None if it may."""
         if not self._reasons:
             return None
-        return self._reasons.get((key, shape)) or self._reasons.get((key, Shape(shape.is_live, None)))
+        entry = self._reasons.get((key, shape)) or self._reasons.get((key, Shape(shape.is_live, None)))
+        return entry.text if entry is not None else None

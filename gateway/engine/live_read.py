@@ -68,7 +68,7 @@ class LiveReads:
             first = START
         if (
             stream.content_type is None
-            and (earlier := await self.fetches.join_earlier(stream, first, read.route)) is not None
+            and (earlier := await self.fetches.join_earlier(stream, first, read.route, read.source.client)) is not None
         ):
             error = as_seen_by(earlier.head, read.source.headers) if earlier.head is not None else None
             if isinstance(error, OriginError) and not is_outdated(stream, earlier):
@@ -102,7 +102,7 @@ class LiveReads:
             return self.expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
         if start != START and head is None and not tape.has_seen(start):
             # This needs bytes and not the tail, so another read's fetch will do.
-            await self.fetches.join_earlier(stream, start, read.route)
+            await self.fetches.join_earlier(stream, start, read.route, read.source.client)
             self.check_ended(stream)
         if start != START and not tape.has_seen(start):
             # Check an offset that the origin has not named with the origin: it may be behind, ahead, or invalid.
@@ -178,7 +178,7 @@ class LiveReads:
         if not topic.is_missing(at):
             return False
         # This needs bytes and not the tail, which the follower reports, so another read's fetch will do.
-        earlier = await self.fetches.join_earlier(stream, at, route)
+        earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail

@@ -15,16 +15,15 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.route import Route
-from gateway.errors import CircuitOpen, GatewayError
+from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     STREAM_CLOSED,
     STREAM_FORKED_FROM,
-    STREAM_NEXT_OFFSET,
     is_true,
 )
-from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -201,7 +200,7 @@ class Relay:
         """There is no answer."""
         request = relayed.request
         is_cut_short = request.is_cut_short()
-        if not is_cut_short and not isinstance(error, CircuitOpen):
+        if not is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
         if request.mode in WRITES:
             # The origin changes nothing for a request that it never received, nor for one whose body the client did not
@@ -224,7 +223,7 @@ class Relay:
             self._invalidate(request)
         elif request.mode is Mode.DELETE:
             if reply.status < 300:
-                self._end_group(request, End.DELETED)
+                self._end_group(write, End.DELETED)
             self._record_missing(write, reply.status)
             if reply.status in (404, 410):
                 # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
@@ -234,18 +233,25 @@ class Relay:
                     # A stalled live request may hide that the origin has ended it.
                     self._live.revalidate(stream)
         elif request.mode is Mode.CREATE and reply.status == 201:
-            self._end_group(request, End.RECREATED)
+            self._end_group(write, End.RECREATED)
             self._record_created(request, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
             self._acknowledge(request, reply, write)
         elif request.mode is Mode.APPEND:
             self._record_missing(write, reply.status)
 
-    def _end_group(self, request: RelayedRequest, why: End) -> None:
-        for write in self._writes[request.group]:
-            write.is_overtaken = True
-        for stream in self._store.end_group(request.group, why):
-            self._live.end(stream, why)
+    def _end_group(self, write: RelayExchange, why: End) -> None:
+        """Drop every stream at the path of a write that has ended the one before it.
+
+        Only of the writer's own stream, as it was when the write was sent, is it known what happened.  Under other
+        credentials or another query the path may name another stream, and a record begun since then may be of the
+        stream that the write itself began: their live readers are told nothing and resume at the origin.
+        """
+        group = write.request.group
+        for other in self._writes[group]:
+            other.is_overtaken = True
+        for stream in self._store.group(group):
+            self._live.drop(stream, why if stream is write.stream else End.PURGED)
 
     def _record_missing(self, sent: RelayExchange, status: int) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""
@@ -267,6 +273,7 @@ class Relay:
         stream.learn_type(reply.headers["Content-Type"])
         stream.record_headers(reply.headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
+        self._store.weigh(stream)
         self._reached(stream, reply)
 
     def _acknowledge(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
@@ -311,9 +318,10 @@ class Relay:
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 self._store.forget_bytes(stream)
+                stream.may_be_another()
             self._live.restart(stream)
 
 
 def _offset(reply: Reply) -> str | None:
-    value = reply.headers.get(STREAM_NEXT_OFFSET)
+    value = stated_offset(reply.headers)
     return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None

@@ -23,7 +23,7 @@ from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
 from gateway.protocol.names import STREAM_CURSOR
-from gateway.tape.stream import Stream
+from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import OriginError
 
 
@@ -333,10 +333,11 @@ class Waiter:
             self.pump()
 
     async def _restart(self) -> Answer | Poll:
-        """The stream has been replaced.  A client that waited for more of the old one is told that it has ended.  A
-        client that arrived while the follower was unconfirmed starts again with the stream that the origin has now."""
+        """The stream's record has ended.  If the stream was replaced, a client that waited for more of the old one is
+        told that it has ended.  A client that arrived while the follower was unconfirmed starts again with the stream
+        that the origin has now, and so does every client if it is not known whether the stream was replaced."""
         waiting = self._waiting
-        if self._was_confirmed:
+        if self._was_confirmed and waiting.stream.ended is not End.PURGED:
             return origin_error_answer(waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
         found = await waiting.polls.answer(waiting.read)
         if isinstance(found, Answer):

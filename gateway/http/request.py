@@ -23,8 +23,10 @@ MOST_FIELDS: Final = 128
 """Fields in a head, and again in a trailer section."""
 LONGEST_LINE: Final = 8_190
 """Bytes of one field, and of a request target."""
-LONGEST_HEAD: Final = 1 << 16
-"""Bytes of a head or of body framing that may arrive after the first read of it."""
+_FIELD_COST: Final = 180
+"""Bytes that a parsed field takes in addition to its characters."""
+LONGEST_HEAD: Final = 1 << 15
+"""Bytes of a head: target, names and values; and of body framing that is not complete."""
 
 
 class Fields:
@@ -85,6 +87,10 @@ class Mark(Enum):
     """The request is complete."""
     BROKEN = "broken"
     """The bytes are not a valid request or body; nothing after them is parsed."""
+    TARGET_TOO_LONG = "target too long"
+    """The same, because of a target that exceeds its bound (RFC 9112 section 3)."""
+    HEAD_TOO_LARGE = "head too large"
+    """The same, because of a field, a number of fields or a head that exceeds its bound (RFC 6585 section 5)."""
 
 
 Event = RequestHead | bytes | Mark
@@ -115,9 +121,11 @@ class RequestParser:
         "_events",
         "_fields",
         "_framing",
+        "_head_bytes",
         "_keeps_alive",
         "_parser",
         "_pending_bytes",
+        "_refusal",
         "_target",
         "_trailers",
         "state",
@@ -130,6 +138,10 @@ class RequestParser:
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
+        self._head_bytes = 0
+        """Bytes of the names and values so far."""
+        self._refusal = Mark.BROKEN
+        """What the parser says when it stops."""
         self._pending_bytes = 0
         """Bytes received since the last event or change of state."""
         self._keeps_alive = True
@@ -146,6 +158,11 @@ class RequestParser:
         """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
         self.state = State.CLOSED
         del self._parser
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes of an unfinished head are held, parsed or not."""
+        return self._pending_bytes + sum(_FIELD_COST + len(name) + len(value) for name, value in self._fields)
 
     def feed(self, data: bytes) -> list[Event]:
         """The events in these bytes, in order."""
@@ -167,6 +184,8 @@ class RequestParser:
             self._pending_bytes = 0
         elif self._pending_bytes > LONGEST_HEAD and began is not State.CLOSED:
             # llhttp buffers incomplete fields, chunk extensions and trailers without a bound.
+            if self.state is State.HEAD:
+                self._refusal = Mark.HEAD_TOO_LARGE
             self._break()
         self._events = []
         return events
@@ -176,7 +195,7 @@ class RequestParser:
             # After the last message, bytes from the client are ignored.
             return
         self.state = State.CLOSED
-        self._events.append(Mark.BROKEN)
+        self._events.append(self._refusal)
 
     # -- callbacks of llhttp, in the order of their calls for one request
 
@@ -188,6 +207,7 @@ class RequestParser:
             raise _Rejected
         self.state = _BEGUN
         self._fields = []
+        self._head_bytes = 0
         self._target = b""
 
     def on_url(self, part: bytes) -> None:
@@ -195,11 +215,19 @@ class RequestParser:
             return
         self._target += part
         if len(self._target) > LONGEST_LINE:
+            self._refusal = Mark.TARGET_TOO_LONG
             raise _Rejected
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        fields = self._fields
-        if len(name) + len(value) > LONGEST_LINE or len(fields) + self._trailers >= MOST_FIELDS:
+        fields, size = self._fields, len(name) + len(value)
+        self._head_bytes += size
+        if (
+            size > LONGEST_LINE
+            or len(fields) + self._trailers >= MOST_FIELDS
+            or self._head_bytes + len(self._target) > LONGEST_HEAD
+        ):
+            if self.state is _BEGUN:
+                self._refusal = Mark.HEAD_TOO_LARGE
             raise _Rejected
         if self.state is _BEGUN:
             # llhttp leaves the trailing whitespace, which is not part of a value (RFC 9112 section 5.1).

@@ -1,4 +1,4 @@
-"""Limits per client: who a client is, how much of what all share it uses, and how often it may ask.
+"""Limits: who a client is, how much of what all share it uses, how often it may ask, and what a process can bear.
 
 A client is known by its network (`client_net`), because one host may have many addresses.  Everything here is plain
 functions and state: `now` is an argument, and nothing waits.

@@ -24,6 +24,7 @@ from gateway.errors import (
     GatewayError,
     TailMovedBack,
     UpstreamBroken,
+    UpstreamCongested,
     UpstreamTimeout,
     UpstreamUnavailable,
     bare,
@@ -43,14 +44,13 @@ from gateway.protocol.names import (
     SSE_DATA_ENCODING,
     SSE_TYPE,
     STREAM_CLOSED,
-    STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
     is_json,
     is_sse_text,
     is_true,
     media_type,
 )
-from gateway.protocol.offsets import START, is_sentinel, is_well_formed
+from gateway.protocol.offsets import START, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -71,6 +71,8 @@ _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
 """Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
 _LEAST_HELD = 1 << 20
+_EVENT_COST = 64
+"""Bytes held for an event besides its own: an origin may send many that are tiny or empty."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
@@ -142,7 +144,8 @@ class Follower:
             except GatewayError as error:
                 # The topic keeps the error.
                 failure = bare(error)
-                if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
+                is_unsent = isinstance(error, UpstreamUnavailable | UpstreamCongested)
+                if error is not self._counted_failure and not is_unsent:
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._counted_failure = None
                 self._is_bulk = False
@@ -217,7 +220,7 @@ class Follower:
             self._raise_for_status(reply.status)
         if (why := self._why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
-        end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
+        end = _offset(stated_offset(reply.headers))
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
         if reply.status == 200:
@@ -302,7 +305,7 @@ class Follower:
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(self._decode(event.data, is_base64))
-                    held += len(waiting[-1])
+                    held += len(waiting[-1]) + _EVENT_COST
                     if held > self._most_held:
                         self._stop_sse()
                         raise UpstreamBroken

@@ -244,6 +244,11 @@ class Topic:
         if failure is not None:
             self._fire()
 
+    def given_up(self) -> None:
+        """No live request will bring anything more: readers fetch what they have not been sent."""
+        self.position = None
+        self._fire()
+
     def end(self, why: End) -> None:
         """The stream has ended: end every reader at once."""
         self.ended = why

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import TooManyFollowed, TooManyRequests
+from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
 from gateway.limits.client_net import UNKNOWN
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
 from gateway.limits.usage import Tally
@@ -116,7 +116,7 @@ class LiveTopics:
             )
             stream.hold()
             stream.has_topic = True
-            self._watch_expiry(topic)
+            self.watch_expiry(stream)
             self._schedule_beat(topic, times.heartbeat_s / BEATS)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
@@ -139,13 +139,20 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed or
-        TooManyRequests."""
+        ShortOfMemory, TooManyRequests."""
         is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
         if is_needed and len(self._runs) >= self._max_followed:
             raise TooManyFollowed
+        if is_needed and not self._store.may_grow:
+            raise ShortOfMemory
         if is_needed and not self._has_share(topic):
             self._metrics.client_limited("client_followed_streams")
             raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
+        if is_needed and not topic.is_hot and self._topics.get(topic.stream) is topic:
+            self._charge(topic)
+        self._follow(topic)
+
+    def _follow(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
@@ -167,12 +174,13 @@ class LiveTopics:
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
         if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._has_share(topic))
+            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
         ):
             return
         topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
-        self.follow(topic)
+        # Charged to no client: the reads may be of many, and hot topics have a bound of their own.
+        self._follow(topic)
 
     def _cool_later(self, topic: Topic, least_reads: float) -> None:
         reads = topic.stream.reads
@@ -210,8 +218,6 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is not None:
             topic.tail_named(tail, asked_at)
-            if topic not in self._expiries:
-                self._watch_expiry(topic)
 
     def expect(self, stream: Stream) -> None:
         """Expect the follower to bring an acknowledged write soon.  If it does not, it has stalled: one fetch then gets
@@ -243,7 +249,7 @@ class LiveTopics:
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.access.fetch(tape.resolve(topic.position or START))
+        head = await topic.access.fetch(tape.resolve(topic.position or tape.tail or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
@@ -251,12 +257,18 @@ class LiveTopics:
                 topic.wake()
             self.expect(topic.stream)
 
-    def _watch_expiry(self, topic: Topic) -> None:
-        """End the stream at its absolute expiry: an origin may leave a live request open past it."""
-        life = topic.stream.lifetime
-        if life is not None and life.expires_at is not None:
-            delay_s = life.expires_at - self._clock.wall()
-            self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
+    def watch_expiry(self, stream: Stream) -> None:
+        """End the live readers at the stream's absolute expiry, because an origin may leave a live request open past
+        it.  Called whenever the origin has reported the lifetime."""
+        topic = self._topics.get(stream)
+        life = stream.lifetime
+        if topic is None or life is None or life.expires_at is None:
+            return
+        # Set again each time: the expiry may have come nearer.
+        if (timer := self._expiries.pop(topic, None)) is not None:
+            timer.cancel()
+        delay_s = life.expires_at - self._clock.wall()
+        self._expiries[topic] = self._clock.call_later(delay_s, lambda: self._check_expiry(topic))
 
     def _check_expiry(self, topic: Topic) -> None:
         """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
@@ -264,11 +276,14 @@ class LiveTopics:
         if topic.stream.has_expired(self._clock.now(), self._clock.wall()):
             self.drop(topic.stream, End.EXPIRED)
         else:
-            self._watch_expiry(topic)
+            self.watch_expiry(topic.stream)
 
     def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:
             topic.beat()
+            if self._topics.get(topic.stream) is not topic:
+                # The last reader has failed on this beat.
+                return
             self._schedule_beat(topic, delay_s)
 
         self._beats[topic] = self._clock.call_later(delay_s, beat)
@@ -276,7 +291,6 @@ class LiveTopics:
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
-        self._charge(topic)
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(
             topic,
@@ -358,6 +372,9 @@ class LiveTopics:
             run.cancel()
             topic.lost(self._clock.now(), None)
             self._start(topic)
+            if topic not in self._runs:
+                # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
+                topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
         """`restart` now, or one second after the last restart: anyone can send failing writes."""

@@ -340,31 +340,6 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
             ),
         ),
     )
-    pools = state.upstream.items()
-    yield gauge(
-        "durable_gateway_upstream_connections",
-        "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "
-        "those being opened.",
-        ("pool", "state"),
-        [
-            *(((pool, "busy"), float(seen.busy)) for pool, seen in pools),
-            *(((pool, "idle"), float(seen.idle)) for pool, seen in pools),
-        ],
-    )
-    yield gauge(
-        "durable_gateway_upstream_connection_oldest_seconds",
-        "Age of the oldest of those connections, 0 where there is none. Excludes what "
-        "durable_gateway_upstream_connections excludes.",
-        ("pool",),
-        (((pool,), seen.oldest_s) for pool, seen in pools),
-    )
-    yield gauge(
-        "durable_gateway_upstream_connection_mean_seconds",
-        "Mean age of those connections, 0 where there is none. Excludes what "
-        "durable_gateway_upstream_connections excludes.",
-        ("pool",),
-        (((pool,), seen.mean_s) for pool, seen in pools),
-    )
 
 
 def _gauges_by_route(

@@ -25,6 +25,8 @@ class ListenerFigures:
         """Reads the certificates in use: listener, the certificate's first name, and the Unix second it expires."""
         self.refused: Callable[[], Mapping[str, int]] = dict
         """Reads the number of refused connections, by reason."""
+        self.admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
+        """Reads how many connections are open to the admin port, and how many were closed, by reason."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         self.handshakes[listener] += 0
@@ -50,6 +52,20 @@ class ListenerFigures:
             "malformed or not trusted. Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),
+        )
+        admin_open, admin_closed = self.admin()
+        yield gauge(
+            "durable_gateway_admin_connections",
+            "Connections open to the admin port. Excludes those of clients.",
+            (),
+            [((), admin_open)],
+        )
+        yield counter(
+            "durable_gateway_admin_connections_closed",
+            "Connections to the admin port that the gateway closed: limit above admin_connections, head for a head too "
+            "large or late, write for an answer that is not taken. Excludes idle ones whose time is over.",
+            ("reason",),
+            (((reason,), n) for reason, n in admin_closed.items()),
         )
         yield counter(
             "durable_gateway_tls_handshakes",

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.http.http2.counts import SessionCounts
+from gateway.ops.connection_families import connection_families
 from gateway.ops.families import (
     build_family,
     by_route,
@@ -36,6 +37,7 @@ from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, 
 from gateway.ops.http2_families import http2_families
 from gateway.ops.limit_figures import LimitFigures
 from gateway.ops.listener_figures import ListenerFigures
+from gateway.ops.memory_figures import MemoryFigures
 from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
@@ -114,6 +116,7 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Reads the gateway's state."""
         self.listeners = ListenerFigures()
+        self.memory = MemoryFigures()
         self.operations = OperationFigures()
         self.limit_figures = LimitFigures()
         self.http2 = SessionCounts()
@@ -294,8 +297,10 @@ class Metrics(Collector):
         yield from self._routeless_families()
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
+        yield from connection_families(state.upstream, state.slots)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
+        yield from self.memory.families()
         yield from self.limit_figures.families()
         yield from http2_families(self.http2)
         yield from self.operations.families()
@@ -351,7 +356,8 @@ class Metrics(Collector):
         )
         yield gauge(
             "durable_gateway_cache_bytes",
-            "Stream bytes on tapes and in compressed copies. Excludes indexes, buffers and bodies in flight.",
+            "Bytes that the cache takes: tapes with their offsets, names and headers, and what is made of them. "
+            "Excludes buffers and bodies in flight.",
             (),
             [((), self.cache_bytes)],
         )

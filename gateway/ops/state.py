@@ -13,7 +13,10 @@ from typing import Final, NamedTuple
 from gateway.engine.core import Engine
 from gateway.tape.store import RouteUsage
 from gateway.upstream.connections import Connections
+from gateway.upstream.failures import Refusal
 from gateway.upstream.origins import OriginState
+from gateway.upstream.purpose import Purpose
+from gateway.upstream.slots import SlotUse
 
 
 class Unsent(NamedTuple):
@@ -24,6 +27,7 @@ class Unsent(NamedTuple):
 
 
 _NONE: Final = Unsent()
+_NO_SLOTS: Final = SlotUse(dict.fromkeys(Purpose, 0), dict.fromkeys(Purpose, 0), dict.fromkeys(Refusal, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class State:
     """What the tapes hold, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
     """Connections to origins, by pool."""
+    slots: SlotUse = _NO_SLOTS
+    """The use of connection slots, by purpose."""
     background_tasks: int = 0
     origins: tuple[OriginState, ...] = ()
 
@@ -71,6 +77,7 @@ def look_at(
         followed=len(engine.live),
         holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
+        slots=engine.client.slot_use(),
         background_tasks=len(engine.tasks),
         origins=engine.origins.look(),
     )

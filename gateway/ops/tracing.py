@@ -3,10 +3,10 @@
 This module needs the extra `opentelemetry` and is imported only if tracing is on.  It has no global state: each gateway
 has a tracer provider of its own, which ends with it.
 
-A client's `traceparent` (W3C Trace Context) is continued, sampling decision included.  With `follow_clients = false` it
-is only linked to, because a public edge does not let strangers decide what it records.  Every request to an origin
-carries the `traceparent` of its span, sampled or not.  Spans hold the paths of streams, but no query, header or body:
-the query of a signed URL holds its signature.
+A client's `traceparent` (W3C Trace Context) is linked to.  With `follow_clients = true` it is continued, sampling
+decision included, so that any client may have its requests recorded.  Every request to an origin carries the
+`traceparent` of its span, sampled or not.  Spans hold the paths of streams, but no query, header or body: the query of
+a signed URL holds its signature.
 
 A remembered answer makes no further request, so it needs no span unless it is recorded.  The sampling decision comes
 first, because such requests come a hundred thousand a second.

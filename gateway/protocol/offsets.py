@@ -2,6 +2,10 @@
 
 from typing import Final
 
+from multidict import MultiMapping
+
+from gateway.protocol.names import STREAM_NEXT_OFFSET
+
 START: Final = "-1"
 """The beginning of the stream; for catch-up an omitted offset means the same."""
 
@@ -21,6 +25,16 @@ def is_well_formed(offset: str) -> bool:
         and " " not in offset
         and _FORBIDDEN.isdisjoint(offset)
     )
+
+
+def stated_offset(headers: MultiMapping[str]) -> str | None:
+    """The value of a reply's Stream-Next-Offset; None if it has none.
+
+    Several lines count as one list (RFC 9110 section 5.3), which is not well formed: two parties that each took another
+    line would disagree on the position.
+    """
+    lines = headers.getall(STREAM_NEXT_OFFSET, ())
+    return ", ".join(lines) if lines else None
 
 
 def is_sentinel(offset: str) -> bool:

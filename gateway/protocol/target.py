@@ -168,10 +168,10 @@ def _split_query(query: str) -> tuple[dict[str, str], str]:
 
 def _decoded(name: str, value: str) -> str:
     """A parameter's decoded text.  A plus is a space, as for every origin that parses queries as form data."""
-    if "%" not in value and "+" not in value:
+    if "%" not in value and "+" not in value and value.isascii():
         return value
     try:
-        return unquote_to_bytes(value.replace("+", " ")).decode("utf-8")
+        return unquote_to_bytes(value.replace("+", " ").encode("utf-8", "surrogateescape")).decode("utf-8")
     except UnicodeDecodeError:
         raise BadTarget(f"Parameter {name} is not valid UTF-8") from None
 

@@ -3,6 +3,10 @@
 Only time spent waiting for the client counts towards rate and total: while the origin takes nothing, the client may
 not be able to send.
 
+A small body is gathered before an upstream connection is taken for it, so that a client that sends slowly holds none.
+If the length is announced, there is nothing else to wait for.  A chunked body may be that of a client that writes now
+and then and expects each part to arrive, so it is gathered for a short time only.
+
 A body ends in one of two ways: `end` makes it whole, `fail` records the error that its reader gets.  A body that broke
 off never looks whole.
 """
@@ -20,7 +24,9 @@ from gateway.http.request import RequestHead
 from gateway.limits.least_rate import upload_time_left
 
 _MOST_GATHERED: Final = 1 << 16
-"""A body whose announced length is at most this is read whole before the origin is contacted."""
+"""A body that is not longer than this is read whole before the origin is contacted."""
+_GATHERED_S: Final = 0.5
+"""How long a body without an announced length is gathered; slower ones are streamed."""
 
 
 class Flow(Protocol):
@@ -68,6 +74,11 @@ class RequestBody:
         state = "failed" if self.error is not None else "whole" if self.is_whole else "incomplete"
         return f"<RequestBody {self._size} unread, {state}>"
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have arrived and were not taken yet."""
+        return self._size
+
     # -- the connection's side
 
     def feed(self, piece: bytes) -> None:
@@ -103,13 +114,16 @@ class RequestBody:
             raise UnknownTransferCoding
 
     async def gather(self, limits: LimitsConfig) -> bytes | None:
-        """The whole body, if it is announced as small; waits for the rest.  None for a body that is to be streamed.
-
-        Waiting here keeps a client that sends slowly from occupying an upstream connection.
-        """
+        """The whole body, if it is small and the rest arrives in time.  None for a body that is to be streamed."""
         if self._length is not None and self._length <= _MOST_GATHERED:
             while not self.is_whole:
                 await self._more(limits)
+        elif self._length is None:
+            # Not until the idle timeout: what comes in time then must be able to be streamed.
+            gathered_s = min(_GATHERED_S, limits.client_idle_timeout_s / 2)
+            gives_up = asyncio.get_running_loop().time() + gathered_s
+            while not self.is_whole and self._size < _MOST_GATHERED and await self._more_until(gives_up, limits):
+                pass
         if not self.is_whole or self._size > _MOST_GATHERED:
             return None
         return self.take()
@@ -159,6 +173,15 @@ class RequestBody:
             self._waited_s += loop.time() - began
         if self.error is not None:
             raise self.error.anew()
+
+    async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
+        """The same, until this time of the loop's clock at most; returns whether more has arrived."""
+        try:
+            async with asyncio.timeout_at(time):
+                await self._more(limits)
+        except TimeoutError:
+            return False
+        return True
 
     def _take(self) -> bytes:
         pieces = self._pieces

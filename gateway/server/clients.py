@@ -58,6 +58,8 @@ class ConnectionRefusal(StrEnum):
     """It was idle and of the network with the most connections, and a smaller one needed its place."""
     LEAVING = "leaving"
     """The gateway is draining."""
+    MEMORY = "memory"
+    """The process is close to `memory_max_bytes`."""
     PROXY = "proxy"
     """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
@@ -83,6 +85,14 @@ class ClientConnection(Protocol):
     @property
     def unsent_bytes(self) -> int:
         """Bytes that the client has not read yet, as far as this process holds them."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold: unread answers, unless they are shared with others,
+        unfinished heads, and bodies that wait."""
+
+    def shed(self) -> None:
+        """Close the connection at once, because too much memory is held."""
 
     def close_if_idle(self) -> None:
         """Close the connection: now if it is idle, else after the current answer."""
@@ -149,6 +159,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False
+        self.is_short_of_memory = False
+        """Whether new connections are refused because the process is close to its memory limit."""
         self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
         self._open: dict[ClientConnection, None] = {}
@@ -180,7 +192,7 @@ class Clients:
         """Register a new connection; False if there are too many or the gateway is draining."""
         self._unadmitted -= 1
         net = self._net(client)
-        refusal = ConnectionRefusal.LEAVING if self.is_draining else self._refusal(net)
+        refusal = self._refusal(net)
         if refusal is not None:
             self.refused[refusal] += 1
             self._emptied.fire()
@@ -197,6 +209,10 @@ class Clients:
 
     def _refusal(self, net: str) -> ConnectionRefusal | None:
         """Why a new connection of the net is refused; None, with room made for it, if it is not."""
+        if self.is_draining:
+            return ConnectionRefusal.LEAVING
+        if self.is_short_of_memory:
+            return ConnectionRefusal.MEMORY
         limits, connections = self.limits, self.usage.connections(net)
         has_share = net == UNKNOWN or connections < limits.most_client_connections
         if self.count_connections() < limits.max_connections:

@@ -20,7 +20,7 @@ from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase
-from gateway.server.handling import Handling, plain_text
+from gateway.server.handling import REFUSALS, Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
@@ -31,7 +31,6 @@ from gateway.server.request import Channel, Request
 _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
-_BAD_REQUEST: Final = b"Bad request\n"
 _PREFACE: Final = frames.PREFACE
 
 
@@ -122,6 +121,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
+            self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, data)
@@ -227,7 +227,7 @@ class Connection(ReadingConnection, Handling):
                 self._take_body(self._body, pending)
                 continue
             event = pending[0]
-            if not isinstance(event, RequestHead) and event is not Mark.BROKEN:
+            if not isinstance(event, RequestHead) and event not in REFUSALS:
                 # The rest of a body that is no longer read.
                 pending.popleft()
             elif self.phase is not Phase.IDLE or self.is_full:
@@ -236,7 +236,7 @@ class Connection(ReadingConnection, Handling):
                 pending.popleft()
                 self._begin_request(event)
             else:
-                self._refuse()
+                self._refuse(*REFUSALS[event])
                 break
         self._is_taking = False
         self._update_deadline()
@@ -260,6 +260,8 @@ class Connection(ReadingConnection, Handling):
             self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
+        if self._shared_bytes and self.transport is not None:
+            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
@@ -332,13 +334,13 @@ class Connection(ReadingConnection, Handling):
         self._take_pending()
         self._read()
 
-    def _refuse(self) -> None:
-        """Answer bytes that are not a request with a 400, and close the connection."""
-        self._clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
+    def _refuse(self, status: int, body: bytes) -> None:
+        """Answer bytes that are not an acceptable request, and close the connection."""
+        self._clients.on_bad_request(status, len(body), self.client)
         assert self.transport is not None
         headers = plain_text()
-        headers["Content-Length"] = str(len(_BAD_REQUEST))
-        self.transport.write(response_head(400, headers, self._clients.wall(), keeps=False) + _BAD_REQUEST)
+        headers["Content-Length"] = str(len(body))
+        self.transport.write(response_head(status, headers, self._clients.wall(), keeps=False) + body)
         self._linger()
 
     def _linger(self) -> None:
@@ -363,6 +365,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
+            self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, request)
@@ -374,3 +377,11 @@ class SecureConnection(Connection):
     __slots__ = ()
 
     scheme = "https"
+
+    @property
+    def held_bytes(self) -> int:
+        """The same; what has been encrypted is this client's own, whoever else gets the answer."""
+        if self.cut_reason is not None:
+            return 0
+        held = super().held_bytes
+        return max(held, min(self.unsent_bytes, self._clients.limits.send_buffer_bytes))

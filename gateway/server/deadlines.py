@@ -44,6 +44,7 @@ class TimedConnection(asyncio.Protocol):
         "_clients",
         "_is_active",
         "_quiet_checks",
+        "_shared_bytes",
         "_tick",
         "_window",
         "cut_reason",
@@ -72,6 +73,8 @@ class TimedConnection(asyncio.Protocol):
         """What the client takes of what waits for it; None until bytes have waited."""
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
+        self._shared_bytes = 0
+        """Bytes of the latest large answer, which it shares with others: they are not this client's own."""
         self._tick = NEVER
 
     def _clear_deadline(self) -> None:
@@ -173,6 +176,11 @@ class TimedConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Close the connection at the end of a drain."""
         self.cut_reason = CloseReason.DRAINED
+        self.abort()
+
+    def shed(self) -> None:
+        """Close the connection because too much memory is held."""
+        self.cut_reason = CloseReason.SLOW
         self.abort()
 
     def abort(self) -> None:

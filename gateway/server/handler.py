@@ -24,6 +24,7 @@ from gateway.errors import (
     BadRequest,
     GatewayError,
     LoopDetected,
+    MethodRefused,
     NoRoute,
     TooManyRequests,
     VersionNotSupported,
@@ -181,6 +182,8 @@ class RequestHandler:
             raise VersionNotSupported
         target = parse_target(request.target)
         mode = context.mode = _mode(request.method, target)
+        if mode is Mode.OTHER and request.method == "TRACE":
+            raise MethodRefused
         facts = self._facts(request)
         if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
             raise BadRequest("Exactly one Host header is needed")

@@ -10,14 +10,23 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.http.request import Mark
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import LiveAnswer, Request
 
 _log = logging.getLogger("gateway.server")
+
+REFUSALS: Final = {
+    Mark.BROKEN: (400, b"Bad request\n"),
+    Mark.TARGET_TOO_LONG: (414, b"Request target too long\n"),
+    Mark.HEAD_TOO_LARGE: (431, b"Request head too large\n"),
+}
+"""Status and body for bytes that are not an acceptable request."""
 
 
 class Handling(ABC):

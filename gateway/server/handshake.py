@@ -162,6 +162,13 @@ class Handshake(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return 0
 
+    @property
+    def held_bytes(self) -> int:
+        return self._received_bytes
+
+    def shed(self) -> None:
+        self.drop()
+
     def close_if_idle(self) -> None:
         self.drop()
 

@@ -25,6 +25,8 @@ _MOST_PENDING: Final = 1 << 12
 """Bytes and events that may wait behind the current request before reading pauses."""
 _MOST_UNREAD: Final = 1 << 18
 """Unread bytes of a body at which reading pauses."""
+_EVENT_BYTES: Final = 1 << 10
+"""What a parsed event that waits is taken to hold."""
 NO_EVENTS: Final[deque[Event]] = deque()
 
 
@@ -70,6 +72,20 @@ class ReadingConnection(WritingConnection):
     @abstractmethod
     def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold."""
+        if self.transport is None or self.cut_reason is not None:
+            return 0
+        held = max(0, self.transport.get_write_buffer_size() - self._shared_bytes)
+        if self._is_busy:
+            held += len(self._unparsed) + _EVENT_BYTES * len(self._pending)
+            if self._parser is not None:
+                held += self._parser.held_bytes
+            if self._body is not None:
+                held += self._body.unread_bytes
+        return held
 
     @property
     def alias(self) -> bytes | None:

@@ -226,6 +226,7 @@ class WritingConnection(TimedConnection, ABC):
     def write_response(self, response: bytes, body_bytes: int) -> None:
         """Write a whole live answer if the client is still connected; a call to `release` follows."""
         if self.transport is not None:
+            self._shared_bytes = body_bytes
             self.transport.write(response)
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes

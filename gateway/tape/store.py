@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import Eviction
+from gateway.tape.facts_cost import STREAM_COST
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST, Tape
@@ -27,6 +28,9 @@ from gateway.telemetry.metrics import MetricsRecorder
 
 USE_S = 1.0
 """Requests for a stream within this time of its last use belong to that use."""
+
+EMPTY_COST = TAPE_COST + STREAM_COST
+"""Bytes charged for a stream of which nothing is held, without the characters of its name."""
 
 MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
@@ -68,6 +72,8 @@ class TapeStore:
         self._pin_share = 0.0
         self._not_stored: frozenset[StreamKey] = frozenset()
         """The streams whose bytes are not to be kept, by their keys in the public partition."""
+        self.may_grow = True
+        """Whether requests that bring more bytes may begin; False while the process is short of memory."""
         self.unstored_bytes = 0
         """Bytes fetched and not stored for that reason."""
         self.holdings: dict[str, RouteUsage] = {}
@@ -130,6 +136,7 @@ class TapeStore:
         stream.tagged_as = stream.tape.incarnation
         for key in surrogate_keys:
             self._tagged.setdefault(key, {})[stream] = None
+        self.weigh(stream)
 
     def _untag(self, stream: Stream) -> None:
         for key in stream.surrogate_keys:
@@ -144,6 +151,7 @@ class TapeStore:
         stream = self.find(key)
         if stream is None:
             stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
+            stream.facts_cost = stream.weigh()
             group = self._groups.get(key.group)
             if group is None:
                 group = self._groups[key.group] = {}
@@ -152,7 +160,7 @@ class TapeStore:
             self._count += 1
             self._account(stream, 1, 0, 0)
             self._admit(stream, 0)
-            self._charge(stream, TAPE_COST)
+            self._charge(stream, stream.cost)
         else:
             self._count_use(stream, now)
         return stream
@@ -171,14 +179,22 @@ class TapeStore:
         """Store bytes on the stream's tape and evict what no longer fits.  Does nothing on an ended stream."""
         if stream.ended is not None:
             return
-        before, blocks = stream.tape.cost, stream.tape.block_count
+        before, blocks = stream.cost, stream.tape.block_count
         stream.tape.store(start, end, pieces, now)
         self._account(stream, 0, stream.tape.block_count - blocks, 0)
         self._admit(stream, before)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
             self._count_use(stream, now)
-        self._charge(stream, stream.tape.cost - before)
+        self._charge(stream, stream.cost - before)
+
+    def weigh(self, stream: Stream) -> None:
+        """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing
+        on an ended stream."""
+        if stream.ended is None:
+            before, stream.facts_cost = stream.facts_cost, stream.weigh()
+            if stream.facts_cost != before:
+                self._charge(stream, stream.facts_cost - before)
 
     def _admit(self, stream: Stream, cost: int) -> None:
         """Make the stream, charged with `cost` so far, evictable unless it can be pinned."""
@@ -201,7 +217,7 @@ class TapeStore:
         for key in self.pinned.preferred:
             stream = self.find(key)
             if stream is not None:
-                self._admit(stream, stream.tape.cost)
+                self._admit(stream, stream.cost)
         self._not_stored = frozenset(not_stored)
         for key in self._not_stored:
             for stream in self.group(key.group):
@@ -269,16 +285,12 @@ class TapeStore:
             if not self._origins[origin]:
                 del self._origins[origin]
         self._count -= 1
-        self.cost -= stream.tape.cost
-        self._account(stream, -1, -stream.tape.block_count, -stream.tape.cost)
+        self.cost -= stream.cost
+        self._account(stream, -1, -stream.tape.block_count, -stream.cost)
         self.pinned.forget(stream.key)
         stream.tape.drop_all()
         self.withdraw(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
-
-    def end_group(self, group: Group, why: End) -> list[Stream]:
-        """End every stream of the group; return them, so that the caller can end their live readers."""
-        return [stream for stream in self.group(group) if self.drop(stream, why)]
 
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
@@ -309,7 +321,7 @@ class TapeStore:
         if self._not_stored:
             self._drop_unwanted(stream)
         # While pinned it may have left the eviction order together with its bytes.
-        self._admit(stream, stream.tape.cost)
+        self._admit(stream, stream.cost)
         self._charge(stream, 0)
 
     def lend(self, size: int, borrower: Stream) -> bool:
@@ -317,7 +329,7 @@ class TapeStore:
 
         Returns False and lends nothing if only the borrower's own tape could make room.
         """
-        if borrower.ended is not None or borrower.tape.cost + self.lent + size > self.budget_bytes:
+        if borrower.ended is not None or borrower.cost + self.lent + size > self.budget_bytes:
             return False
         self.lent += size
         self._make_room(borrower, may_shorten=False)

@@ -19,6 +19,7 @@ from gateway.protocol.freshness import Lifetime, lifetime_from_headers, parse_ca
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
@@ -98,7 +99,7 @@ class Stream:
     """The number of writes acknowledged through this gateway."""
     acked_by: str = ""
     """The query of the latest of these writes that advanced `acked` or closed the stream."""
-    other_queries: set[str] = field(default_factory=set)
+    other_queries: frozenset[str] = frozenset()
     """Queries that turned out to name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes do not
     concern this stream."""
     sighting: Sighting | None = None
@@ -138,6 +139,9 @@ class Stream:
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
     holds: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
+    facts_cost: int = 0
+    """Bytes of the budget that the record took when it was last weighed, without its tape; set only by the
+    `TapeStore`."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -226,6 +230,21 @@ class Stream:
     # -- what is known
 
     @property
+    def cost(self) -> int:
+        """Bytes of the budget that the stream takes."""
+        return self.tape.cost + self.facts_cost
+
+    def weigh(self) -> int:
+        """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
+        return (
+            key_cost(self.key)
+            + headers_cost(self.headers)
+            + headers_cost(self.head_headers)
+            + surrogate_keys_cost(self.surrogate_keys)
+            + texts_cost((self.cache_control, self.identity, *self.other_queries, *self.beyond))
+        )
+
+    @property
     def is_closing(self) -> bool:
         """Whether an acknowledged write has closed the stream and its final bytes have not arrived yet."""
         return self.is_close_acked and self.tape.closed_at is None
@@ -294,7 +313,7 @@ class Stream:
             return
         is_short = is_before(tail, self.acked) or self.is_closing
         if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
-            self.other_queries.add(self.acked_by)
+            self.other_queries |= {self.acked_by}
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str) -> bool:

@@ -21,11 +21,20 @@ from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.offsets import is_before
 from gateway.tape.block import Block
 
-TOKEN_COST = 200
-"""Bytes charged per token: two dictionary slots, a mark, the string.  It dominates the cost of small messages."""
+TOKEN_COST = 240
+"""Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  It
+dominates the cost of small messages."""
+
+BLOCK_COST = 340
+"""Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
 
 TAPE_COST = 1_000
 """Bytes charged for an empty tape."""
+
+
+def token_cost(token: str) -> int:
+    """Bytes charged for one token."""
+    return TOKEN_COST + len(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,11 @@ class Tape:
     @property
     def token_count(self) -> int:
         return len(self._index) + len(self._hops)
+
+    def tokens(self) -> Iterator[str]:
+        """The tokens from which bytes, or an empty step, are known."""
+        yield from self._index
+        yield from self._hops
 
     @property
     def size(self) -> int:
@@ -159,13 +173,12 @@ class Tape:
 
     def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Store `pieces`, which lead from `start` to `end` (`check` has passed).  Bytes already held are kept."""
-        before = self.cost
         size = sum(map(len, pieces))
         start = self.resolve(start)
         if not size:
             if start != end and start not in self._index and start != self.resolve(end):
                 self._hops[start] = end
-                self.cost = before + TOKEN_COST
+                self.cost += token_cost(start)
             return
         if start in self._index:
             self._align_end(start, end, pieces, size)
@@ -176,16 +189,18 @@ class Tape:
         block = self._ending.get(start)
         if block is not None and not block.is_sealed:
             grown_from = block.size
+            # The block's own spelling of the token, so that the caller's copy is not kept beside it.
+            start = block.end
             del self._ending[start]
             self._index[start] = (block, block.extend(end, pieces))
             self._ending[end] = block
-            self.cost += block.size - grown_from + TOKEN_COST
+            self.cost += block.size - grown_from + token_cost(end)
             return
         block = Block(start, end, pieces, self.is_json, now)
         self._blocks[start] = block
         self._index[start] = (block, 0)
         self._ending[end] = block
-        self.cost += block.size + 2 * TOKEN_COST
+        self.cost += BLOCK_COST + block.size + token_cost(start) + token_cost(end)
 
     def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
         """`start` is indexed: find the position of `end` inside the block that holds the bytes after it."""
@@ -223,7 +238,7 @@ class Tape:
 
     def _learn(self, token: str, block: Block, position: int) -> None:
         self._index[token] = (block, position)
-        self.cost += TOKEN_COST
+        self.cost += token_cost(token)
 
     def drop_oldest(self) -> int:
         """Drop the oldest block, or the empty steps if there is no block; return the cost freed."""
@@ -239,7 +254,7 @@ class Tape:
         if self._ending.get(first.end) is first:
             del self._ending[first.end]
         if self._blocks:
-            self.cost -= first.size + (len(tokens) + 1) * TOKEN_COST
+            self.cost -= BLOCK_COST + first.size + token_cost(first.end) + sum(map(token_cost, tokens))
         else:
             self._clear()
         return before - self.cost

@@ -26,7 +26,8 @@ class Requester(Protocol):
 
     def failed(self, error: GatewayError) -> None:
         """No reply will come.  `error` is UpstreamUnreachable, UpstreamTimeout or UpstreamBroken; CircuitOpen if no
-        origin may be used; or the error that the request body raised."""
+        origin may be used; UpstreamCongested if no connection is free in time; or the error that the request body
+        raised."""
 
 
 class PendingRequest(Protocol):

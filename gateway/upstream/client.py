@@ -18,7 +18,8 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
+from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
+from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
 from gateway.upstream.connections import Connections
@@ -27,6 +28,7 @@ from gateway.upstream.exchange import Exchange, Exchanges
 from gateway.upstream.origins import Origin, OriginRequest
 from gateway.upstream.pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
+from gateway.upstream.slots import SlotLimits, SlotUse
 
 _REDIRECTS: Final = frozenset({307, 308})
 _MOST_HOPS: Final = 2
@@ -41,8 +43,10 @@ class OriginClient:
     as it is.
     """
 
-    def __init__(self, connections: int = 512, tracer: Tracer = NO_TRACER, origins: Origins | None = None) -> None:
-        self.exchanges = Exchanges(connections, tracer)
+    def __init__(
+        self, limits: SlotLimits | None = None, tracer: Tracer = NO_TRACER, origins: Origins | None = None
+    ) -> None:
+        self.exchanges = Exchanges(limits or SlotLimits(), tracer)
         self._origins = origins
 
     @property
@@ -51,8 +55,12 @@ class OriginClient:
         return self.exchanges.open_connections
 
     def connections(self) -> dict[str, Connections]:
-        """The open connections by purpose."""
+        """The open connections by pool."""
         return self.exchanges.connections()
+
+    def slot_use(self) -> SlotUse:
+        """The use of the connection slots now."""
+        return self.exchanges.slot_use()
 
     def ask(
         self,
@@ -64,7 +72,7 @@ class OriginClient:
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
     ) -> PendingRequest:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
@@ -87,12 +95,13 @@ class OriginClient:
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
+        UpstreamCongested if no connection is free in time.
         """
         return await answer_to(
             lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client),
@@ -141,7 +150,7 @@ class _RoutedRequest:
         bounds: Bounds,
         body: Body,
         is_live: bool,
-        client: str,
+        client: str | Askers,
     ) -> None:
         self._exchanges = exchanges
         self._origins = origins
@@ -218,6 +227,7 @@ class _RoutedRequest:
             OutcomeReport(sent, self._origins.clock.now),
             is_live=self._is_live,
             client=self._client,
+            route=self._pool.route,
         )
         # If the exchange failed at once, `failed` may have started another one by now.
         if self._sent is sent and not exchange.is_over:
@@ -260,6 +270,10 @@ class _RoutedRequest:
         assert self._pool is not None
         assert self._sent is not None
         self._exchange = None
+        if isinstance(error, UpstreamCongested):
+            # Not for the next origin: the streams would lose their places whenever many clients come at once.
+            self._requester.failed(error)
+            return
         self._pool.forget_leader(self._method, self._path)
         self._tried.append(self._sent.origin)
         self._leader = None

@@ -1,32 +1,25 @@
-"""The connection pool: idle connections kept for reuse, and a bound on the busy ones.
+"""The connection pool: idle connections kept for reuse, and busy ones, each in a slot.
 
-A slot is the right to one busy connection, from the first attempt to make it.  A request without a slot queues.  The
-longest-waiting request whose host has room is next, so one crowded host does not block the others.  Idle connections
-hold no slots, but busy and idle ones together never exceed the number of slots: a new connection replaces the one that
-has been idle for longest.
+`slots` decides which request gets a slot, and when.  Idle connections hold no slots, but busy and idle ones together
+never exceed the number of slots: a new connection replaces the one that has been idle for longest.
 
-An upload holds its slot for as long as its client takes to send the body, which the gateway cannot influence.  Uploads
-with unfinished bodies therefore get at most three quarters of the slots, per host and in total, and have their own
-queue, so that reads and small writes always pass.
-
-All decisions are plain functions.  Only `acquire` waits, and its caller bounds the wait.
+Only `acquire` waits, and no longer than `SlotLimits.wait_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import deque
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
+from gateway.limits.askers import Askers, ignore
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
-from gateway.upstream.failures import NotConnected
+from gateway.upstream.failures import NoSlot, NotConnected, Refusal
+from gateway.upstream.purpose import Purpose
+from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 
-
-def shared_limit(slots: int) -> int:
-    """The share of the slots for requests that must leave some to others: three quarters, at least one."""
-    return max(1, slots * 3 // 4)
+UNBOUNDED: Final = SlotLimits(slots=0)
 
 
 class Connections(NamedTuple):
@@ -38,239 +31,180 @@ class Connections(NamedTuple):
     mean_s: float
 
 
-_Queue = deque[tuple[int, asyncio.Future[None]]]
-"""Waiting requests: arrival number, and the future that is resolved with the slot."""
-
-
-class _Host:
-    """One host's part of a pool."""
-
-    __slots__ = ("idle", "slots", "uploads", "uploads_waiting", "waiting")
-
-    def __init__(self) -> None:
-        self.slots = 0
-        self.uploads = 0
-        """Slots held by requests whose bodies are not completely sent."""
-        self.idle: dict[Connection, None] = {}
-        """In the order in which they became idle."""
-        self.waiting: _Queue = deque()
-        self.uploads_waiting: _Queue = deque()
-
-    def queue(self, *, is_upload: bool) -> _Queue:
-        """The queue for such a request."""
-        return self.uploads_waiting if is_upload else self.waiting
-
-    def drop_cancelled(self) -> int:
-        """Drop the cancelled requests at the front of both queues; returns their number."""
-        dropped = 0
-        for queue in (self.waiting, self.uploads_waiting):
-            while queue and queue[0][1].done():
-                queue.popleft()
-                dropped += 1
-        return dropped
+Slot = tuple[Lane, str]
+"""A slot in use: its lane, and the net of the client that it counts for."""
 
 
 class ConnectionPool:
-    """Owns the connections of all hosts and the queues for them.
+    """Owns the connections of all hosts, and the slots of the busy ones."""
 
-    `limit` is the most connections that may be busy; 0 means no bound.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._host_limit = limit
-        self._hosts: dict[Endpoint, _Host] = {}
-        self._slots_taken = 0
-        self._uploads = 0
-        self._busy: dict[Connection, None] = {}
+    def __init__(self, limits: SlotLimits) -> None:
+        self._slots = Slots(limits)
+        self._wait_s = limits.wait_s
+        self._idle: dict[Endpoint, dict[Connection, None]] = {}
+        """By host, in the order in which they became idle."""
         self._idle_count = 0
-        self._waiting = 0
-        """Requests in queues, including cancelled ones that were not dropped yet."""
-        self._numbers = itertools.count()
+        self._busy: dict[Connection, Slot] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
     def __repr__(self) -> str:
-        waiting = sum(len(host.waiting) + len(host.uploads_waiting) for host in self._hosts.values())
-        return f"<ConnectionPool {self._slots_taken} busy, {self._idle_count} idle, {waiting} waiting>"
+        return f"<ConnectionPool {len(self)} busy, {self._idle_count} idle, {self._slots.waiting} waiting>"
 
     def __len__(self) -> int:
         """Slots in use."""
-        return self._slots_taken
+        return self._slots.taken
 
-    def limit_per_host(self, hosts: int) -> None:
-        """Limit each of several hosts to three quarters of the slots: one that hangs would take them all."""
-        self._host_limit = self._limit if hosts < 2 else shared_limit(self._limit)
-        self._grant_slots()
+    def configure(self, hosts: int, routes: int) -> None:
+        """Share the slots among this many hosts and routes."""
+        self._slots.configure(hosts, routes)
 
     def look(self, now: float) -> Connections:
         """A snapshot of the connections.  A connection in the making has a slot but no age."""
-        idle = [connection for host in self._hosts.values() for connection in host.idle]
+        idle = [connection for of_host in self._idle.values() for connection in of_host]
         ages = [now - connection.made_at for connection in (*self._busy, *idle)]
         return Connections(len(self._busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
+    def slot_use(self) -> SlotUse:
+        """The use of the slots now."""
+        return self._slots.look()
+
     # -- slots
 
-    def take_idle(self, endpoint: Endpoint, *, is_upload: bool = False) -> Connection | None:
-        """An open idle connection and a slot for it; None unless both are available.
+    def lane(self, endpoint: Endpoint, route: str, purpose: Purpose, *, is_upload: bool = False) -> Lane:
+        """The lane of a request.  `is_upload` means that its body is streamed; then the caller must call `upload_done`
+        once it is sent."""
+        return self._slots.lane(endpoint, route, purpose, is_upload=is_upload)
 
-        For an upload the caller must call `upload_done`."""
-        host = self._hosts.get(endpoint)
-        if host is None or not host.idle or not self._can_take_slot(host, is_upload=is_upload):
+    def take_idle(self, lane: Lane, client: str) -> Connection | None:
+        """An open idle connection and a slot for it; None unless both are available."""
+        if lane.endpoint not in self._idle or not self._slots.may_take(lane, client):
             return None
-        connection = self._idle(host)
+        connection = self._newest_idle(lane.endpoint)
         if connection is not None:
-            self._take_slot(host, is_upload=is_upload)
+            self._slots.take(lane, client)
+            self._busy[connection] = lane, client
         return connection
 
-    async def acquire(self, endpoint: Endpoint, *, is_upload: bool = False) -> None:
-        """Wait for a slot.  The caller must pass it to a connection (`made`, `idle`) or give it back (`release`).
-        Raises NotConnected once the pool is closed.
+    async def acquire(self, lane: Lane, asker: str | Askers) -> Slot:
+        """Wait for a slot.  The caller must pass it to a connection (`idle`, `made`) or give it back (`release`).
 
-        For an upload the caller must call `upload_done`."""
+        Raises NotConnected once the pool is closed, and NoSlot if too many requests wait or none was free in time.
+        """
         if self._is_closed:
             raise NotConnected("the pool is closed")
-        host = self._hosts.get(endpoint)
-        if host is None:
-            host = self._hosts[endpoint] = _Host()
-        if self._can_take_slot(host, is_upload=is_upload):
-            self._take_slot(host, is_upload=is_upload)
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        host.queue(is_upload=is_upload).append((next(self._numbers), granted))
-        self._waiting += 1
+        slots = self._slots
+        clients = (asker,) if isinstance(asker, str) else tuple(asker.nets)
+        for client in clients:
+            if slots.may_take(lane, client):
+                slots.take(lane, client)
+                return lane, client
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        waiting = slots.wait(lane, clients, partial(_wake, granted))
+        self._waiting.add(granted)
+        timer = loop.call_later(self._wait_s, _time_out, granted)
+        if not isinstance(asker, str):
+            asker.on_join = partial(slots.join, waiting)
         try:
             await granted
+            assert waiting.paid_by is not None
+            return lane, waiting.paid_by
+        except NoSlot as error:
+            slots.leave(waiting)
+            raise slots.refusal(error.reason) from None
         except BaseException:
-            if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.release(endpoint)
-                if is_upload:
-                    self.upload_done(endpoint)
-            else:
-                # In the middle of the queue it is skipped when its turn comes.
-                granted.cancel()
-                self._waiting -= host.drop_cancelled()
-                self._forget(endpoint, host)
+            slots.leave(waiting)
             raise
+        finally:
+            timer.cancel()
+            if not isinstance(asker, str):
+                asker.on_join = ignore
+            self._waiting.discard(granted)
 
-    def release(self, endpoint: Endpoint) -> None:
+    def release(self, slot: Slot) -> None:
         """Give back a slot that no connection holds."""
-        self._free_slot(endpoint, self._hosts[endpoint])
+        self._slots.free(*slot)
 
-    def upload_done(self, endpoint: Endpoint) -> None:
+    def upload_done(self, connection: Connection) -> None:
         """An upload's body is no longer being sent; the request may still hold its slot."""
-        host = self._hosts[endpoint]
-        host.uploads -= 1
-        self._uploads -= 1
-        self._grant_slots()
-        self._forget(endpoint, host)
+        slot = self._busy.get(connection)
+        if slot is not None:
+            self._busy[connection] = self._slots.upload_done(slot[0]), slot[1]
 
-    def idle(self, endpoint: Endpoint) -> Connection | None:
+    def idle(self, slot: Slot) -> Connection | None:
         """The most recently used idle connection, for a slot in hand; None if there is none."""
-        return self._idle(self._hosts[endpoint])
+        connection = self._newest_idle(slot[0].endpoint)
+        if connection is not None:
+            self._busy[connection] = slot
+        return connection
 
-    def made(self, connection: Connection) -> None:
+    def made(self, connection: Connection, slot: Slot) -> None:
         """Use the slot in hand for a new connection."""
-        self._busy[connection] = None
-        if self._limit and self._idle_count and self._slots_taken + self._idle_count > self._limit:
-            longest = (next(iter(host.idle)) for host in self._hosts.values() if host.idle)
+        self._busy[connection] = slot
+        if self._idle_count and self._slots.exceeded_by(len(self) + self._idle_count):
+            longest = (next(iter(of_host)) for of_host in self._idle.values())
             min(longest, key=lambda one: one.deadline.at).drop()
 
-    def _idle(self, host: _Host) -> Connection | None:
-        while host.idle:
-            connection, _ = host.idle.popitem()
+    def _newest_idle(self, endpoint: Endpoint) -> Connection | None:
+        while of_host := self._idle.get(endpoint):
+            connection, _ = of_host.popitem()
             self._idle_count -= 1
+            if not of_host:
+                del self._idle[endpoint]
             if connection.is_open:
-                self._busy[connection] = None
                 return connection
             connection.drop()
         return None
-
-    def _has_room(self, host: _Host, *, is_upload: bool) -> bool:
-        if not self._limit:
-            return True
-        if is_upload and (self._uploads >= shared_limit(self._limit) or host.uploads >= shared_limit(self._host_limit)):
-            return False
-        return self._slots_taken < self._limit and host.slots < self._host_limit
-
-    def _can_take_slot(self, host: _Host, *, is_upload: bool) -> bool:
-        """Whether there is a free slot that no earlier request waits for."""
-        return not host.queue(is_upload=is_upload) and self._has_room(host, is_upload=is_upload)
-
-    def _take_slot(self, host: _Host, *, is_upload: bool) -> None:
-        host.slots += 1
-        host.uploads += is_upload
-        self._uploads += is_upload
-        self._slots_taken += 1
-
-    def _free_slot(self, endpoint: Endpoint, host: _Host) -> None:
-        host.slots -= 1
-        self._slots_taken -= 1
-        self._grant_slots()
-        self._forget(endpoint, host)
-
-    def _forget(self, endpoint: Endpoint, host: _Host) -> None:
-        is_used = host.slots or host.uploads or host.idle
-        if not is_used and not host.waiting and not host.uploads_waiting:
-            self._hosts.pop(endpoint, None)
-
-    def _grant_slots(self) -> None:
-        """Grant free slots to the requests that have waited longest."""
-        while self._waiting and (not self._limit or self._slots_taken < self._limit):
-            first: tuple[int, bool, _Host] | None = None
-            for host in self._hosts.values():
-                if host.waiting or host.uploads_waiting:
-                    self._waiting -= host.drop_cancelled()
-                    for is_upload in (False, True):
-                        queue = host.queue(is_upload=is_upload)
-                        is_earlier = queue and (first is None or queue[0][0] < first[0])
-                        if is_earlier and self._has_room(host, is_upload=is_upload):
-                            first = queue[0][0], is_upload, host
-            if first is None:
-                return
-            _, is_upload, host = first
-            _, granted = host.queue(is_upload=is_upload).popleft()
-            self._waiting -= 1
-            self._take_slot(host, is_upload=is_upload)
-            granted.set_result(None)
 
     # -- from connections
 
     def freed(self, connection: Connection) -> None:
         """An exchange has ended: keep the connection for the next one."""
-        host = self._hosts[connection.endpoint]
-        del self._busy[connection]
-        host.idle[connection] = None
+        lane, client = self._busy.pop(connection)
+        of_host = self._idle.get(lane.endpoint)
+        if of_host is None:
+            of_host = self._idle[lane.endpoint] = {}
+        of_host[connection] = None
         self._idle_count += 1
-        host.slots -= 1
-        self._slots_taken -= 1
-        if self._waiting:
-            self._grant_slots()
+        self._slots.free(lane, client)
         if self._is_closed:
             connection.drop()
 
     def lost(self, connection: Connection) -> None:
         """The connection is gone."""
-        host = self._hosts.get(connection.endpoint)
-        if connection in self._busy:
-            del self._busy[connection]
-            self.release(connection.endpoint)
-        elif host is not None and connection in host.idle:
-            del host.idle[connection]
+        slot = self._busy.pop(connection, None)
+        if slot is not None:
+            self._slots.free(*slot)
+            return
+        of_host = self._idle.get(connection.endpoint)
+        if of_host is not None and connection in of_host:
+            del of_host[connection]
             self._idle_count -= 1
-            self._forget(connection.endpoint, host)
+            if not of_host:
+                del self._idle[connection.endpoint]
 
     def drop_idle(self) -> None:
         """Drop the idle connections, so that new requests open new ones."""
-        for connection in [one for host in self._hosts.values() for one in host.idle]:
+        for connection in [one for of_host in self._idle.values() for one in of_host]:
             connection.drop()
 
     def close(self) -> None:
         """End all connections and fail all queued requests."""
         self._is_closed = True
-        for host in tuple(self._hosts.values()):
-            for _, granted in (*host.waiting, *host.uploads_waiting):
-                if not granted.done():
-                    granted.set_exception(NotConnected("the pool is closed"))
+        for granted in self._waiting:
+            if not granted.done():
+                granted.set_exception(NotConnected("the pool is closed"))
         self.drop_idle()
         for connection in tuple(self._busy):
             connection.drop()
+
+
+def _wake(granted: asyncio.Future[None]) -> None:
+    if not granted.done():
+        granted.set_result(None)
+
+
+def _time_out(granted: asyncio.Future[None]) -> None:
+    if not granted.done():
+        granted.set_exception(NoSlot(Refusal.TIME))

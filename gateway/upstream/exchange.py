@@ -3,10 +3,11 @@
 An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
 `Requester` by plain calls too.  A task runs only while a connection is awaited.
 
-Every wait is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions are translated
-into those of `errors.py` here.  Bodies are raw: no_op is decompressed, no redirect is followed, no cookie is kept,
-and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no exception holds every
-byte.
+Every wait is bounded: for a connection slot, connecting, the first byte, each pause in a body, the whole.  The wait
+for a slot is not the origin's fault, so it ends before the time for the first byte begins.  Foreign exceptions are
+translated into those of `errors.py` here.  Bodies are raw: nothing is decompressed, no redirect is followed, no
+cookie is kept, and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no
+exception holds every byte.
 
 A kept connection may be dead: the origin closed it while the request was on its way.  A GET or HEAD without a body is
 then sent once more, on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  There is at
@@ -29,19 +30,29 @@ from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, bare
+from gateway.errors import (
+    GatewayError,
+    UpstreamBroken,
+    UpstreamCongested,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    bare,
+)
 from gateway.http.outgoing import InvalidRequest, request_head
 from gateway.http.reply import ReplyBroken
+from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.connection import Connection, IncomingReply, no_op
-from gateway.upstream.connections import ConnectionPool, Connections
+from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
-from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
+from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected, UploadFailed
+from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.resolver import LookUp, look_up
+from gateway.upstream.slots import Lane, SlotLimits, SlotUse
 
 _log = logging.getLogger("gateway.upstream")
 
@@ -51,20 +62,21 @@ _REPEATED: Final = frozenset({"GET", "HEAD"})
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded by the number of clients rather than by `connections`.  They last
+    Live requests have a pool of their own, bounded by the number of clients rather than by `limits`.  They last
     for minutes, and in a shared pool would leave no slots for other requests.
     """
 
-    def __init__(self, connections: int, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
+    def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self._tracer = tracer
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up)
-        self._shared = ConnectionPool(connections)
-        self._live = ConnectionPool(0)
+        self._shared = ConnectionPool(limits)
+        self._live = ConnectionPool(UNBOUNDED)
 
-    def limit_per_host(self, hosts: int) -> None:
-        """Distribute connections over this many hosts, so that one that hangs does not take them all."""
-        self._shared.limit_per_host(hosts)
+    def configure(self, hosts: int, routes: int) -> None:
+        """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
+        self._shared.configure(hosts, routes)
+        self._live.configure(hosts, routes)
 
     def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
         """Use these TLS settings from now on; idle connections are dropped."""
@@ -83,6 +95,11 @@ class Exchanges:
         now = asyncio.get_running_loop().time()
         return {"shared": self._shared.look(now), "live": self._live.look(now)}
 
+    def slot_use(self) -> SlotUse:
+        """The slots of the shared pool, and the live connections."""
+        shared, live = self._shared.slot_use(), self._live.slot_use()
+        return shared._replace(taken={**shared.taken, Purpose.LIVE: live.taken[Purpose.LIVE]})
+
     def ask(
         self,
         requester: Requester,
@@ -94,9 +111,13 @@ class Exchanges:
         sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
+        route: str = "",
     ) -> Exchange:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns.
+
+        It takes its connection from the share of `route`, and for the account of `client`, or of the first of several
+        clients that has a turn.
 
         A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
         """
@@ -104,8 +125,9 @@ class Exchanges:
         if span is not None:
             headers = span.headers
         pool = self._live if is_live else self._shared
+        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
         exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
-        exchange.begin(url, headers)
+        exchange.begin(url, headers, route, purpose)
         return exchange
 
     async def send(
@@ -118,12 +140,12 @@ class Exchanges:
         sending: OutcomeReport | None = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
         on_sent: Callable[[], object] = no_op,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, UpstreamCongested.
         """
         return await answer_to(
             lambda requester: self.ask(
@@ -154,6 +176,7 @@ class Exchange:
         "_deadline",
         "_exchanges",
         "_incoming",
+        "_lane",
         "_method",
         "_pool",
         "_request",
@@ -174,7 +197,7 @@ class Exchange:
         body: Body,
         sending: OutcomeReport | None,
         span: ExchangeSpan | None,
-        client: str,
+        client: str | Askers,
     ) -> None:
         self._exchanges = exchanges
         self._pool = pool
@@ -185,7 +208,8 @@ class Exchange:
         self._sending = sending
         self._span = span
         self._client = client
-        """The net of the client that the request is made for; empty for the gateway's own."""
+        """The nets of the clients that the request is made for; empty for the gateway's own."""
+        self._lane: Lane
         self._deadline = self._by = inf
         """When the complete reply is due, and when its head is."""
         self._request = b""
@@ -197,14 +221,13 @@ class Exchange:
         self.is_over = False
         """Whether it has failed, been answered or been left."""
 
-    def begin(self, url: str, headers: CIMultiDict[str]) -> None:
+    def begin(self, url: str, headers: CIMultiDict[str], route: str, purpose: Purpose) -> None:
         """Send the request."""
         began = asyncio.get_running_loop().time()
         bounds, body = self._bounds, self._body
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
         is_chunked = False
-        self._requester.sent()
         try:
             if body is None or isinstance(body, bytes):
                 self._by = min(self._deadline, began + bounds.first_byte_s)
@@ -222,8 +245,11 @@ class Exchange:
         except ValueError as error:
             self._fail(error)
             return
-        connection = self._pool.take_idle(endpoint, is_upload=self._upload is not None)
+        pool, client = self._pool, self._client
+        lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=self._upload is not None)
+        connection = pool.take_idle(lane, client if isinstance(client, str) else next(iter(client.nets)))
         if connection is not None:
+            self._requester.sent()
             self._send(connection)
         else:
             self._connect(endpoint, is_repeat=False)
@@ -242,29 +268,28 @@ class Exchange:
             self._send(connection)
 
     async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Connection:
-        """A connection: waited for until the head is due, and made within its own bound if none is idle or a kept one
-        must not be used."""
+        """A connection: in its turn, and made within its own bound if none is idle or a kept one must not be used."""
         loop = asyncio.get_running_loop()
-        bound = asyncio.timeout_at(self._by if self._by < inf else None)
+        began = loop.time()
         pool = self._pool
-        async with bound:
-            if self._sending is not None:
-                self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
-            is_upload = self._upload is not None
-            await pool.acquire(endpoint, is_upload=is_upload)
-            try:
-                connection = None if is_repeat else pool.idle(endpoint)
-                if connection is None:
+        slot = await pool.acquire(self._lane, self._client)
+        try:
+            self._by = min(self._by + loop.time() - began, self._deadline)
+            self._requester.sent()
+            connection = None if is_repeat else pool.idle(slot)
+            if connection is None:
+                bound = asyncio.timeout_at(self._by if self._by < inf else None)
+                async with bound:
+                    if self._sending is not None:
+                        self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
                     connection = await self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
                     if not connection.is_open:
                         # Closed before it was used.  It never took the slot, so the slot is released below.
                         raise ConnectionLost
-                    pool.made(connection)
-            except BaseException:
-                pool.release(endpoint)
-                if is_upload:
-                    pool.upload_done(endpoint)
-                raise
+                    pool.made(connection, slot)
+        except BaseException:
+            pool.release(slot)
+            raise
         return connection
 
     def _send(self, connection: Connection) -> None:
@@ -275,10 +300,12 @@ class Exchange:
         self._incoming = incoming
         incoming.on_change = self._changed
         if self._upload is not None:
-            pool, endpoint = self._pool, connection.endpoint
-            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
-            # A callback, because a task cancelled before its first step never reaches its `finally`.
-            upload.add_done_callback(lambda _: pool.upload_done(endpoint))
+            pool = self._pool
+            name = f"upload {connection.endpoint}"
+            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), name)
+            # A callback, because a task cancelled before its first step never reaches its `finally`.  It comes before
+            # the connection's own, which may give the connection to another request.
+            upload.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(upload)
         if self._sending is not None:
             # Last, because the call may end the exchange.
@@ -302,7 +329,6 @@ class Exchange:
             is_repeatable = connection.is_used and self._body is None and self._method in _REPEATED
             if is_repeatable and not incoming.has_received and isinstance(error, ConnectionLost):
                 incoming.on_change = no_op
-                self._requester.sent()
                 self._connect(connection.endpoint, is_repeat=True)
             else:
                 self._fail(error)
@@ -384,6 +410,8 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
     match error:
         case ConnectTimedOut():
             return UpstreamTimeout(is_unsent=is_unsent)
+        case NoSlot():
+            return UpstreamCongested()
         case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
             # Not a transient failure: the text tells the operator the reason at once.
             return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)

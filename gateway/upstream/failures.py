@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """Why a request gets no connection slot."""
+
+    QUEUE = "queue"
+    """Too many requests wait, over all clients."""
+    CLIENT = "client"
+    """Too many requests of its client wait."""
+    TIME = "time"
+    """It has waited for too long."""
+
 
 class NotConnected(OSError):
     """No connection could be made; the cause is the error of the operating system or of TLS."""
@@ -17,3 +30,11 @@ class ConnectionLost(OSError):
 
 class UploadFailed(Exception):
     """The request's body ended early or did not have the announced length."""
+
+
+class NoSlot(Exception):
+    """No connection slot was free in time, or too many requests wait for one."""
+
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(reason.value)
+        self.reason = reason

@@ -23,6 +23,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
@@ -125,8 +126,10 @@ class FlightReader:
 class Flight:
     """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
 
-    def __init__(self, start: str, keep_bytes: int) -> None:
+    def __init__(self, start: str, keep_bytes: int, client: str = "") -> None:
         self.start = start
+        self.askers = Askers(client)
+        """The clients that wait for it."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """How far a reader may fall behind."""

@@ -2,7 +2,8 @@
 
 Active checks run for routes with several origins, and for routes that configure them.  At a jittered interval, each
 origin is asked for one path.  A configured number of consecutive failures ejects it, a number of consecutive successes
-readmits it.  Checks are not stream requests: they bypass the circuit breaker and are counted separately.
+readmits it.  Checks are not stream requests: they bypass the circuit breaker and are counted separately.  Checks and
+probes go by the connections for live requests, so that a crowd of requests cannot make an origin look down.
 
 An origin with an open breaker is probed by the client requests that arrive for it.  If none arrives, a probe from here
 finds out that the origin is back, so that an idle gateway does not report a healthy origin as down.
@@ -115,7 +116,7 @@ class Health:
     async def _ask(self, url: str, timeout_s: float) -> str | None:
         """The problem, or None if the answer is below 500."""
         try:
-            reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s))
+            reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s), is_live=True)
         except GatewayError as error:
             return reason_of(error.__cause__ or error)
         reply.close()
@@ -153,6 +154,7 @@ class Health:
                 _bounds(_PROBE_S),
                 None,
                 OutcomeReport(sent, self._clock.now),
+                is_live=True,
             )
         except GatewayError as error:
             return reason_of(error.__cause__ or error)

@@ -22,8 +22,8 @@ from typing import Final, Protocol
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.upstream.breaker import Breaker, Permit, Policy, State
-from gateway.upstream.connections import shared_limit
 from gateway.upstream.reasons import reason_of_status
+from gateway.upstream.slots import three_quarters
 
 FAILING: Final = frozenset({502, 503, 504})
 """Statuses by which an origin reports that it is failing."""
@@ -183,7 +183,7 @@ class Origin:
         """A request that may be sent now; None if the breaker is open.
 
         CircuitOpen if too many requests wait.  Uploads, which may wait for long, leave room for others."""
-        most = shared_limit(self._most_waiting) if is_upload else self._most_waiting
+        most = three_quarters(self._most_waiting) if is_upload else self._most_waiting
         if not is_live and self.waiting >= most:
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)

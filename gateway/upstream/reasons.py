@@ -11,7 +11,7 @@ import ssl
 from typing import Final
 
 from gateway.http.outgoing import InvalidRequest
-from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected
+from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected
 
 _BY_ERRNO: Final = {
     errno.ECONNREFUSED: "connection refused",
@@ -25,10 +25,11 @@ _LOCAL_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 
 
 def is_local_fault(error: BaseException) -> bool:
-    """Whether a failure host_header nothing about the origin: an invalid request, or a local resource shortage."""
+    """Whether a failure says nothing about the origin: an invalid request, or a shortage of local resources or of
+    connection slots."""
     if isinstance(error, NotConnected):
         return isinstance(error.__cause__, OSError) and error.__cause__.errno in _LOCAL_SHORTAGES
-    return isinstance(error, InvalidRequest)
+    return isinstance(error, InvalidRequest | NoSlot)
 
 
 def reason_of(error: BaseException) -> str:
@@ -36,6 +37,8 @@ def reason_of(error: BaseException) -> str:
     match error:
         case ConnectTimedOut():
             return "connect timed out"
+        case NoSlot():
+            return "no connection free"
         case NotConnected(__cause__=socket.gaierror()):
             return "name does not resolve"
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):

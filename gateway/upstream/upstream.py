@@ -7,6 +7,7 @@ from typing import Protocol
 
 from multidict import CIMultiDict
 
+from gateway.limits.askers import Askers
 from gateway.upstream.asking import PendingRequest, Requester
 from gateway.upstream.reply import Body, Bounds, Reply
 
@@ -24,11 +25,11 @@ class Upstream(Protocol):
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
     ) -> PendingRequest:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns.
 
-        `client` is the net of the client that it is made for; empty for the gateway's own.
+        `client` is the net of the client that it is made for, or the nets of several; empty for the gateway's own.
         """
 
     async def send(
@@ -40,10 +41,11 @@ class Upstream(Protocol):
         body: Body = None,
         *,
         is_live: bool = False,
-        client: str = "",
+        client: str | Askers = "",
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
+        UpstreamCongested if no connection is free in time.
         """

@@ -115,9 +115,10 @@ shutdown_timeout_s = 1
 [limits]
 cache_bytes = "{cache}"
 max_connections = {MAX_CONNECTIONS}
+# The load of many clients comes from one address, and the peers have no bounds per client.
 client_connections = {MAX_CONNECTIONS}
 client_live_reads = {MAX_CONNECTIONS}
-client_followed_streams = 10000
+client_upstream_requests = 512
 client_new_streams_per_s = 0
 {routes}
 [[route]]

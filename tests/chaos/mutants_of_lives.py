@@ -110,25 +110,27 @@ def remembered_answer_ignores_authorization() -> Patches:
 # -- lives
 
 
-def _end_group(self: Relay, passed: Any, why: End) -> None:
-    for write in self._writes[passed.group]:
-        write.is_overtaken = True
+_end_group: Final = Relay._end_group
+
+
+def _end_recreated(self: Relay, write: RelayExchange, why: End) -> None:
     if why is not End.DELETED:
-        for stream in self._store.end_group(passed.group, why):
-            self._live.end(stream, why)
+        _end_group(self, write, why)
+        return
+    for other in self._writes[write.request.group]:
+        other.is_overtaken = True
 
 
 @mutant("a DELETE drops the tape")
 def delete_purges_nothing() -> Patches:
-    return [(Relay, "_end_group", _end_group)]
+    return [(Relay, "_end_group", _end_recreated)]
 
 
 @mutant("a DELETE drops the tapes of all parties")
 def delete_purges_only_the_writers_tape() -> Patches:
-    def end_group(self: Relay, passed: Any, why: End) -> None:
-        own = self._store.find(passed.tape_key) if passed.tape_key is not None else None
-        if own is not None:
-            self._live.drop(own, why)
+    def end_group(self: Relay, write: RelayExchange, why: End) -> None:
+        if write.stream is not None:
+            self._live.drop(write.stream, why)
 
     return [(Relay, "_end_group", end_group)]
 

@@ -187,7 +187,7 @@ class System:
             "clients": self.running.connections,
         }
         left = [f"{count} {what}" for what, count in counts.items() if count]
-        cost = sum(stream.tape.cost for stream in engine.store)
+        cost = sum(stream.cost for stream in engine.store)
         return left + ([f"costs of {engine.store.cost} for tapes of {cost}"] if engine.store.cost != cost else [])
 
     async def stop(self) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from gateway.engine.read import Uncacheable
+from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
 from tests.engine.bench import TEXT, BinaryOrigin, Start
 from tests.waiting import eventually
 
@@ -79,6 +81,34 @@ async def test_a_reader_that_comes_while_bytes_are_fetched_looks_at_the_tail_beh
     assert asked_of(bench) == [("GET", "-1"), ("GET", "0004")]
 
 
+@pytest.mark.parametrize("now", [b"xy", b"uvwxyz"])
+@pytest.mark.parametrize("offset", ["-1", "0002", "0004"])
+async def test_bytes_that_are_forgotten_in_the_middle_of_a_read_are_not_joined_to_those_of_another_stream(
+    start: Start, now: bytes, offset: str
+) -> None:
+    """A DELETE and a PUT whose answers are lost may have put another stream in the place of the one being read."""
+    origin = BinaryOrigin(b"abcd")
+    bench = start()
+    bench.upstream.script = origin
+    await bench.body()
+    bench.upstream.script = lambda asked: None
+    reading = asyncio.create_task(bench.engine.catch_up(bench.read(f"/s?offset={offset}")))
+    await bench.until(2)
+    for mode in (Mode.DELETE, Mode.CREATE):
+        writing = asyncio.create_task(bench.relay(mode))
+        (await bench.until(len(bench.upstream.asked) + 1)).fail(UpstreamBroken())
+        with pytest.raises(UpstreamBroken):
+            await writing
+    origin.body = now
+    origin(bench.upstream.asked[1])
+    bench.upstream.script = origin
+    answer = await reading
+    body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)]) if answer.parts else answer.body
+    answer.close()
+    assert body == now[0 if offset == "-1" else int(offset) :]
+    assert answer.headers["Stream-Next-Offset"] == origin.tail
+
+
 async def test_a_tail_that_may_be_repeated_is_not_looked_at(start: Start) -> None:
     origin = BinaryOrigin(b"abcd")
     bench = start(origin, tail_fresh_s=5, trust_s=60)
@@ -112,7 +142,7 @@ async def test_what_may_not_be_shared_is_left_to_the_relay(start: Start) -> None
     )
     with pytest.raises(Uncacheable, match="cookie"):
         await bench.engine.catch_up(bench.read("/s?offset=-1"))
-    assert bench.engine.store.cost == sum(stream.tape.cost for stream in bench.engine.store)
+    assert bench.engine.store.cost == sum(stream.cost for stream in bench.engine.store)
     assert not any(stream.tape.size for stream in bench.engine.store)
 
 

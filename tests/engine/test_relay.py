@@ -10,6 +10,7 @@ from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, bring, confirm
+from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
 
@@ -117,3 +118,45 @@ async def test_live_readers_are_sent_what_was_acknowledged_when_the_follower_bri
     assert client.answers == []
     bring(live, b"cd", "0004")
     await eventually(lambda: client.bodies == [b"cd"], look_s=0)
+
+
+async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(start: Start) -> None:
+    """PUT, DELETE and PUT are under way at once, and the answer to the first of them overtakes the others."""
+    origin = BinaryOrigin()
+    bench = start(lambda asked: None if asked.method in ("PUT", "DELETE") else origin(asked))
+    writes = []
+    for mode in (Mode.CREATE, Mode.DELETE, Mode.CREATE):
+        writes.append(asyncio.create_task(bench.relay(mode)))
+        await bench.until(len(writes))
+    made = {"Stream-Next-Offset": "0002", "Content-Type": "application/octet-stream"}
+    for number, (status, headers) in enumerate([(201, made), (204, {}), (201, made)]):
+        bench.upstream.asked[number].answer(status, headers)
+        (await writes[number]).close()
+        if number == 0:
+            assert await bench.body() == (200, b"ab")
+    assert bench.stream.lifetime is None
+    assert bench.stream.head_headers is None
+
+
+async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_that_failed(start: Start) -> None:
+    """No read of another offset comes that could show that the stream is still there."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.is_live:
+            confirm(asked, "0002")
+        elif asked.method == "POST":
+            asked.answer(502)
+        else:
+            origin(asked)
+
+    bench = start(script)
+    await bench.body()
+    for _ in range(20):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert await bench.body("/s?offset=0003") == (200, b"")
+    asked = len(bench.upstream.asked)
+    for _ in range(50):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    assert len(bench.upstream.asked) == asked

@@ -17,12 +17,14 @@ from gateway.config.cache_plan import parse_plan
 from gateway.config.origins import OriginsConfig
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
+from gateway.ops.memory_figures import MemoryState
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.spared import READ_MODES
 from gateway.ops.state import State
 from gateway.server.clients import ConnectionRefusal
 from gateway.server.handshake import HandshakeFailure
+from gateway.server.shedding import ShedReason
 from gateway.upstream.connections import Connections
 from gateway.upstream.pool import Origins
 from grafana import __main__ as generator
@@ -75,6 +77,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     metrics.limit_figures.configure([RateLimitConfig(name="reads", live_reads=1)], ["default"])
     metrics.listeners.speaks_tls(":443", [reason.value for reason in HandshakeFailure])
     metrics.listeners.refused = lambda: dict.fromkeys(ConnectionRefusal, 0)
+    metrics.memory.look = lambda: MemoryState(shed={reason.value: 0 for reason in ShedReason})
     metrics.listeners.expiries = lambda: [(":443", "edge.test", 1e9)]
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})

@@ -119,6 +119,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         cache_bytes=400_000,
         live_linger_s=0.0,
         shutdown_timeout_s=1.0,
+        rate_limits=[{"name": "reads", "requests_per_s": 1_000_000}],
         listeners=[{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": {"certificates": [pair.as_config()]}}],
     )
     connector = TCPConnector(limit=0)

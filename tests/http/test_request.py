@@ -72,16 +72,42 @@ def head_of(events: Sequence[Event]) -> RequestHead:
         pytest.param(b"CONNECT h:443 HTTP/1.1\r\nHost: h\r\n\r\n", id="CONNECT"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", id="HTTP/2's preface"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", id="TLS"),
-        pytest.param(b"GET /" + b"x" * LONGEST_LINE + b" HTTP/1.1\r\nHost: h\r\n\r\n", id="long target"),
-        pytest.param(GET + b"X: " + b"y" * LONGEST_LINE + b"\r\n\r\n", id="long field"),
-        pytest.param(GET + b"X: y\r\n" * MOST_FIELDS + b"\r\n", id="many fields"),
     ],
 )
 def test_an_invalid_request_ends_the_connection_without_an_event(raw: bytes) -> None:
+    ends_with(raw, Mark.BROKEN)
+
+
+def ends_with(raw: bytes, mark: Mark) -> None:
     for pieces in ((raw + GET + b"\r\n",), tuple(bytes([byte]) for byte in raw + GET + b"\r\n")):
         events, state = read(*pieces)
-        assert events == [Mark.BROKEN]
+        assert events == [mark]
         assert state is State.CLOSED
+
+
+def test_a_target_that_is_too_long_ends_the_connection() -> None:
+    ends_with(b"GET /" + b"x" * LONGEST_LINE + b" HTTP/1.1\r\nHost: h\r\n\r\n", Mark.TARGET_TOO_LONG)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(GET + b"X: " + b"y" * LONGEST_LINE + b"\r\n\r\n", id="long field"),
+        pytest.param(GET + b"X: y\r\n" * MOST_FIELDS + b"\r\n", id="many fields"),
+        pytest.param(GET + (b"X: " + b"y" * 999 + b"\r\n") * 33 + b"\r\n", id="large head"),
+    ],
+)
+def test_a_head_that_is_too_large_ends_the_connection(raw: bytes) -> None:
+    ends_with(raw, Mark.HEAD_TOO_LARGE)
+
+
+def test_a_head_may_be_as_large_as_the_bound() -> None:
+    # The names and values of GET, which is the line of the target and a Host, count as well.
+    of_get = len(b"/s") + len(b"Hosth")
+    fields = (b"X: " + b"y" * 999 + b"\r\n") * 32
+    rest = LONGEST_HEAD - of_get - 32 * 1_000
+    assert head_of(read(GET + fields + b"X: " + b"y" * (rest - 1) + b"\r\n\r\n")[0]).target == "/s"
+    assert read(GET + fields + b"X: " + b"y" * rest + b"\r\n\r\n")[0] == [Mark.HEAD_TOO_LARGE]
 
 
 @pytest.mark.parametrize(

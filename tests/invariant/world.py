@@ -431,7 +431,7 @@ class World:
                 await self.origin.counters.live_is(0)
         except TimeoutError:
             raise AssertionError(f"left over: {self.left_over()}") from None
-        assert engine.store.cost == sum(stream.tape.cost for stream in engine.store)
+        assert engine.store.cost == sum(stream.cost for stream in engine.store)
 
     def left_over(self) -> list[str]:
         """What the gateway still holds although no client needs it."""

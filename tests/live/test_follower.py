@@ -191,3 +191,14 @@ async def test_events_without_a_control_event_are_held_up_to_a_bound_and_then_fe
         await pass_turns()
     assert sent <= 2 * MOST_HELD
     assert followed.bench.stream.tape.tail == "0002"
+
+
+@pytest.mark.parametrize("data", [b"", b"xy"])
+async def test_events_are_held_up_to_a_bound_however_small_they_are(bounded: Followed, data: bytes) -> None:
+    bounded.join()
+    asked = await bounded.asked(1)
+    begin(asked, "0002")
+    await eventually(lambda: bounded.position == "0002")
+    asked.inflow.say(encode_data(data, base64=True) * (MOST_HELD // 32))
+    again = await bounded.asked(2)
+    assert again.query["live"] == "long-poll"

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from gateway.engine.sse import Subscription
 from gateway.errors import TooManyFollowed
+from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -80,6 +82,29 @@ async def test_an_absolute_end_is_kept_though_the_live_request_stays_open(start:
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
 
 
+@pytest.mark.parametrize("has_write", [False, True])
+async def test_an_absolute_end_that_proves_to_be_earlier_is_kept(start: Start, has_write: bool) -> None:
+    """Even if a write was acknowledged while the origin was asked."""
+    origin = BinaryOrigin()
+    bench = start(origin, sse_lifetime_s=600)
+    origin.fields = {"Stream-Expires-At": "2026-09-21T14:14:20Z"}
+    wire, _ = await reading(bench)
+    stream = bench.stream
+    origin.fields = {"Stream-Expires-At": "2026-09-21T14:13:40Z"}
+    bench.upstream.script = lambda asked: None
+    topic = bench.engine.live.find(stream)
+    assert topic is not None
+    asking = asyncio.ensure_future(topic.access.fetch(None))
+    asked = await bench.until(len(bench.upstream.asked) + 1)
+    if has_write:
+        stream.acknowledged("0002", is_closed=False, query="")
+    origin(asked)
+    await asking
+    bench.clock.advance(21)
+    await eventually(lambda: bool(wire.ended), look_s=0)
+    assert stream.ended is End.EXPIRED
+
+
 async def test_a_live_request_that_is_doubted_is_begun_anew_once_a_second_at_most(start: Start) -> None:
     bench = start(BinaryOrigin())
     await reading(bench)
@@ -126,3 +151,60 @@ async def test_events_that_arrive_in_one_turn_go_out_as_one_write(start: Start) 
     await eventually(lambda: bench.stream.tape.tail == "0008", look_s=0)
     await pass_turns()
     assert wire.said.count(b"event: data") == 2
+
+
+async def test_readers_get_the_closed_end_that_a_stalled_live_request_does_not_bring(start: Start) -> None:
+    """A closed stream is not followed again, so nothing but a fetch can bring its last bytes."""
+    origin = BinaryOrigin()
+    bench = start(origin, sse_lifetime_s=3600)
+    wire, _ = await reading(bench)
+    origin.body += b"cd"
+    origin.is_closed = True
+    bench.clock.advance(60)
+    # This read is named the closed end, waits in vain for the live request to bring it, and has it begun anew.
+    read = asyncio.create_task(bench.body("/s?offset=0002"))
+    for _ in range(20):
+        await pass_turns()
+        bench.clock.advance(0.1)
+    assert await read == (200, b"cd")
+    await pass_turns()
+    assert [data for name, data in wire.events() if name == "data"] == ["YWI=", "Y2Q="]
+    assert wire.ended
+
+
+async def test_a_live_request_that_is_not_answered_is_no_reason_to_fetch_what_no_reader_wants(start: Start) -> None:
+    """A reader at the tail of a stream of which nothing is held, and a write acknowledged meanwhile."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, sse_lifetime_s=3600)
+    opening = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse"))
+    await bench.live_request()
+    bench.clock.advance(1.1)
+    wire, _ = await opening
+    origin.body += b"cd"
+    bench.upstream.script = lambda asked: (
+        asked.answer(204, {"Stream-Next-Offset": origin.tail}) if asked.method == "POST" else origin(asked)
+    )
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    bench.clock.advance(1.1)
+    await eventually(lambda: wire.said.count(b"event: data") == 1, look_s=0)
+    assert "-1" not in [asked.query.get("offset") for asked in bench.upstream.asked]
+
+
+async def test_a_topic_whose_last_reader_fails_on_a_beat_beats_no_more(start: Start) -> None:
+    origin = BinaryOrigin()
+    origin.is_closed = True
+    bench = start(origin)
+    wire = EventStream()
+    found = await bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True))
+    assert isinstance(found, Subscription)
+    subscriber = found.start(wire)
+    # A client that takes nothing, so that the end of the stream has not been sent.
+    wire.is_full = True
+    subscriber.start()
+    wire.is_full = False
+    wire.send = None  # type: ignore[method-assign, assignment]
+    for _ in range(40):
+        bench.clock.advance(1)
+    assert wire.ended
+    assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
+    assert not bench.engine.live._beats

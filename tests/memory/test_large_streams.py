@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -17,22 +14,12 @@ from typing import Final
 
 import pytest
 
+from tests.memory.process import BOUND_S, MIB, Gateway
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 
-MIB: Final = 1 << 20
-BOUND_S: Final = 60.0
 REPLY_BYTES: Final = 4 * MIB
 PATTERN: Final = bytes(range(251)) * 4_500
 """Not a power of two, so that bytes from a wrong position differ."""
-
-PROGRAM: Final = """
-import resource, sys
-from gateway.cli import main
-status = main()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print("PEAK", peak if sys.platform == "darwin" else peak * 1024, flush=True)
-sys.exit(status)
-"""
 
 
 def stretch(start: int, size: int) -> bytes:
@@ -56,41 +43,6 @@ def origin_of(total: int) -> HostileOrigin:
         await writer.drain()
 
     return HostileOrigin(script, takes_head=True)
-
-
-class Gateway:
-    """A gateway process; `stop` returns its peak memory."""
-
-    def __init__(self, origin: str, folder: Path, cache_mib: int) -> None:
-        config = folder / "gateway.toml"
-        config.write_text(
-            '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n'
-            f'[limits]\ncache_bytes = "{cache_mib}MiB"\n'
-            f'[[route]]\nname = "all"\nprefix = "/"\norigin = "{origin}"\n'
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self._lines = self._process.stdout
-        self.port = int(self._line("READY gateway").rpartition(":")[2])
-
-    def _line(self, beginning: str) -> str:
-        for line in self._lines:
-            if line.startswith(beginning):
-                return line
-        raise AssertionError(f"the gateway ended without a word of {beginning}")
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=MIB)
-
-    def stop(self) -> int:
-        """The peak of the process's resident memory in bytes."""
-        self._process.send_signal(signal.SIGTERM)
-        peak = int(self._line("PEAK").split()[1])
-        self._lines.close()
-        assert self._process.wait(BOUND_S) == 0
-        return peak
 
 
 async def leave(writer: asyncio.StreamWriter) -> None:

@@ -21,6 +21,9 @@ from gateway.protocol.mode import Mode
 from gateway.tape.store import RouteUsage
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics
 from gateway.upstream.connections import Connections
+from gateway.upstream.failures import Refusal
+from gateway.upstream.purpose import Purpose
+from gateway.upstream.slots import SlotUse
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -65,7 +68,7 @@ def test_clients_cannot_create_label_values() -> None:
     of_the_build = {"version", "python", "aiohttp"}
     assert labels - of_the_build == {
         "mode", "outcome", "route", "le", "coding", "class", "error", "reason", "action", "pool", "state", "code",
-        "kind", "limit", "result",
+        "kind", "result", "purpose", "limit",
     }  # fmt: skip
 
 
@@ -89,7 +92,7 @@ def series(metrics: Metrics) -> list[Sample]:
 
 
 def test_an_idle_route_exports_no_series_that_are_never_read() -> None:
-    assert len(series(fresh("a"))) < 460
+    assert len(series(fresh("a"))) < 490
     assert len(series(fresh("a", "b"))) - len(series(fresh("a"))) < 400
 
 
@@ -260,6 +263,7 @@ def test_the_state_is_read_at_collection() -> None:
         followed=3,
         holdings={"a": RouteUsage(4, 9, 12_000)},
         upstream={"live": Connections(3, 1, 60.0, 20.0)},
+        slots=SlotUse({Purpose.READ: 7, Purpose.WRITE: 2}, {Purpose.READ: 5}, {Refusal.CLIENT: 6}),
     )
     assert value(metrics, "durable_gateway_ready") == 1
     assert value(metrics, "durable_gateway_connections") == 5
@@ -277,6 +281,10 @@ def test_the_state_is_read_at_collection() -> None:
     assert value(metrics, "durable_gateway_upstream_connections", pool="live", state="idle") == 1
     assert value(metrics, "durable_gateway_upstream_connection_oldest_seconds", pool="live") == 60
     assert value(metrics, "durable_gateway_upstream_connection_mean_seconds", pool="live") == 20
+    assert value(metrics, "durable_gateway_upstream_slots", purpose="read") == 7
+    assert value(metrics, "durable_gateway_upstream_slots", purpose="write") == 2
+    assert value(metrics, "durable_gateway_upstream_queue", purpose="read") == 5
+    assert value(metrics, "durable_gateway_upstream_refused_total", reason="client") == 6
 
 
 def exemplars(text: bytes) -> list[Sample]:

@@ -126,7 +126,9 @@ async def start(clock: ManualClock) -> AsyncIterator[Start]:
     edges: list[Traced] = []
 
     async def start_one(origin_url: str, **settings: Any) -> Traced:
-        config = GatewayConfig.for_origin(origin_url, **{**LOOPBACK, "sample_ratio": 1.0, **settings})
+        config = GatewayConfig.for_origin(
+            origin_url, **{**LOOPBACK, "sample_ratio": 1.0, "follow_clients": True, **settings}
+        )
         exporter = InMemorySpanExporter()
         tracer = OpenTelemetryTracer(config.tracing, clock, Random(11), SimpleSpanProcessor(exporter))
         edges.append(Traced(await start_gateway(config, clock=clock, rng=Random(7), tracer=tracer), clock, exporter))
@@ -436,7 +438,9 @@ async def test_a_follower_is_traced_apart_from_its_first_reader(edge: Traced) ->
 
 async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     exporter, clock = InMemorySpanExporter(), ManualClock()
-    tracer = OpenTelemetryTracer(TracingConfig(sample_ratio=1.0), clock, Random(11), SimpleSpanProcessor(exporter))
+    tracer = OpenTelemetryTracer(
+        TracingConfig(sample_ratio=1.0, follow_clients=True), clock, Random(11), SimpleSpanProcessor(exporter)
+    )
     parked: list[RequestSpan] = []
 
     async def handler(request: Request) -> Answered | None:

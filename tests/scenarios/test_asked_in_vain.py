@@ -120,7 +120,7 @@ async def test_a_flood_of_unknown_names_costs_the_origin_a_bounded_rate(
     await edge.get("/known")
     counters.reset()
     statuses = [(await edge.get(f"/unknown/{number}")).status for number in range(200)]
-    # Half of the burst: the other half is for other clients.
+    # Of five seconds' worth, one client leaves half to others.
     assert statuses == [404] * 25 + [503] * 175
     refused = await edge.get("/unknown/200")
     assert (refused.headers["Retry-After"], refused.is_one_line_of_text) == ("1", True)

@@ -27,9 +27,10 @@ def settings() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        pytest.param(b"GET /" + b"x" * 9_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="overlong line"),
-        pytest.param(GOOD + b"X: " + b"y" * 9_000 + b"\r\n\r\n", 400, id="overlong header"),
-        pytest.param(GOOD + b"".join(b"X%d: y\r\n" % n for n in range(200)) + b"\r\n", 400, id="too many headers"),
+        pytest.param(b"GET /" + b"x" * 9_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414, id="overlong line"),
+        pytest.param(GOOD + b"X: " + b"y" * 9_000 + b"\r\n\r\n", 431, id="overlong header"),
+        pytest.param(GOOD + b"".join(b"X%d: y\r\n" % n for n in range(200)) + b"\r\n", 431, id="too many headers"),
+        pytest.param(GOOD + (b"Accept-Encoding: " + b"a," * 4_000 + b"\r\n") * 128 + b"\r\n", 431, id="large head"),
         pytest.param(GOOD + b"Host: other\r\n\r\n", 400, id="two hosts"),
         pytest.param(GOOD + b"Host: h\r\n\r\n", 400, id="two equal hosts"),
         pytest.param(b"GET /s HTTP/1.1\r\n\r\n", 400, id="no host"),
@@ -43,6 +44,8 @@ def settings() -> dict[str, Any]:
         pytest.param(b"GET http://h@evil/s HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="userinfo"),
         pytest.param(b"CONNECT h:443 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="connect"),
         pytest.param(b"GET /s?offset=-1&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two offsets"),
+        pytest.param(b"GET /s?offset=\xff HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="an offset that is no text"),
+        pytest.param(b"GET /s?cursor=%20\xff HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="an escaped cursor that is no text"),
         pytest.param(b"GET /s?offset=-1&%6Fffset=now HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two offsets, disguised"),
         pytest.param(b"GET /s?live=sse&live=sse&offset=-1 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two lives"),
         pytest.param(b"GET /s?offset=-1&live=sse&cursor=1&cursor=2 HTTP/1.1\r\nHost: h\r\n\r\n", 400, id="two cursors"),

@@ -312,24 +312,32 @@ async def test_if_all_are_ejected_they_are_used_all_the_same(
     assert (await edge.get("/s")).body == b"hello"
 
 
+@pytest.mark.parametrize(("clients", "least"), [(8, 4), (1, 3)])
 async def test_an_origin_that_hangs_leaves_connections_to_the_others(
-    strangers: tuple[RunningOrigin, RunningOrigin], clock: ManualClock
+    strangers: tuple[RunningOrigin, RunningOrigin], clock: ManualClock, clients: int, least: int
 ) -> None:
+    """Also to the same client, which may be many that are seen as one."""
     routes = tuple(
         RouteConfig(name=name, prefix=f"/{name}", origin=one.url) for name, one in zip("ab", strangers, strict=True)
     )
     config = GatewayConfig(
-        server=ServerConfig(listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1),
-        limits=LimitsConfig(upstream_connections=4),
+        server=ServerConfig(
+            listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, trusted_proxies=("127.0.0.1",)
+        ),
+        limits=LimitsConfig(upstream_connections=8),
         routes=routes,
     )
     edge = Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock)
     try:
         gate = strangers[0].origin.faults.hold()
-        hung = [asyncio.create_task(edge.put(f"/a/{number}")) for number in range(8)]
-        await bounded(gate.waiting(3))
-        assert (await edge.put("/b/s", b"hello")).status == 201
-        assert (await edge.get("/b/s")).body == b"hello"
+        hung = [
+            asyncio.create_task(edge.put(f"/a/{number}", X_Forwarded_For=f"192.0.2.{number % clients}"))
+            for number in range(16)
+        ]
+        await bounded(gate.waiting(least))
+        same = {"X-Forwarded-For": "192.0.2.0", "Content-Type": "text/plain"}
+        assert (await edge.send("PUT", "/b/s", same, b"hello")).status == 201
+        assert (await edge.get("/b/s", same)).body == b"hello"
         gate.release()
         assert {answer.status for answer in await bounded(asyncio.gather(*hung))} == {201}
     finally:

@@ -94,9 +94,15 @@ class Up(asyncio.Protocol):
 class Wired:
     """A client in memory, connected through TLS to a protocol."""
 
-    def __init__(self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], early: bytes = b"") -> None:
+    def __init__(
+        self,
+        contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+        early: bytes = b"",
+        raw: Raw | None = None,
+        up: Up | None = None,
+    ) -> None:
         server, client = contexts
-        self.raw, self.up = Raw(), Up()
+        self.raw, self.up = raw or Raw(), up or Up()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = server.wrap_bio(incoming, outgoing, server_side=True)
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -389,6 +395,95 @@ def test_back_pressure_is_that_of_the_transport_below(contexts: Contexts) -> Non
     wired.transport.pause_writing()
     wired.transport.resume_writing()
     assert paused == [True, False]
+
+
+class Full(Raw):
+    """A transport below whose client takes nothing until `take`."""
+
+    HIGH = 100_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = 0
+
+    def write(self, data: Any) -> None:
+        was_full = self.unsent > self.HIGH
+        super().write(data)
+        self.unsent += len(data)
+        if self.unsent > self.HIGH and not was_full:
+            assert isinstance(self.protocol, asyncio.Protocol)
+            self.protocol.pause_writing()
+
+    def take(self) -> None:
+        """The client takes everything."""
+        was_full, self.unsent = self.unsent > self.HIGH, 0
+        if was_full:
+            assert isinstance(self.protocol, asyncio.Protocol)
+            self.protocol.resume_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+class Counting(Up):
+    """Counts what it hears of back-pressure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = self.resumes = 0
+
+    def pause_writing(self) -> None:
+        self.pauses += 1
+
+    def resume_writing(self) -> None:
+        self.resumes += 1
+
+
+@pytest.mark.parametrize("ending", ["open", "end", "close", "end and close"])
+def test_a_large_answer_becomes_records_as_the_client_takes_it(contexts: Contexts, ending: str) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        raw, up = Full(), Counting()
+        wired = Wired(contexts, raw=raw, up=up)
+        body = bytes(range(256)) * 4_000
+        wired.transport.write(body)
+        wired.transport.writelines([b"x", b"y" * 20_000])
+        wired.transport.write(b"z")
+        if "end" in ending:
+            wired.transport.write_eof()
+        if "close" in ending:
+            wired.transport.close()
+            assert wired.transport.is_closing()
+        whole = len(body) + 20_002
+        assert raw.unsent < raw.HIGH + 70_000
+        assert whole < wired.transport.get_write_buffer_size() < whole + 20_000
+        assert not raw.has_ended
+        assert not raw.is_closed
+        assert (up.pauses, up.resumes) == (1, 0)
+        got = b""
+        while raw.unsent:
+            got += wired.opened()
+            raw.take()
+        assert got == body + b"x" + b"y" * 20_000 + b"z" + b"<end>" * (ending != "open")
+        assert raw.has_ended == (ending == "end")
+        assert raw.is_closed == ("close" in ending)
+        assert (up.pauses, up.resumes) == (1, 1)
+
+    run(contexts, scenario)
+
+
+def test_an_abort_drops_what_the_client_has_not_taken(contexts: Contexts) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        raw = Full()
+        wired = Wired(contexts, raw=raw)
+        wired.transport.write(bytes(1_000_000))
+        wired.transport.abort()
+        assert raw.is_aborted
+        assert wired.transport.get_write_buffer_size() == raw.unsent
+        size = len(raw.sent)
+        raw.take()
+        assert len(raw.sent) == size
+
+    run(contexts, scenario)
 
 
 def test_a_lost_connection_is_reported_once_and_nothing_is_written(contexts: Contexts) -> None:

@@ -16,8 +16,9 @@ import pytest
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES, Eviction
+from gateway.tape.facts_cost import STREAM_COST
 from gateway.tape.store import USE_S, TapeStore
-from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from gateway.tape.tape import BLOCK_COST, TAPE_COST, token_cost
 from gateway.telemetry.metrics import NoMetrics
 from tests.tape.eviction_loads import CACHE_SIZES, LOADS, ONE_SIZE, CacheSize, popularity
 from tests.tape.eviction_models import model
@@ -153,7 +154,8 @@ def test_lru_hits_as_often_as_theory_predicts_and_no_policy_beats_full_knowledge
 def read_through_store(policy: str, slots: int, requests: Iterable[int], reads: int) -> list[bool]:
     """For each visit of `reads` requests close together, whether the store still had the stream's bytes."""
     minted = iter(range(1_000_000))
-    cost = TAPE_COST + 2 * TOKEN_COST + ONE_SIZE
+    # The names of streams have four digits on average.
+    cost = TAPE_COST + STREAM_COST + 5 + BLOCK_COST + token_cost("-1") + token_cost("1") + ONE_SIZE
     store = TapeStore(slots * cost, POLICIES[policy](), lambda: str(next(minted)), NoMetrics())
     body = [bytes(ONE_SIZE)]
     out = []

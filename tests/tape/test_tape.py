@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.tape.block import SEAL_BYTES, Block
-from gateway.tape.tape import TAPE_COST, TOKEN_COST, Tape
+from gateway.tape.tape import TAPE_COST, Tape, token_cost
 
 
 def read(tape: Tape, start: str, limit: int = 1 << 20) -> tuple[bytes, str]:
@@ -34,7 +34,7 @@ def test_an_unknown_start_is_located_by_a_shared_end() -> None:
     cost = tape.cost
     tape.store("3", "5", [b"de"], 2.0)
     assert tape.block_count == 1
-    assert tape.cost == cost + TOKEN_COST
+    assert tape.cost == cost + token_cost("3")
     assert read(tape, "3") == (b"de", "5")
 
 
@@ -99,7 +99,7 @@ def test_a_sealed_block_takes_no_more_and_the_oldest_is_dropped_first() -> None:
 def test_a_tape_of_only_empty_steps_can_be_emptied() -> None:
     tape = Tape("i")
     tape.store("-1", "0", [], 1.0)
-    assert tape.drop_oldest() == TOKEN_COST
+    assert tape.drop_oldest() == token_cost("-1")
     assert tape.cost == TAPE_COST
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from gateway.errors import GatewayError
 from gateway.protocol.offsets import START
 from gateway.tape import block as block_module
-from gateway.tape.tape import TAPE_COST, TOKEN_COST, Reading, Tape
+from gateway.tape.tape import BLOCK_COST, TAPE_COST, Reading, Tape, token_cost
 
 # Values that break a careless JSON parser: separators as values, in strings, after escapes, in any script.
 JSON_MESSAGES = st.sampled_from(
@@ -35,8 +35,9 @@ BYTE_MESSAGES = st.sampled_from([b"a", b"b", b",", b"aa", b"a,", b"[", b"]", b"\
 def recount(tape: Tape) -> int:
     """What the tape should say it costs, from what it holds: each block has an end beside its tokens."""
     blocks = list(tape.blocks())
-    tokens = tape.token_count + len(blocks)
-    return TAPE_COST + sum(len(piece) for block in blocks for piece in block.pieces) + tokens * TOKEN_COST
+    size = sum(len(piece) for block in blocks for piece in block.pieces)
+    ends = sum(token_cost(block.end) for block in blocks)
+    return TAPE_COST + size + len(blocks) * BLOCK_COST + ends + sum(map(token_cost, tape.tokens()))
 
 
 def cut_up(text: bytes, cuts: Sequence[int]) -> list[bytes]:

@@ -21,6 +21,7 @@ from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply
+from gateway.upstream.slots import SlotLimits
 from tests.waiting import at_rest, eventually
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ async def origin(script: Script) -> AsyncIterator[Origin]:
 
 @pytest.fixture
 async def exchanges() -> AsyncIterator[Exchanges]:
-    made = Exchanges(16)
+    made = Exchanges(SlotLimits(16))
     yield made
     assert made.open_connections == 0, "every connection is given back or dropped"
     await made.close()
@@ -239,7 +240,7 @@ async def test_a_connection_with_unrequested_bytes_is_not_reused(exchanges: Exch
 
 
 async def test_a_full_pool_queues_requests() -> None:
-    exchanges = Exchanges(1)
+    exchanges = Exchanges(SlotLimits(1))
     gate = asyncio.Event()
     order: list[str] = []
 
@@ -265,7 +266,7 @@ async def test_a_full_pool_queues_requests() -> None:
 
 
 async def test_live_requests_use_a_separate_pool() -> None:
-    exchanges = Exchanges(1)
+    exchanges = Exchanges(SlotLimits(1))
     async with origin(always_good) as running:
         held = [await send(exchanges, running.url, is_live=True) for _ in range(3)]
         assert await body_of(await send(exchanges, running.url)) == b"good"
@@ -278,7 +279,7 @@ async def test_a_dead_address_does_not_prevent_the_next() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         return ["127.0.0.9", "127.0.0.1"]
 
-    exchanges = Exchanges(4, look_up=look_up)
+    exchanges = Exchanges(SlotLimits(4), look_up=look_up)
     async with origin(always_good) as running:
         assert await body_of(await send(exchanges, f"http://origin.test:{running.port}")) == b"good"
     await exchanges.close()
@@ -288,7 +289,7 @@ async def test_an_unresolvable_name_is_reported_as_such() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
-    exchanges = Exchanges(4, look_up=look_up)
+    exchanges = Exchanges(SlotLimits(4), look_up=look_up)
     with pytest.raises(UpstreamUnreachable) as failed:
         await send(exchanges, "http://origin.test")
     assert failed.value.is_unsent
@@ -302,7 +303,7 @@ async def test_a_silent_name_server_is_bounded_by_the_connect_timeout() -> None:
         await asyncio.Event().wait()
         return []
 
-    exchanges = Exchanges(4, look_up=look_up)
+    exchanges = Exchanges(SlotLimits(4), look_up=look_up)
     with pytest.raises(UpstreamTimeout) as failed:
         await send(exchanges, "http://origin.test", bounds=replace(Bounds(), connect_s=0.05))
     assert failed.value.is_unsent

@@ -19,6 +19,7 @@ from gateway.errors import GatewayError, UpstreamUnreachable
 from gateway.upstream.exchange import Exchanges
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds
+from gateway.upstream.slots import SlotLimits
 from tests.tls_origin import made, server_context
 
 BOUNDS = Bounds(20.0, 20.0, 20.0, 20.0)
@@ -67,7 +68,7 @@ class SecureOrigin:
 
 async def ask(origin: SecureOrigin, **tls: str) -> bytes:
     """The origin's answer to a gateway with this `origin_tls`."""
-    exchanges = Exchanges(4)
+    exchanges = Exchanges(SlotLimits(4))
     try:
         if tls:
             exchanges.configure_tls(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
@@ -125,7 +126,7 @@ async def test_an_alert_about_a_missing_certificate_is_reported(certificates: Pa
                     pass
 
         serving = asyncio.get_running_loop().run_in_executor(None, serve)
-        exchanges = Exchanges(4)
+        exchanges = Exchanges(SlotLimits(4))
         url = f"https://localhost:{listener.getsockname()[1]}"
         known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
         exchanges.configure_tls(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))

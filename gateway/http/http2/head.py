@@ -13,7 +13,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.http.http2.blocks import FieldList
-from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, RequestHead
+from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, Mark, RequestHead
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
@@ -36,10 +36,22 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 class Http2Request:
     """The request that a field list stands for.  Immutable: one object may be shared by many equal requests."""
 
-    __slots__ = ("_headers", "_with_body", "_without_body", "alias", "is_malformed", "length", "method", "target")
+    __slots__ = (
+        "_headers",
+        "_with_body",
+        "_without_body",
+        "alias",
+        "is_malformed",
+        "length",
+        "method",
+        "refusal",
+        "target",
+    )
 
     def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False
+        self.refusal = Mark.BROKEN
+        """Why the request is not answered, if it is valid and `is_answered` is False."""
         self._headers: CIMultiDict[str] | None = None
         self._with_body: Fields | None = None
         self._without_body: Fields | None = None
@@ -52,8 +64,8 @@ class Http2Request:
             self._read(fields)
         except _Malformed:
             self.is_malformed = True
-        except _Refused:
-            pass
+        except _Refused as refused:
+            self.refusal = refused.why
 
     @property
     def is_answered(self) -> bool:
@@ -78,7 +90,7 @@ class Http2Request:
         size = 0
         for name, value in fields:
             size += len(name) + len(value)
-            is_too_much = is_too_much or len(name) + len(value) > LONGEST_LINE
+            is_too_much = is_too_much or (len(name) + len(value) > LONGEST_LINE and name != b":path")
             if not _VALUE(value):
                 raise _Malformed
             if name[:1] == b":":
@@ -108,7 +120,7 @@ class Http2Request:
         if method is None or not _METHOD(method):
             raise _Malformed
         if method == b"CONNECT":
-            raise _Refused
+            raise _Refused(Mark.BROKEN)
         if path is None or not path or b":scheme" not in pseudo:
             raise _Malformed
         if authority is None:
@@ -117,12 +129,16 @@ class Http2Request:
             raise _Malformed
         if not authority or not _AUTHORITY(authority) or not _PATH(path) or (path == b"*" and method != b"OPTIONS"):
             raise _Malformed
-        if is_too_much or size > LONGEST_HEAD or pseudo[b":scheme"].lower() not in _SCHEMES:
-            raise _Refused
+        if len(path) > LONGEST_LINE:
+            raise _Refused(Mark.TARGET_TOO_LONG)
+        if is_too_much or size > LONGEST_HEAD:
+            raise _Refused(Mark.HEAD_TOO_LARGE)
+        if pseudo[b":scheme"].lower() not in _SCHEMES:
+            raise _Refused(Mark.BROKEN)
         if cookies:
             regular.append((b"cookie", b"; ".join(cookies)))
             if len(regular[-1][1]) > LONGEST_LINE:
-                raise _Refused
+                raise _Refused(Mark.HEAD_TOO_LARGE)
         self.method, self.target = method.decode(), path.decode("utf-8", "surrogateescape")
         self._headers = CIMultiDict([("Host", authority.decode())])
         self._headers.extend([(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular])
@@ -137,3 +153,7 @@ class _Malformed(Exception):
 
 class _Refused(Exception):
     """The request exceeds the bounds, or is of a kind that is not answered here."""
+
+    def __init__(self, why: Mark) -> None:
+        super().__init__(why)
+        self.why = why

@@ -92,6 +92,11 @@ class Session(Ending):
         rest = self._unparsed
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of input that are held: an incomplete frame and header block, and unread request bodies."""
+        return len(self._unparsed) + self._block_bytes * (self._block is not None) + self._unread_bytes
+
     def receive(self, data: bytes, now: float) -> list[Event]:
         """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read."""
         if self.failed is not None:
@@ -174,7 +179,7 @@ class Session(Ending):
         self._spend(Kind.CONTINUATION if payload else Kind.EMPTY)
         self._block.append(payload)
         self._block_bytes += len(payload)
-        if self._block_bytes > LONGEST_HEAD:
+        if self._block_bytes > MOST_LIST_BYTES:
             raise _SessionError(ErrorCode.ENHANCE_YOUR_CALM)
         if flags & frames.END_HEADERS:
             block, self._block = b"".join(self._block), None

@@ -7,6 +7,7 @@ OpenAPI document is generated from them, so the two cannot disagree.  Answers ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,6 +25,8 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 MOST_BODY_BYTES: Final = 8 << 20
 """The largest body of any request: ten thousand paths of streams."""
+BODY_S: Final = 30.0
+"""Longest time in which a body may arrive."""
 _BODY_BYTES: Final = 64 << 10
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
@@ -132,10 +135,14 @@ def refusal_response(error: Refused) -> web.Response:
 
 async def _read(request: web.Request, most_bytes: int) -> bytes:
     body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > most_bytes:
-            raise Refused(413, f"the body is larger than {most_bytes} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise Refused(413, f"the body is larger than {most_bytes} bytes")
+    except TimeoutError:
+        raise Refused(408, f"the body was not whole within {BODY_S:.0f} s") from None
     return bytes(body)
 
 

@@ -39,6 +39,8 @@ _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330
 _WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
 _MOST_READS: Final = 128
 """Concurrent reads: far more tails than people watch, and few of the connections that the public port may have."""
+_BODY_S: Final = 30.0
+"""Longest time in which the body of a command may arrive."""
 _SEND_BOUND_S: Final = 30.0
 """If the page accepts no bytes for this long, its read is aborted."""
 _LOOPBACK_FOR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -173,7 +175,12 @@ class Relay:
         if not self._config().server.console_writes:
             return _refused(403, "Writing in the console is off: server.console_writes is false")
         try:
-            command = Write.model_validate_json(await request.read())
+            async with asyncio.timeout(_BODY_S):
+                body_text = await request.read()
+        except TimeoutError:
+            return _refused(408, f"The body was not whole within {_BODY_S:.0f} s")
+        try:
+            command = Write.model_validate_json(body_text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])

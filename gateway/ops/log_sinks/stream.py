@@ -22,6 +22,7 @@ from gateway.ops.log_sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
 from gateway.upstream.client import OriginClient
 from gateway.upstream.reply import Bounds
+from gateway.upstream.slots import SlotLimits
 
 _BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)
 _REPLY_BYTES = 1 << 16
@@ -40,7 +41,7 @@ class StreamSink:
         self._clock = clock
         self._rng = rng
         self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")
-        self._client = OriginClient(1)
+        self._client = OriginClient(SlotLimits(1))
         self._trouble = Trouble(url)
         self._headers = CIMultiDict({"User-Agent": node, "Content-Type": JSON_TYPE})
         if authorization:

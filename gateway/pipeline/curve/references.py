@@ -32,7 +32,8 @@ from gateway.pipeline.curve.scale import Step, place
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
-from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from gateway.tape.store import EMPTY_COST
+from gateway.tape.tape import TOKEN_COST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -191,8 +192,9 @@ def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[t
 
 
 def cost(extent: Column, tokens: Column) -> Column:
-    """What a tape of that many bytes and offsets is charged for, as `gateway.tape.tape` charges."""
-    return extent + TAPE_COST + TOKEN_COST * tokens
+    """What a tape of that many bytes and offsets is charged for, as `gateway.tape.store` charges, but
+    for its headers and the characters of its names."""
+    return extent + EMPTY_COST + TOKEN_COST * tokens
 
 
 def placement(reads: DataFrame, block_bytes: int) -> Placement:

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 
 from gateway.tape.block import SEAL_BYTES
 from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.store import USE_S
-from gateway.tape.tape import TAPE_COST
+from gateway.tape.store import EMPTY_COST, USE_S
 
 USE_US: Final = int(USE_S * 1_000_000)
 
@@ -59,7 +58,7 @@ class _Tape:
     used_at: int
     runs: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of bytes, sorted, not adjacent."""
-    cost: float = TAPE_COST
+    cost: float = EMPTY_COST
 
 
 class MiniatureStore:
@@ -78,7 +77,7 @@ class MiniatureStore:
         if tape is None:
             tape = self._tapes[key] = _Tape(read.at)
             self._eviction.admit(key)
-            self.cost += TAPE_COST
+            self.cost += EMPTY_COST
             self._make_room(key, tape, read.cost_per_byte)
         elif read.at - tape.used_at >= USE_US:
             tape.used_at = read.at

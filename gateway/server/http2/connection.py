@@ -31,6 +31,7 @@ from gateway.http.http2.streams import Stream
 from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.clients import ClientConnection, Clients
+from gateway.server.handling import REFUSALS
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.remembered import RememberedAnswer
@@ -46,7 +47,6 @@ _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written without waiting for the end of the loop's turn."""
-_BAD_REQUEST: Final = b"Bad request\n"
 
 
 class Http2Connection(asyncio.Protocol):
@@ -84,6 +84,8 @@ class Http2Connection(asyncio.Protocol):
         """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
         """Whether the client has sent a request since the last check for idleness."""
+        self._is_shed = False
+        """Whether it is being dropped because too much memory is held."""
         self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
@@ -115,6 +117,21 @@ class Http2Connection(asyncio.Protocol):
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold.  Of a large queued answer, which is probably shared with
+        others, only the beginning is counted."""
+        if self.transport is None or self._is_shed:
+            return 0
+        most = self.clients.limits.send_buffer_bytes
+        queued = sum(min(stream.queued_bytes, most) for stream in self._channels)
+        return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
+
+    def shed(self) -> None:
+        """Close the connection because too much memory is held."""
+        self._is_shed = True
+        self._cut(CloseReason.SLOW)
 
     @property
     def is_idle(self) -> bool:
@@ -256,12 +273,13 @@ class Http2Connection(asyncio.Protocol):
             channel.watch()
 
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
-        """Answer 400 to a request that exceeds the bounds, or is of a kind that is not supported."""
-        self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
+        """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
+        status, body = REFUSALS[request.refusal]
+        self.clients.on_bad_request(status, len(body), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-        headers["Content-Length"] = str(len(_BAD_REQUEST))
-        self.session.send_head(stream, block_of(response_head(400, headers, self.clients.wall(), keeps=True)))
-        self.session.send(stream, _BAD_REQUEST, ends=True)
+        headers["Content-Length"] = str(len(body))
+        self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
+        self.session.send(stream, body, ends=True)
         self._track_unsent(stream, request)
 
     # -- called by channels
@@ -380,6 +398,8 @@ class Http2Connection(asyncio.Protocol):
         if self.clients.keeps_up(unsent - self._unsent):
             self._write_timer.set(self.clients.limits.client_write_timeout_s)
         else:
+            self.clients.metrics.slow_consumer()
+            self._is_shed = True
             self._cut(CloseReason.SLOW)
 
     # -- the end

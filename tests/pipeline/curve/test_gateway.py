@@ -91,7 +91,7 @@ def read_of(visit: Visit) -> Read:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_gateways_library_misses_what_the_curve_says(policy: str) -> None:
     read = visits(11)
-    everything = sum(STEPS * (step_bytes(stream) + TOKEN_COST) + 1_200 for stream in range(STREAMS))
+    everything = sum(STEPS * (step_bytes(stream) + TOKEN_COST) + 2_500 for stream in range(STREAMS))
     asked = sum((visit.last - visit.first) * step_bytes(visit.stream) for visit in read)
     reads = [read_of(visit) for visit in read]
     off = []

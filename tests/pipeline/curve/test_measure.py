@@ -17,7 +17,8 @@ from gateway.pipeline.curve.simulate import Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.tape.eviction import POLICIES
-from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from gateway.tape.store import EMPTY_COST
+from gateway.tape.tape import TOKEN_COST
 from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.silver import Asked, lake_of
 from tests.pipeline.curve.traces import skewed, trace_of
@@ -72,7 +73,7 @@ def test_a_log_that_is_looked_at_whole_gives_the_policies_own_ratios(spark: Spar
     # Everything fits: what is left is what was read for the first time.
     for policy in rows:
         assert rows[policy][-1][2] == pytest.approx(sum(extents.values()) / sum(size for _, size in asked()), abs=0.002)
-    assert rows[BLOCKS_POLICY][-1][0] == sum(extents.values()) + len(extents) * (TAPE_COST + 2 * TOKEN_COST)
+    assert rows[BLOCKS_POLICY][-1][0] == sum(extents.values()) + len(extents) * (EMPTY_COST + 2 * TOKEN_COST)
 
 
 def test_the_same_lake_gives_the_same_table_from_a_sample_too(spark: SparkSession, lake: Lake) -> None:

@@ -16,7 +16,7 @@ import pytest
 from gateway.pipeline.curve.kernel import Ints, Trace
 from gateway.pipeline.curve.shards import missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
-from gateway.tape.tape import TAPE_COST
+from gateway.tape.store import EMPTY_COST
 from tests.effort import some
 from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.traces import TRACES, sizes_of, trace_of
@@ -90,6 +90,6 @@ def test_a_policy_in_miniature_does_what_the_simulators_does(
         Read(2 * number * USE_US, key, 0, size, 1.0, 1, 1)
         for number, (key, size) in enumerate(zip(trace.keys.tolist(), trace.sizes.tolist(), strict=True))
     ]
-    expected = Oracle(trace, tmp_path / "trace", extra=TAPE_COST).ratios(sizes, simulators)[:, 0]
+    expected = Oracle(trace, tmp_path / "trace", extra=EMPTY_COST).ratios(sizes, simulators)[:, 0]
     mine = [play(policy, size, reads).reads / len(reads) for size in sizes.tolist()]
     assert np.abs(np.array(mine) - expected).mean() <= 0.01

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.pipeline.curve import references
-from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from gateway.tape.store import EMPTY_COST
+from gateway.tape.tape import TOKEN_COST
 from tests.pipeline.curve.silver import Asked, requests
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_each_read_is_placed_by_what_readers_were_sent(spark: SparkSession) -> N
     assert (found.reads, found.counted, found.counted_bytes) == (9, 5, 100 + 30 + 160 + 300 + 70)
     assert (found.tapes, found.nodes, found.loose, found.empty) == (4, 1, 2, 1)
     tokens = 4 + 3 + 2 + 2
-    assert found.working_bytes == 160 + 300 + 70 + 4 * TAPE_COST + tokens * TOKEN_COST
+    assert found.working_bytes == 160 + 300 + 70 + 4 * EMPTY_COST + tokens * TOKEN_COST
     assert found.blocks == 3 + 5 + 0 + 2
     assert found.counted_touched == 2 + 1 + 3 + 5 + 2
 
@@ -114,7 +115,7 @@ def test_a_read_touches_every_block_it_has_a_byte_of(spark: SparkSession) -> Non
         (1, 0, 64),
         (2, 0, 22),
     ]
-    share = -(-(TAPE_COST + 3 * TOKEN_COST) // 3)
+    share = -(-(EMPTY_COST + 3 * TOKEN_COST) // 3)
     assert [row["size"] for row in rows] == [64 + share, 64 + share, 22 + share, 64 + share, 22 + share]
     assert len({row.key for row in rows}) == 3
 

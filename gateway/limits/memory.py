@@ -1,0 +1,90 @@
+"""When a process comes close to its memory limit: what to give up, in which order, and when to stop.
+
+The order is that of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that
+hold most, then new connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly
+below its mark, so that it is not switched on and off.  The cache's budget is always what fits below the first mark.
+Pure: the owner looks once a second and acts on the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_STEP: Final = 0.05
+"""The most of the configured cache budget that one look gives back."""
+
+_LEAST_CACHE: Final = 0.1
+"""The part of the cache's budget, or of the limit if that is lower, which is left to the cache whatever others hold:
+what is read all the time stays, and clients have to give way."""
+
+
+class Pressure(IntEnum):
+    """How close to the limit the process is.  Each level includes the measures of those before it."""
+
+    NONE = 0
+    CACHE = 1
+    """The cache gives bytes back."""
+    CLIENTS = 2
+    """The costliest clients are dropped, and no fetch and no live request begins."""
+    CONNECTIONS = 3
+    """New connections are refused."""
+
+
+MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIONS: 0.97}
+"""The part of the limit above which each level begins."""
+HYSTERESIS: Final = 0.03
+"""How far below its mark, in parts of the limit, a level ends."""
+
+
+class Measures(NamedTuple):
+    """What to do now."""
+
+    pressure: Pressure
+    cache_share: float
+    """The part of the configured cache budget that may be used, 0 to 1."""
+    shed_bytes: int
+    """What clients should hold less."""
+
+
+class MemoryGuard:
+    """The level that holds and the share of the cache; owner of nothing else."""
+
+    def __init__(self) -> None:
+        self.pressure = Pressure.NONE
+        self.cache_share = 1.0
+
+    def __repr__(self) -> str:
+        return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
+
+    def look(self, resident: int, limit: int, cache_bytes: int, budget_bytes: int) -> Measures:
+        """Decide by the process's resident bytes.  The cache holds `cache_bytes` of its configured `budget_bytes`."""
+        used = resident / limit
+        self.pressure = pressure = _level(self.pressure, used)
+        room = MARKS[Pressure.CACHE] * limit - resident
+        # A cache that fills up before the next look must not reach the mark, and one above it gives back the excess.
+        least = min(budget_bytes, limit) * _LEAST_CACHE
+        fitting = max(least, cache_bytes + room) / budget_bytes if budget_bytes else 0.0
+        self.cache_share = min(1.0, self.cache_share + _STEP, fitting)
+        shed_bytes = int(-room) if pressure >= Pressure.CLIENTS else 0
+        return Measures(pressure, self.cache_share, max(0, shed_bytes))
+
+
+def _level(now: Pressure, used: float) -> Pressure:
+    reached = max((level for level, mark in MARKS.items() if used > mark), default=Pressure.NONE)
+    kept = max((level for level, mark in MARKS.items() if level <= now and used > mark - HYSTERESIS), default=reached)
+    return max(reached, kept)
+
+
+def victims(costs: Iterable[tuple[int, T]], excess: int) -> list[T]:
+    """Who to drop so that at least `excess` bytes are freed, the costliest first; no more of them than needed."""
+    found: list[T] = []
+    for cost, one in sorted(costs, key=lambda pair: -pair[0]):
+        if excess <= 0 or cost <= 0:
+            break
+        found.append(one)
+        excess -= cost
+    return found

@@ -1,0 +1,60 @@
+"""The metric families of the connections to origins: how many there are, what for, and which requests wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.ops.families import counter, gauge
+from gateway.upstream.connections import Connections
+from gateway.upstream.slots import SlotUse
+
+
+def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Iterator[Metric]:
+    """Gauges of the connections, by pool, and gauges and counters of the slots, by purpose."""
+    yield gauge(
+        "durable_gateway_upstream_connections",
+        "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "
+        "those being opened.",
+        ("pool", "state"),
+        [
+            *(((pool, "busy"), float(seen.busy)) for pool, seen in pools.items()),
+            *(((pool, "idle"), float(seen.idle)) for pool, seen in pools.items()),
+        ],
+    )
+    yield gauge(
+        "durable_gateway_upstream_connection_oldest_seconds",
+        "Age of the oldest of those connections, 0 where there is none. Excludes what "
+        "durable_gateway_upstream_connections excludes.",
+        ("pool",),
+        (((pool,), seen.oldest_s) for pool, seen in pools.items()),
+    )
+    yield gauge(
+        "durable_gateway_upstream_connection_mean_seconds",
+        "Mean age of those connections, 0 where there is none. Excludes what "
+        "durable_gateway_upstream_connections excludes.",
+        ("pool",),
+        (((pool,), seen.mean_s) for pool, seen in pools.items()),
+    )
+    yield gauge(
+        "durable_gateway_upstream_slots",
+        "Connections to origins taken by requests, by what they are for: one is taken before it is opened. Excludes "
+        "idle ones.",
+        ("purpose",),
+        (((purpose.value,), taken) for purpose, taken in slots.taken.items()),
+    )
+    yield gauge(
+        "durable_gateway_upstream_queue",
+        "Requests that wait for a connection to an origin, by what they are for. Excludes live ones, which never wait.",
+        ("purpose",),
+        (((purpose.value,), waiting) for purpose, waiting in slots.waiting.items()),
+    )
+    yield counter(
+        "durable_gateway_upstream_refused",
+        "Requests that got no connection to an origin: queue, because upstream_queue waited; client, because too many "
+        "of their client waited; time, because they had waited for upstream_wait_s. Excludes requests that an open "
+        "circuit breaker refused.",
+        ("reason",),
+        (((reason.value,), count) for reason, count in slots.refused.items()),
+    )

@@ -1,0 +1,65 @@
+"""The metric families of the memory guard and of what clients hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.ops.families import counter, gauge
+
+
+class MemoryState(NamedTuple):
+    """What the guard knows, in bytes; a bound of 0 is none."""
+
+    client_bytes: int = 0
+    client_limit_bytes: int = 0
+    memory_limit_bytes: int = 0
+    pressure: int = 0
+    shed: Mapping[str, int] = {}
+    """Dropped connections by reason."""
+
+
+class MemoryFigures:
+    """Reads the guard's state by `look`, which the application sets."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], MemoryState] = MemoryState
+
+    def families(self) -> Iterator[Metric]:
+        """The families with their current values."""
+        state = self.look()
+        yield gauge(
+            "durable_gateway_client_bytes",
+            "Bytes held for all clients together, a second ago at most: unread answers, unfinished heads, bodies. "
+            "Excludes what is shared with other clients or counted in the cache.",
+            (),
+            [((), state.client_bytes)],
+        )
+        yield gauge(
+            "durable_gateway_client_bytes_limit",
+            "The bound on durable_gateway_client_bytes.",
+            (),
+            [((), state.client_limit_bytes)],
+        )
+        yield gauge(
+            "durable_gateway_memory_limit_bytes",
+            "Resident memory under which the process keeps itself (memory_max_bytes); 0 if there is no bound.",
+            (),
+            [((), state.memory_limit_bytes)],
+        )
+        yield gauge(
+            "durable_gateway_memory_pressure",
+            "How close to the memory limit the process is: 0 far, 1 the cache shrinks, 2 clients are dropped and no "
+            "fetch begins, 3 new connections are refused. Excludes the pressure of client_bytes.",
+            (),
+            [((), state.pressure)],
+        )
+        yield counter(
+            "durable_gateway_clients_shed",
+            "Client connections dropped because they held the most: client_bytes above that bound, memory close to "
+            "memory_max_bytes. Excludes slow ones that are dropped for taking nothing.",
+            ("reason",),
+            (((reason,), n) for reason, n in state.shed.items()),
+        )

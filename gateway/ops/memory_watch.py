@@ -1,0 +1,144 @@
+"""Looks at the process's memory once a second, near its limit more often, and acts by what the guard decides.
+
+The cache shrinks and grows, clients that hold the most are dropped, fetches and live requests are refused while there
+is no room for what they would bring, and at last new connections are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gateway.aio.clock import Clock, pause
+from gateway.limits.memory import MemoryGuard, Pressure
+from gateway.ops.memory_figures import MemoryState
+from gateway.tape.store import TapeStore
+
+INTERVAL_S: Final = 1.0
+_NEAR: Final = 0.7
+_NEAR_INTERVAL_S: Final = 0.1
+"""Above this part of the limit memory is looked at more often: a second is enough for a flood to pass all marks."""
+_TRIM_S: Final = 5.0
+"""Freed memory is returned to the system at most this often: that goes over the whole heap."""
+
+_log = logging.getLogger("gateway.memory")
+
+
+class ClientMemory(Protocol):
+    """What clients hold; `gateway.server.shedding`, with the reasons bound."""
+
+    async def look(self) -> int:
+        """What clients hold now, in bytes."""
+
+    def drop_over_bound(self, excess: int) -> int:
+        """Drop the costliest because clients together hold too much; return how many."""
+
+    def drop_for_memory(self, excess: int) -> int:
+        """Drop the costliest because the process does."""
+
+    def refuse_new(self, refuses: bool) -> None:
+        """Refuse new connections, or accept them again."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Dropped connections by reason."""
+
+    def forget(self) -> None:
+        """Keep nothing of what was looked at."""
+
+
+@dataclass(slots=True)
+class MemoryLimits:
+    """The bounds in bytes; 0 is no bound."""
+
+    memory_max_bytes: int
+    client_bytes: int
+
+
+class MemoryWatch:
+    """`cache_budget` gives the configured budget of the cache; `resident` and `trim` are the system's."""
+
+    def __init__(
+        self,
+        store: TapeStore,
+        clients: ClientMemory,
+        limits: MemoryLimits,
+        cache_budget: Callable[[], int],
+        resident: Callable[[], int],
+        trim: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._clients = clients
+        self.limits = limits
+        self._cache_budget = cache_budget
+        self._resident = resident
+        self._trim = trim
+        self._clock = clock
+        self._guard = MemoryGuard()
+        self._trimmed_at = -_TRIM_S
+        self._is_near = False
+        """Whether the process was close to its limit at the latest look."""
+        self.client_bytes = 0
+        """What clients held at the latest look."""
+
+    def __repr__(self) -> str:
+        return f"<MemoryWatch {self._guard!r}, {self.client_bytes} bytes held by clients>"
+
+    @property
+    def cache_budget_bytes(self) -> int:
+        """The budget of the cache that the guard allows now."""
+        return int(self._cache_budget() * self._guard.cache_share)
+
+    def figures(self) -> MemoryState:
+        """The state for the metrics."""
+        limits = self.limits
+        return MemoryState(
+            self.client_bytes,
+            limits.client_bytes,
+            limits.memory_max_bytes,
+            int(self._guard.pressure),
+            self._clients.counts(),
+        )
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                # One failure must not end the guard.
+                _log.exception("memory could not be looked at")
+            await pause(self._clock, _NEAR_INTERVAL_S if self._is_near else INTERVAL_S)
+
+    async def look(self) -> None:
+        """Look once, and act."""
+        limits = self.limits
+        self.client_bytes = await self._clients.look()
+        if limits.client_bytes and self.client_bytes > limits.client_bytes:
+            dropped = self._clients.drop_over_bound(self.client_bytes - limits.client_bytes)
+            _log.warning("clients hold %d bytes, more than client_bytes: %d dropped", self.client_bytes, dropped)
+        if limits.memory_max_bytes:
+            self._guard_memory(limits.memory_max_bytes)
+        self._clients.forget()
+
+    def _guard_memory(self, limit: int) -> None:
+        store, guard = self._store, self._guard
+        before, budget = guard.pressure, self._cache_budget()
+        resident = self._resident()
+        self._is_near = resident > _NEAR * limit
+        found = guard.look(resident, limit, store.cost + store.lent, budget)
+        if found.pressure is not before:
+            level = _log.warning if found.pressure > before else _log.info
+            level("%d%% of memory_max_bytes is used: pressure %s", 100 * resident // limit, found.pressure.name.lower())
+        if store.budget_bytes != (wanted := self.cache_budget_bytes):
+            store.resize(wanted)
+        store.may_grow = found.pressure < Pressure.CLIENTS
+        self._clients.refuse_new(found.pressure >= Pressure.CONNECTIONS)
+        if found.shed_bytes:
+            self._clients.drop_for_memory(found.shed_bytes)
+        now = self._clock.now()
+        if found.pressure and now - self._trimmed_at >= _TRIM_S:
+            self._trimmed_at = now
+            self._trim()

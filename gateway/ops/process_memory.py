@@ -1,0 +1,64 @@
+"""The process's memory as the operating system counts it: what it uses, and what its container allows."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_STATM: Final = Path("/proc/self/statm")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_PAGE_BYTES: Final = resource.getpagesize()
+_NO_LIMIT_BYTES: Final = 1 << 60
+"""Version 1 of cgroups states the lack of a limit as a number of about this size."""
+
+
+def resident_bytes() -> int:
+    """Resident bytes now; where the system has no `/proc`, the most so far."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def container_limit_bytes(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The least memory limit of the process's control groups; None if there is none."""
+    found = []
+    for file in _limit_files(root, own):
+        try:
+            found.append(int(file.read_text()))
+        except (OSError, ValueError):
+            # No such group, or "max".
+            continue
+    least = min(found, default=_NO_LIMIT_BYTES)
+    return least if 0 < least < _NO_LIMIT_BYTES else None
+
+
+def _limit_files(root: Path, own: Path) -> Iterator[Path]:
+    yield root / "memory.max"
+    yield root / "memory" / "memory.limit_in_bytes"
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            group = root / path.lstrip("/")
+            while group != root and root in group.parents:
+                yield group / "memory.max"
+                group = group.parent
+        elif "memory" in controllers.split(","):
+            yield root / "memory" / path.lstrip("/") / "memory.limit_in_bytes"
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system where the C library keeps it (glibc); it may take tens of milliseconds."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass

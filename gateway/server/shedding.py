@@ -1,0 +1,90 @@
+"""What clients' connections make the process hold, and dropping those that hold the most.
+
+The sum is sampled, not kept: nothing is counted where bytes arrive and leave.  One look goes over all connections in
+slices, with turns of the loop between them, so that ten thousand connections delay no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from gateway.limits.memory import victims
+from gateway.server.clients import ClientConnection, Clients
+
+_SLICE: Final = 500
+"""Connections looked at in one turn of the loop."""
+
+
+class ShedReason(StrEnum):
+    """Why a client's connection was dropped."""
+
+    CLIENT_BYTES = "client_bytes"
+    """All clients together held more than `client_bytes`."""
+    MEMORY = "memory"
+    """The process came close to `memory_max_bytes`."""
+
+
+class Shedding:
+    """Samples and drops connections of `every_clients`, which may grow."""
+
+    def __init__(self, every_clients: Iterable[Clients]) -> None:
+        self._every_clients = every_clients
+        self._held: list[tuple[int, ClientConnection]] = []
+        """The connections that held anything at the latest look."""
+        self.held_bytes = 0
+        """What all connections together held then."""
+        self.shed: Counter[ShedReason] = Counter()
+        """Dropped connections by reason."""
+
+    def __repr__(self) -> str:
+        return f"<Shedding {self.held_bytes} bytes held, {self.shed.total()} shed>"
+
+    async def look(self) -> int:
+        """Sum up what connections hold, in bytes."""
+        held: list[tuple[int, ClientConnection]] = []
+        for clients in list(self._every_clients):
+            connections = list(clients)
+            for start in range(0, len(connections), _SLICE):
+                held += [(cost, one) for one in connections[start : start + _SLICE] if (cost := one.held_bytes)]
+                await asyncio.sleep(0)
+        self._held = held
+        self.held_bytes = sum(cost for cost, _ in held)
+        return self.held_bytes
+
+    def drop(self, excess: int, reason: ShedReason) -> int:
+        """Drop the connections that hold the most until `excess` bytes fewer are held; return how many were dropped."""
+        if excess <= 0:
+            return 0
+        dropped = victims(((one.held_bytes, one) for _, one in self._held), excess)
+        for one in dropped:
+            self.held_bytes -= one.held_bytes
+            one.shed()
+        gone = set(dropped)
+        self._held = [pair for pair in self._held if pair[1] not in gone]
+        self.shed[reason] += len(dropped)
+        return len(dropped)
+
+    def drop_over_bound(self, excess: int) -> int:
+        """Drop the costliest because clients together hold `excess` bytes too many; return how many were dropped."""
+        return self.drop(excess, ShedReason.CLIENT_BYTES)
+
+    def drop_for_memory(self, excess: int) -> int:
+        """Drop the costliest because the process uses `excess` bytes too many; return how many were dropped."""
+        return self.drop(excess, ShedReason.MEMORY)
+
+    def refuse_new(self, refuses: bool) -> None:
+        """Refuse new connections, or accept them again."""
+        for clients in self._every_clients:
+            clients.is_short_of_memory = refuses
+
+    def counts(self) -> dict[str, int]:
+        """Dropped connections by reason."""
+        return {reason.value: self.shed[reason] for reason in ShedReason}
+
+    def forget(self) -> None:
+        """Keep no connection alive until the next look."""
+        self._held = []

@@ -1,0 +1,351 @@
+"""Slots: who may use a connection to an origin now, and in which order the others get one.
+
+A slot is the right to one busy connection, from the first attempt to make it.  Every slot belongs to a `Lane`: the
+requests to one host, of one route, for one purpose.  A lane takes its slots from several shares at once, and needs room
+in each of them:
+
+    all slots                   the limit
+    of one host, of one route   three quarters of that, if there are several
+    reads, writes               three quarters of each of the above
+    uploads                     three quarters of the writes
+
+So whatever hangs, be it a host, a route, reads or writes, leaves a quarter to the rest.  An upload, a write whose body
+is still being sent, holds its slot for as long as its client takes, so uploads leave a quarter of the writes to small
+ones.
+
+Requests without a slot wait.  Lanes with room take turns, and within a lane clients do (`FairQueue`).  One client has
+at most half of all slots, and `client_requests` of one host; of several hosts, one gets three quarters of the client's
+half.  Beyond that its requests wait and those of others pass.  Requests without a client's address take turns and wait
+as one client, but have no such bound, because they may be of many: of all clients on a Unix socket, and of the gateway
+itself.
+
+A client may have one more request waiting while it has fewer than a third of the free places in the queue.  One client
+alone therefore gets a quarter of the queue, and several crowds always leave room to a client that has nothing waiting.
+
+All decisions are plain functions; there is no I/O and no time here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gateway.limits.client_net import UNKNOWN
+from gateway.limits.fair_queue import FairQueue
+from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.failures import NoSlot, Refusal
+from gateway.upstream.purpose import Purpose
+
+
+def three_quarters(slots: int) -> int:
+    """The share of the slots for requests that must leave some to others; at least one."""
+    return max(1, slots * 3 // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """The bounds of one pool."""
+
+    slots: int = 512
+    """The most connections that may be busy; 0 means no bound."""
+    client_requests: int = 128
+    """The most slots of one client at one host."""
+    waiting: int = 4_096
+    """The most requests that may wait for a slot."""
+    wait_s: float = 5.0
+    """The longest wait for a slot."""
+
+
+class SlotUse(NamedTuple):
+    """The use of the slots, by purpose, and the requests refused so far, by reason."""
+
+    taken: Mapping[Purpose, int]
+    waiting: Mapping[Purpose, int]
+    refused: Mapping[Refusal, int]
+
+
+class _Share:
+    """A part of the slots."""
+
+    __slots__ = ("limit", "taken")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.taken = 0
+
+
+class _Scope:
+    """The shares of all requests, of one host's or of one route's."""
+
+    __slots__ = ("reads", "taken_by", "total", "uploads", "writes")
+
+    def __init__(self, limit: int) -> None:
+        self.taken_by: dict[str, int] = {}
+        """Slots by client."""
+        self.total, self.reads, self.writes, self.uploads = _Share(), _Share(), _Share(), _Share()
+        self.limit(limit)
+
+    def limit(self, slots: int) -> None:
+        """Limit the scope to this number of slots."""
+        self.total.limit = slots
+        self.reads.limit = self.writes.limit = three_quarters(slots)
+        self.uploads.limit = three_quarters(self.writes.limit)
+
+    def of(self, purpose: Purpose) -> tuple[_Share, ...]:
+        """The shares that a request takes a slot of."""
+        match purpose:
+            case Purpose.READ:
+                return (self.total, self.reads)
+            case Purpose.WRITE:
+                return (self.total, self.writes)
+            case Purpose.LIVE:
+                return (self.total,)
+
+
+class Lane:
+    """The requests to one host, of one route, for one purpose.  Uploads have a lane of their own."""
+
+    __slots__ = ("after_upload", "endpoint", "purpose", "queue", "shares", "taken_by", "uploads", "waiting")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        purpose: Purpose,
+        scopes: tuple[_Scope, ...],
+        taken_by: dict[str, int],
+        after_upload: Lane | None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.taken_by = taken_by
+        """Slots of the host by client; all lanes of the host have it in common."""
+        self.purpose = purpose
+        self.after_upload = after_upload
+        """The lane of an upload whose body is sent; None for other requests."""
+        self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
+        """The shares that an upload gives back once its body is sent."""
+        self.shares = (*(share for scope in scopes for share in scope.of(purpose)), *self.uploads)
+        self.queue: FairQueue[str, Waiting] = FairQueue()
+        self.waiting = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether each share has a free slot."""
+        # A generator would cost more than the loop.
+        for share in self.shares:  # noqa: SIM110
+            if share.taken >= share.limit:
+                return False
+        return True
+
+
+class Waiting:
+    """A request that waits for a slot, under each client that it is made for."""
+
+    __slots__ = ("clients", "lane", "on_slot", "paid_by")
+
+    def __init__(self, lane: Lane, on_slot: Callable[[], None]) -> None:
+        self.lane = lane
+        self.clients: set[str] = set()
+        self.on_slot = on_slot
+        """Called when it has got a slot."""
+        self.paid_by: str | None = None
+        """The client whose slot it has got."""
+
+
+class Slots:
+    """Owns the slots of one pool and the requests that wait for them."""
+
+    def __init__(self, limits: SlotLimits) -> None:
+        self._slots: Final = limits.slots or sys.maxsize
+        self._most_waiting: Final = limits.waiting
+        self._client_requests: Final = limits.client_requests if limits.slots else sys.maxsize
+        self._client_limit: Final = max(1, self._slots // 2)
+        """The most slots of one client."""
+        self._client_host_limit = min(self._client_requests, self._client_limit)
+        """The most slots of one client at one host."""
+        self._host_limit = self._route_limit = self._slots
+        self._all = _Scope(self._slots)
+        self._hosts: dict[Endpoint, _Scope] = {}
+        self._routes: dict[str, _Scope] = {}
+        self._lanes: dict[tuple[Endpoint, str, Purpose, bool], Lane] = {}
+        self._crowded: OrderedDict[Lane, None] = OrderedDict()
+        """Lanes in which requests wait, in the order of their turns."""
+        self._waiting_of: Counter[str] = Counter()
+        """Waiting requests by client; one that waits under several clients counts for each."""
+        self.waiting = 0
+        """Requests that wait."""
+        self._refused: Counter[Refusal] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """Slots in use."""
+        return self._all.total.taken
+
+    def exceeded_by(self, connections: int) -> bool:
+        """Whether this many connections are more than there may be."""
+        return connections > self._slots
+
+    def configure(self, hosts: int, routes: int) -> None:
+        """Share the slots among this many hosts and routes: of several, one gets three quarters at most."""
+        self._host_limit, of_client = self._slots, self._client_limit
+        if hosts > 1:
+            self._host_limit, of_client = three_quarters(self._slots), three_quarters(self._client_limit)
+        self._client_host_limit = min(self._client_requests, of_client)
+        self._route_limit = self._slots if routes < 2 else three_quarters(self._slots)
+        # Hosts and routes may have gone with the former configuration.
+        in_use = {lane.endpoint for lane in self._crowded}
+        self._hosts = {host: scope for host, scope in self._hosts.items() if scope.total.taken or host in in_use}
+        self._lanes = {key: lane for key, lane in self._lanes.items() if key[0] in self._hosts}
+        used = {route for _, route, _, _ in self._lanes}
+        self._routes = {route: scope for route, scope in self._routes.items() if route in used}
+        for scope in self._hosts.values():
+            scope.limit(self._host_limit)
+        for scope in self._routes.values():
+            scope.limit(self._route_limit)
+        for lane in self._crowded:
+            for client in lane.queue.clients():
+                self._hold_or_let_go(lane, client)
+        self._grant()
+
+    def lane(self, endpoint: Endpoint, route: str, purpose: Purpose, *, is_upload: bool = False) -> Lane:
+        """The lane of a request; `is_upload` means that its body is streamed."""
+        lane = self._lanes.get((endpoint, route, purpose, is_upload))
+        if lane is None:
+            host = self._hosts.setdefault(endpoint, _Scope(self._host_limit))
+            of_route = self._routes.setdefault(route, _Scope(self._route_limit))
+            after_upload = self.lane(endpoint, route, purpose) if is_upload else None
+            lane = Lane(endpoint, purpose, (self._all, host, of_route), host.taken_by, after_upload)
+            self._lanes[endpoint, route, purpose, is_upload] = lane
+        return lane
+
+    def look(self) -> SlotUse:
+        """The use of the slots now."""
+        taken = {Purpose.READ: self._all.reads.taken, Purpose.WRITE: self._all.writes.taken}
+        taken[Purpose.LIVE] = self._all.total.taken - sum(taken.values())
+        waiting = dict.fromkeys(Purpose, 0)
+        for lane in self._crowded:
+            waiting[lane.purpose] += lane.waiting
+        return SlotUse(taken, waiting, {reason: self._refused[reason] for reason in Refusal})
+
+    # -- slots
+
+    def may_take(self, lane: Lane, client: str) -> bool:
+        """Whether there is a free slot for the client that no earlier request waits for."""
+        return not lane.queue.has_next and not self._is_at_bound(lane, client) and lane.has_room
+
+    def take(self, lane: Lane, client: str) -> None:
+        """Take a slot for a client that may take one."""
+        for share in lane.shares:
+            share.taken += 1
+        if client != UNKNOWN:
+            for taken_by in (self._all.taken_by, lane.taken_by):
+                taken_by[client] = taken_by.get(client, 0) + 1
+            for crowded in self._crowded:
+                self._hold_or_let_go(crowded, client)
+
+    def free(self, lane: Lane, client: str) -> None:
+        """Give a slot back."""
+        for share in lane.shares:
+            share.taken -= 1
+        if client != UNKNOWN:
+            for taken_by in (self._all.taken_by, lane.taken_by):
+                taken = taken_by[client] - 1
+                if taken:
+                    taken_by[client] = taken
+                else:
+                    del taken_by[client]
+            for crowded in self._crowded:
+                self._hold_or_let_go(crowded, client)
+        if self._crowded:
+            self._grant()
+
+    def upload_done(self, lane: Lane) -> Lane:
+        """The body of an upload is no longer being sent; returns the lane of its slot from now on."""
+        if lane.after_upload is None:
+            return lane
+        for share in lane.uploads:
+            share.taken -= 1
+        if self._crowded:
+            self._grant()
+        return lane.after_upload
+
+    def _is_at_bound(self, lane: Lane, client: str) -> bool:
+        """Whether the client may have no further slot of this lane.  Slots without a client are not counted."""
+        return (
+            lane.taken_by.get(client, 0) >= self._client_host_limit
+            or self._all.taken_by.get(client, 0) >= self._client_limit
+        )
+
+    def _hold_or_let_go(self, lane: Lane, client: str) -> None:
+        if self._is_at_bound(lane, client):
+            lane.queue.hold(client)
+        else:
+            lane.queue.let_go(client)
+
+    # -- waiting
+
+    def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
+        """Wait for a slot under these clients.  The caller must call `leave`.  Raises NoSlot if too many wait."""
+        waiting = Waiting(lane, on_slot)
+        for client in clients:
+            self._add(waiting, client)
+        if not waiting.clients:
+            raise self.refusal(Refusal.QUEUE if self.waiting >= self._most_waiting else Refusal.CLIENT)
+        self.waiting += 1
+        lane.waiting += 1
+        self._crowded[lane] = None
+        self._grant()
+        return waiting
+
+    def join(self, waiting: Waiting, client: str) -> None:
+        """Let a waiting request wait under one more client, unless too many of its requests wait."""
+        if waiting.paid_by is None and client not in waiting.clients:
+            self._add(waiting, client)
+            self._grant()
+
+    def leave(self, waiting: Waiting) -> None:
+        """A request stops waiting, or gives back the slot that it has got."""
+        if waiting.paid_by is None:
+            self._remove(waiting)
+        else:
+            self.free(waiting.lane, waiting.paid_by)
+
+    def refusal(self, reason: Refusal) -> NoSlot:
+        """Count a request that gets no slot; returns the error for it."""
+        self._refused[reason] += 1
+        return NoSlot(reason)
+
+    def _add(self, waiting: Waiting, client: str) -> None:
+        if 3 * self._waiting_of[client] < self._most_waiting - self.waiting:
+            waiting.clients.add(client)
+            self._waiting_of[client] += 1
+            waiting.lane.queue.push(client, waiting, is_held=self._is_at_bound(waiting.lane, client))
+
+    def _remove(self, waiting: Waiting) -> None:
+        lane = waiting.lane
+        for client in waiting.clients:
+            lane.queue.remove(client, waiting)
+            self._waiting_of[client] -= 1
+            if not self._waiting_of[client]:
+                del self._waiting_of[client]
+        waiting.clients.clear()
+        self.waiting -= 1
+        lane.waiting -= 1
+        if not lane.waiting:
+            del self._crowded[lane]
+
+    def _grant(self) -> None:
+        """Grant free slots to waiting requests: lanes take turns, and clients within a lane."""
+        total = self._all.total
+        while total.taken < total.limit:
+            lane = next((lane for lane in self._crowded if lane.queue.has_next and lane.has_room), None)
+            if lane is None:
+                return
+            self._crowded.move_to_end(lane)
+            client, waiting = lane.queue.pop()
+            self._remove(waiting)
+            self.take(lane, client)
+            waiting.paid_by = client
+            waiting.on_slot()

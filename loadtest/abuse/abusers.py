@@ -1,0 +1,258 @@
+"""Ten kinds of abusive clients.  Each is a coroutine that goes on until it is cancelled.
+
+What is slow by nature holds connections and costs the load generator nothing.  What is a flood has a rate: all clients
+of the kind together send so many a second, which one core could serve if it served nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from loadtest.abuse.http2 import Http2
+from loadtest.abuse.wire import Cut, Wire, request
+
+LARGE: Final = "/abuse/large"
+TEXT: Final = "/abuse/text"
+UPLOADS: Final = "/abuse/uploads"
+POLLED: Final = "/abuse/polled"
+LARGE_BYTES: Final = 1 << 20
+TEXT_BYTES: Final = 1 << 20
+
+_AGAIN_S: Final = 1.0
+_PATIENCE_S: Final = 10.0
+_READ: Final = "/hot/0?offset=-1"
+_HEAD_LISTS: Final = (7, 25, 120)
+"""Lists in a huge head: some 56, 200 and 960 kB."""
+_SLOW_UPLOADS: Final = 6
+_POLLS: Final = 110
+_RESETS: Final = 100
+
+
+@dataclass
+class Spot:
+    """One abusive client: where it connects from, how often it strikes, and what it got."""
+
+    port: int
+    source: str
+    rng: random.Random
+    every_s: float
+    """Mean pause between two strikes of this client."""
+    got: Counter[str] = field(default_factory=Counter)
+    """Strikes, and how they ended: statuses, `cut`, `no answer`.  Shared by all clients of the kind."""
+
+    def name(self) -> str:
+        """An invented name."""
+        return f"{self.rng.getrandbits(64):016x}"
+
+    async def strikes(self, strike: Callable[[], Awaitable[None]]) -> None:
+        """Strike again and again, at random times."""
+        while True:
+            await asyncio.sleep(self.rng.uniform(0, 2 * self.every_s))
+            await self.struck(strike)
+
+    async def struck(self, strike: Callable[[], Awaitable[None]], bound_s: float = _PATIENCE_S) -> None:
+        """Strike once, and count how it ends."""
+        self.got["tries"] += 1
+        try:
+            async with asyncio.timeout(bound_s):
+                await strike()
+        except Cut:
+            self.got["cut"] += 1
+        except TimeoutError:
+            self.got["no answer"] += 1
+
+    async def read(self, data: bytes) -> None:
+        """Send a request on a connection of its own; read the whole reply."""
+        wire = await Wire.open(self.port, self.source)
+        try:
+            # A server may answer, and stop reading, before it has the whole of a request.
+            sending = asyncio.ensure_future(wire.send(data))
+            try:
+                self.got[str((await wire.reply()).status)] += 1
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        finally:
+            wire.close()
+
+
+async def slow_heads(spot: Spot) -> None:
+    """Send a byte of a header field every second."""
+
+    async def strike() -> None:
+        wire = await Wire.open(spot.port, spot.source)
+        try:
+            await wire.send(b"GET /hot/0?offset=-1 HTTP/1.1\r\nHost: edge.test\r\nX-Slow: ")
+            await _dripped(spot, wire, 1.0)
+        finally:
+            wire.close()
+
+    await _for_ever(spot, strike)
+
+
+async def slow_bodies(spot: Spot) -> None:
+    """Begin uploads of 60 kB, of 100 kB and of no announced length, and send a byte of each every four seconds."""
+    text = {"Content-Type": "text/plain"}
+    begun = [request("POST", UPLOADS, text, b"x" * size)[: 1 - size] for size in (60_000, 100_000)]
+    begun.append(request("POST", UPLOADS, {**text, "Transfer-Encoding": "chunked"}) + b"ffff\r\n")
+
+    async def strike() -> None:
+        wire = await Wire.open(spot.port, spot.source)
+        try:
+            await wire.send(spot.rng.choice(begun))
+            await _dripped(spot, wire, 4.0)
+        finally:
+            wire.close()
+
+    await asyncio.gather(*(_for_ever(spot, strike) for _ in range(_SLOW_UPLOADS)))
+
+
+async def stops_reading(spot: Spot) -> None:
+    """Ask for 1 MiB and take none of it: from the cache, with credentials and with a query of its own."""
+
+    async def strike() -> None:
+        ways: tuple[tuple[str, dict[str, str]], ...]
+        ways = ("", {"Authorization": f"Bearer {spot.name()}"}), (f"&x={spot.name()}", {}), ("", {})
+        query, headers = spot.rng.choice(ways)
+        wire = await Wire.open(spot.port, spot.source, receive_bytes=4_096)
+        try:
+            await wire.ask("GET", f"{LARGE}?offset=-1{query}", headers)
+            spot.got[str((await wire.head()).status)] += 1
+            wire.stop_reading()
+            await asyncio.sleep(60)
+        finally:
+            wire.close()
+
+    await asyncio.gather(*(_for_ever(spot, strike) for _ in range(2)))
+
+
+async def unknown_names(spot: Spot) -> None:
+    """Read streams that do not exist."""
+    await spot.strikes(lambda: spot.read(request("GET", f"/abuse/{spot.name()}?offset=-1")))
+
+
+async def invented_credentials(spot: Spot) -> None:
+    """Read a stream with credentials that were never seen before."""
+    await spot.strikes(lambda: spot.read(request("GET", _READ, {"Authorization": f"Bearer {spot.name()}"})))
+
+
+async def huge_heads(spot: Spot) -> None:
+    """Send long lists of content codings, each list another one."""
+
+    async def strike() -> None:
+        line = f"Accept-Encoding: {spot.name()}," + "a," * 4_000 + "\r\n"
+        head = request("GET", _READ)[:-2] + line.encode() * spot.rng.choice(_HEAD_LISTS)
+        await spot.read(head + b"\r\n")
+
+    await spot.strikes(strike)
+
+
+async def storms(spot: Spot) -> None:
+    """Connect and leave by RST; every second time after a request."""
+
+    async def strike() -> None:
+        wire = await Wire.open(spot.port, spot.source)
+        try:
+            if spot.rng.random() < 0.5:
+                await wire.ask("GET", _READ)
+        finally:
+            wire.close(resets=True)
+
+    await spot.strikes(strike)
+
+
+async def poll_floods(spot: Spot) -> None:
+    """Hold 110 long-polls with invented queries on one HTTP/2 connection; ask anew for each that ends."""
+
+    async def strike() -> None:
+        wire = await Http2.open(spot.port, spot.source)
+        try:
+            held = 0
+            while True:
+                held -= await wire.ended(spot.got, spot.rng.uniform(0, 2 * spot.every_s))
+                if held < _POLLS:
+                    spot.got["tries"] += 1
+                    held += 1
+                    await wire.ask(f"{POLLED}?offset=now&live=long-poll&x={spot.name()}")
+        finally:
+            wire.close()
+
+    await _for_ever(spot, strike)
+
+
+async def compression(spot: Spot) -> None:
+    """Read a text of 1 MiB in each coding, by queries that are not known yet."""
+
+    async def strike() -> None:
+        coding = spot.rng.choice(("br", "zstd", "gzip"))
+        accepts = {"Accept-Encoding": f"{coding};q=0.{spot.rng.randrange(1, 999):03}"}
+        await spot.read(request("GET", f"{TEXT}?offset=-1&x={spot.name()}", accepts))
+
+    await spot.strikes(strike)
+
+
+async def cancelled(spot: Spot) -> None:
+    """Ask and leave at once; or ask a hundred times over HTTP/2 and take each request back (rapid reset)."""
+
+    async def strike() -> None:
+        if spot.rng.random() < 0.02:
+            http2 = await Http2.open(spot.port, spot.source)
+            try:
+                for _ in range(_RESETS):
+                    await http2.ask(f"/abuse/{spot.name()}?offset=-1", resets=True)
+                    spot.got["tries"] += 1
+                await http2.ended(spot.got, 1.0)
+            finally:
+                http2.close()
+            return
+        wire = await Wire.open(spot.port, spot.source)
+        try:
+            await wire.ask("GET", f"/abuse/{spot.name()}?offset=-1")
+        finally:
+            wire.close()
+
+    await spot.strikes(strike)
+
+
+async def _for_ever(spot: Spot, strike: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await spot.struck(strike, bound_s=120.0)
+        await asyncio.sleep(spot.rng.uniform(0, 2 * _AGAIN_S))
+
+
+async def _dripped(spot: Spot, wire: Wire, every_s: float) -> None:
+    """Send a byte every so often until the gateway has had enough."""
+
+    async def drip() -> None:
+        while True:
+            await asyncio.sleep(spot.rng.uniform(0, 2 * every_s))
+            await wire.send(b"x")
+
+    dripping = asyncio.ensure_future(drip())
+    try:
+        spot.got[str((await wire.head()).status)] += 1
+    finally:
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+
+
+Kind = Callable[[Spot], Coroutine[Any, Any, None]]
+
+KINDS: Final[dict[str, tuple[Kind, float]]] = {
+    "slow heads": (slow_heads, 0),
+    "slow bodies": (slow_bodies, 0),
+    "clients that stop reading": (stops_reading, 0),
+    "floods of unknown names": (unknown_names, 400),
+    "invented credentials": (invented_credentials, 50),
+    "huge header lists": (huge_heads, 20),
+    "connection storms": (storms, 100),
+    "long-poll floods": (poll_floods, 300),
+    "compression": (compression, 4),
+    "cancelled requests": (cancelled, 50),
+}
+"""Each kind, and how often all its clients together strike in a second; 0: as often as their connections end."""

@@ -1,0 +1,161 @@
+"""The figures of a run, as a document that is kept and as tables.
+
+`python -m loadtest.abuse.report FILE` keeps a run's `abuse.json` as `docs/abuse.json`, and writes its tables into
+`docs/abuse.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from loadtest.abuse.good import KINDS
+from loadtest.abuse.stage import MEMORY_BYTES, Phase, Result
+from reference_pages.part import with_part
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+
+MOST_RATIO: Final = 1.5
+"""Bound on p99 beside abusive clients, as a multiple of p99 alone."""
+
+
+MOST_WAITED: Final = 0.05
+"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times mean little."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def document(result: Result) -> dict[str, Any]:
+    """The run's figures, in ms, bytes and counts."""
+    alone, beside = result.alone, result.beside
+    return {
+        "seconds": result.plan.seconds,
+        "good": result.plan.good,
+        "abusive": result.plan.abusive,
+        "memory_bound_bytes": MEMORY_BYTES,
+        "kinds": {kind: _kind(kind, alone, beside) for kind in KINDS},
+        "alone": _phase(alone),
+        "beside": _phase(beside),
+        "got": {kind: dict(sorted(counts.items())) for kind, counts in result.got.items()},
+        "examples": [*alone.tally.examples, *beside.tally.examples],
+    }
+
+
+def _kind(kind: str, alone: Phase, beside: Phase) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, phase in (("alone", alone), ("beside", beside)):
+        took = phase.tally.seconds[kind]
+        figures[name] = {
+            "answers": len(took),
+            "p50_ms": round(1_000 * percentile(took, 0.5), 2),
+            "p99_ms": round(1_000 * percentile(took, 0.99), 2),
+            "refused": phase.tally.refused[kind],
+            "wrong": phase.tally.wrong[kind],
+        }
+    return figures
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    return {
+        "peak_bytes": phase.peak_bytes,
+        "busy": round(phase.busy, 3),
+        "waited": round(phase.waited, 3),
+        "clients_waited": round(phase.clients_waited, 3),
+        "origin_per_s": round(sum(phase.origin_per_s) / max(1, len(phase.origin_per_s)), 1),
+        "origin_most_per_s": round(max(phase.origin_per_s, default=0.0), 1),
+    }
+
+
+def faults(figures: Mapping[str, Any]) -> list[str]:
+    """What a run must not show, except for what depends on the machine's other work: in one line each."""
+    found = []
+    for kind, both in figures["kinds"].items():
+        for phase, of in both.items():
+            found += [f"{of[what]} {what}: {kind} {phase}" for what in ("refused", "wrong") if of[what]]
+            found += [f"no answer: {kind} {phase}"] if not of["answers"] else []
+    peak = figures["beside"]["peak_bytes"]
+    if peak > figures["memory_bound_bytes"]:
+        found.append(f"{peak / 1e6:.0f} MB of memory, over {figures['memory_bound_bytes'] / 1e6:.0f} MB")
+    found += [f"{kind} did not strike" for kind, got in figures["got"].items() if not got.get("tries")]
+    return found
+
+
+def slow(figures: Mapping[str, Any]) -> list[str]:
+    """The kinds of good requests whose p99 is above its bound; if the machine was busy, that it was."""
+    if max(figures["alone"]["waited"], figures["alone"]["clients_waited"]) > MOST_WAITED:
+        return ["times are not judged: other work had the cores"]
+    ratios = {
+        kind: both["beside"]["p99_ms"] / (both["alone"]["p99_ms"] or 1) for kind, both in figures["kinds"].items()
+    }
+    return [f"{kind}: p99 is {ratio:.2f} x" for kind, ratio in ratios.items() if ratio > MOST_RATIO]
+
+
+def good_table(figures: Mapping[str, Any]) -> str:
+    """What the good clients noticed, in Markdown."""
+    lines = [
+        "| request | answers | p50 alone, ms | beside | p99 alone, ms | beside | ratio | refused | wrong |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for kind, both in figures["kinds"].items():
+        alone, beside = both["alone"], both["beside"]
+        ratio = beside["p99_ms"] / (alone["p99_ms"] or 1)
+        times = [f"{phase[name]:.2f}" for name in ("p50_ms", "p99_ms") for phase in (alone, beside)]
+        counts = [f"{beside['answers']:,}", *times, f"{ratio:.2f} x", str(beside["refused"]), str(beside["wrong"])]
+        lines.append(f"| {kind} | {' | '.join(counts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def gateway_table(figures: Mapping[str, Any]) -> str:
+    """What the gateway and the origin took, in Markdown."""
+    lines = ["| | alone | beside |", "|---|--:|--:|"]
+    alone, beside = figures["alone"], figures["beside"]
+    bound = figures["memory_bound_bytes"] / 1e6
+    peaks = [f"{phase['peak_bytes'] / 1e6:.0f}" for phase in (alone, beside)]
+    lines.append(f"| gateway's peak memory, MB (bound {bound:.0f}) | {' | '.join(peaks)} |")
+    lines.append(f"| gateway's processor time, of a core | {alone['busy']:.0%} | {beside['busy']:.0%} |")
+    for name, what in (
+        ("waited", "time that the gateway waited for its core"),
+        ("clients_waited", "the good clients for theirs"),
+    ):
+        lines.append(f"| {what} | {alone[name]:.0%} | {beside[name]:.0%} |")
+    lines.append(f"| requests at the origin, a second | {alone['origin_per_s']:.0f} | {beside['origin_per_s']:.0f} |")
+    lines.append(f"| most in one second | {alone['origin_most_per_s']:.0f} | {beside['origin_most_per_s']:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def got_table(figures: Mapping[str, Any]) -> str:
+    """What the abusive clients got, in Markdown."""
+    lines = ["| kind | tries | what they got |", "|---|--:|---|"]
+    for kind, counts in figures["got"].items():
+        ends = ", ".join(f"{count:,} {what}" for what, count in counts.items() if what != "tries")
+        lines.append(f"| {kind} | {counts.get('tries', 0):,} | {ends or 'nothing'} |")
+    return "\n".join(lines) + "\n"
+
+
+def tables(kept: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of the page, by name."""
+    return {
+        name: f"{good_table(kept[name])}\n{gateway_table(kept[name])}\n{got_table(kept[name])}"
+        for name in ("clients", "origins")
+    }
+
+
+def main() -> None:
+    """Keep a run, and show it."""
+    kept = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    (DOCS / "abuse.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    page = (DOCS / "abuse.md").read_text(encoding="utf-8")
+    for name, text in tables(kept).items():
+        page = with_part(page, name, text)
+    (DOCS / "abuse.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

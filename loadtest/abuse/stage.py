@@ -1,0 +1,292 @@
+"""One run: the processes, the two phases, and what was measured in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from gateway.config.limits import LimitsConfig
+from loadtest.abuse import abusers, hostile
+from loadtest.abuse.good import Good, Tally
+from loadtest.abuse.wire import HOST
+from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
+
+MEMORY_BYTES: Final = 512 << 20
+"""Bound on the gateway's memory: `limits.memory_max_bytes`, and what a run is judged by."""
+CACHE_BYTES: Final = 128 << 20
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_START_S: Final = 30.0
+_STOP_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run."""
+
+    seconds: float
+    """Length of each phase."""
+    good: int = 100
+    abusive: int = 1_000
+    kinds: tuple[str, ...] = tuple(abusers.KINDS)
+    """Kinds of abusive clients; none: hostile origins, and `abusive` clients that call them."""
+    origins: tuple[str, ...] = (*hostile.KINDS, hostile.REFUSES)
+    """Kinds of hostile origins."""
+    flood: float = 1.0
+    """Share of the rates of `abusers.KINDS` at which floods strike."""
+    warm_s: float = 3.0
+    """Time before a phase counts."""
+    is_pinned: bool = True
+    """Whether the gateway has a core of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where everything listens."""
+
+    gateway: int
+    origin: int
+    count: int
+    """Where the origin tells how many requests it has had."""
+    hostile: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Phase:
+    """What was measured in one phase."""
+
+    tally: Tally = field(default_factory=Tally)
+    peak_bytes: int = 0
+    """Most resident memory of the gateway."""
+    busy: float = 0.0
+    """Share of a core that the gateway used."""
+    waited: float = 0.0
+    """Share of the time in which the gateway's loop was ready to run and another process had its core."""
+    clients_waited: float = 0.0
+    """The same of the good clients' loop: what it waited is in their times, and is not the gateway's."""
+    origin_per_s: list[float] = field(default_factory=list)
+    """Requests at the good origin, in each second."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run has shown."""
+
+    plan: Plan
+    alone: Phase
+    beside: Phase
+    got: dict[str, dict[str, int]]
+    """What each kind of abusive client, or each caller of a hostile origin, got."""
+
+
+def run(plan: Plan, folder: Path) -> Result:
+    """One run; configuration and logs go into `folder`.  Raises BenchError if a process does not start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    gateway, admin, origin, count, *others = _free_ports(4 + len(plan.origins))
+    hostile_ports = dict(zip(plan.origins, others, strict=True))
+    ports = Ports(gateway, origin, count, {} if plan.kinds else hostile_ports)
+    config = folder / "gateway.toml"
+    config.write_text(_config(ports, admin), encoding="utf-8")
+    command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
+    cores = Cores.of_this_machine() if plan.is_pinned else None
+    server, load = (cores.server, cores.load) if cores else (None, None)
+    with (
+        pinned(load) if load is not None else nullcontext(),
+        _child("origin", {"port": origin, "count_port": count}, folder, load, origin),
+        _process("gateway", command, folder, server, gateway) as pid,
+    ):
+        return uvloop.run(_phases(plan, folder, ports, pid, load))
+
+
+async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | None) -> Result:
+    good = Good(ports.gateway, ports.origin, random.Random(2).random)
+    each = max(2, plan.good // 5)
+    await good.prepare(each)
+    tasks = [asyncio.ensure_future(client) for client in good.clients(each)]
+    try:
+        alone = await _phase(plan, good, ports, pid)
+        with _abuse(plan, folder, ports, core) as log:
+            beside = await _phase(plan, good, ports, pid)
+    finally:
+        for task in tasks:
+            task.cancel()
+        failed = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, Exception)]
+    if failed:
+        raise failed[0]
+    return Result(plan, alone, beside, _said(log))
+
+
+@contextmanager
+def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator[Path]:
+    """The abusive clients, or the hostile origins and their callers, at work; what they got is in the file then."""
+    work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
+    if plan.kinds:
+        work |= {"origin_port": ports.origin, "kinds": plan.kinds, "flood": plan.flood}
+        with _child("abusers", work, folder, core):
+            yield folder / "abusers.log"
+        return
+    listening = {kind: port for kind, port in ports.hostile.items() if kind != hostile.REFUSES}
+    work |= {"kinds": list(ports.hostile)}
+    with (
+        _child("hostile", {"ports": listening}, folder, core, next(iter(listening.values()), 0)),
+        _child("callers", work, folder, core),
+    ):
+        yield folder / "callers.log"
+
+
+async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
+    """Let everything run for a while, then count for `plan.seconds`; refusals count from the start."""
+    phase = Phase()
+    good.tally = phase.tally
+    _forget_peak(pid)
+    await asyncio.sleep(plan.warm_s)
+    phase.tally.seconds.clear()
+    before = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
+    began = time.monotonic()
+    async with _counting(ports.count, phase.origin_per_s):
+        await asyncio.sleep(plan.seconds)
+    passed = time.monotonic() - began
+    after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
+    phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
+    phase.peak_bytes = _peak_bytes(pid)
+    good.tally = Tally()
+    return phase
+
+
+@asynccontextmanager
+async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
+    """Note the origin's requests in each second."""
+
+    async def count() -> int:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        try:
+            return int(await reader.read())
+        finally:
+            writer.close()
+
+    async def look() -> None:
+        before, at = await count(), time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            now, then = await count(), time.monotonic()
+            per_s.append((now - before) / (then - at))
+            before, at = now, then
+
+    looking = asyncio.ensure_future(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+# -- processes
+
+
+def _config(ports: Ports, admin: int) -> str:
+    limits = {"cache_bytes": CACHE_BYTES}
+    if "memory_max_bytes" in LimitsConfig.model_fields:
+        limits["memory_max_bytes"] = MEMORY_BYTES
+    lines = ["[server]", f'listen = "127.0.0.1:{ports.gateway}"', f'admin = "127.0.0.1:{admin}"', "[limits]"]
+    lines += [f"{name} = {value}" for name, value in limits.items()]
+    routes = [("good", "", ports.origin)]
+    routes += [(f"hostile-{n}", hostile.prefix(kind), port) for n, (kind, port) in enumerate(ports.hostile.items())]
+    for name, path, port in routes:
+        lines += ["[[route]]", f'name = "{name}"', f'prefix = "{path or "/"}"']
+        lines += [f'origin = "http://127.0.0.1:{port}{path}"']
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _child(role: str, arguments: dict[str, Any], folder: Path, core: int | None, port: int = 0) -> Iterator[int]:
+    """One of `loadtest.abuse.child`."""
+    command = (sys.executable, "-m", "loadtest.abuse.child", role, json.dumps(arguments))
+    with _process(role, command, folder, core, port) as pid:
+        yield pid
+
+
+@contextmanager
+def _process(name: str, command: Sequence[str], folder: Path, core: int | None, port: int) -> Iterator[int]:
+    """A process until the end of the block; it accepts at `port` unless that is 0.  Raises BenchError."""
+    log = folder / f"{name}.log"
+    with log.open("wb") as output, pinned(core) if core is not None else nullcontext():
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + _START_S
+        while port and not _accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{name} does not accept at port {port}: {log.read_text()[-200:]}")
+            time.sleep(0.02)
+        yield process.pid
+        if process.poll() is not None:
+            raise BenchError(f"{name} has ended by itself: {log.read_text()[-200:]}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports without a listener, below those that the kernel gives to the thousands of connections of a run."""
+    lowest = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    candidates = random.sample(range(lowest // 2, lowest), 4 * count)
+    free = [port for port in candidates if _is_free(port)]
+    if len(free) < count:
+        raise BenchError(f"no {count} free ports below {lowest}")
+    return free[:count]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _said(log: Path) -> dict[str, dict[str, int]]:
+    """What a child printed when it ended."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        raise BenchError(f"{log.name} ends without figures: {lines[-1:]}")
+    said: dict[str, dict[str, int]] = json.loads(lines[-1])
+    return said
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds that the main thread of a process has been ready without a core (schedstat, in sched-stats.rst)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
+def _peak_bytes(pid: int) -> int:
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1_024 if found else 0
+
+
+def _forget_peak(pid: int) -> None:
+    """Let the peak begin anew from what is resident now (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")

@@ -1,0 +1,110 @@
+"""What clients make the gateway hold is bounded for all together: those that hold the most are dropped first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.origin.app import OriginSettings, RunningOrigin
+from gateway.protocol.mode import Mode
+from tests.scenarios.conftest import Edge, Start
+from tests.scenarios.wire import Dropped, Wire
+from tests.waiting import eventually
+
+BINARY = "application/octet-stream"
+BODY = bytes(range(256)) * 16_384
+BOUND = 2 << 20
+
+
+@pytest.fixture
+def origin_settings() -> OriginSettings:
+    return OriginSettings(max_chunk_bytes=64 << 20)
+
+
+async def greedy_readers(edge: Edge, count: int) -> list[Wire]:
+    """Clients that read an answer's head and no more."""
+    wires = [await edge.begin("/large?offset=-1", receive_bytes=16_384) for _ in range(count)]
+    for wire in wires:
+        await wire.head()
+    return wires
+
+
+def shed(edge: Edge) -> float:
+    return edge.gateway.memory.figures().shed["client_bytes"]
+
+
+async def test_the_clients_that_hold_the_most_are_dropped(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, client_bytes=BOUND, client_write_timeout_s=30, fast_path=False)
+    await edge.put("/large", BODY, BINARY)
+    await edge.put("/small", b"x")
+    good = await edge.begin("/small?offset=-1")
+    assert (await good.answer()).body == b"x"
+    greedy = await greedy_readers(edge, 60)
+    memory = edge.gateway.memory
+    await memory.look()
+    assert 0 < shed(edge) < len(greedy)
+    await memory.look()
+    assert memory.client_bytes <= BOUND
+    await good.ask("/small?offset=-1")
+    assert (await good.answer()).body == b"x"
+    ended = await asyncio.gather(*(wire.body() for wire in greedy), return_exceptions=True)
+    # The gateway looks by itself as well, once a second.
+    assert 0 < sum(isinstance(one, Dropped | ConnectionError) for one in ended) <= shed(edge) < len(greedy)
+    assert all(one == BODY for one in ended if isinstance(one, bytes))
+
+
+async def test_below_the_bound_no_client_is_dropped(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, client_bytes=64 << 20, client_write_timeout_s=30, fast_path=False)
+    await edge.put("/large", BODY, BINARY)
+    await greedy_readers(edge, 60)
+    await edge.gateway.memory.look()
+    assert edge.gateway.memory.client_bytes > BOUND
+    assert shed(edge) == 0
+
+
+@pytest.mark.http_1
+async def test_unfinished_heads_and_bodies_count(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, client_bytes=200_000)
+    await edge.put("/s", b"x")
+    heads = [await edge.wire() for _ in range(10)]
+    for wire in heads:
+        await wire.send(b"GET /s HTTP/1.1\r\nHost: edge\r\n" + b"X-Fill: " + b"f" * 8_000 + b"\r\nX-More: ")
+    memory = edge.gateway.memory
+
+    async def all_seen() -> bool:
+        await memory.look()
+        return memory.client_bytes > 80_000
+
+    await eventually(all_seen)
+    assert shed(edge) == 0
+    for wire in heads:
+        await wire.send(b"f" * 8_000 + b"\r\nX-More: " + b"f" * 7_000)
+
+    async def all_fit() -> bool:
+        await memory.look()
+        return shed(edge) > 0
+
+    await eventually(all_fit)
+    await memory.look()
+    assert memory.client_bytes <= 200_000
+    assert shed(edge) < len(heads)
+    assert (await edge.get("/s?offset=-1")).body == b"x"
+
+
+async def test_a_large_answer_that_waiting_clients_share_is_no_clients_own(start: Start, origin: RunningOrigin) -> None:
+    # Over TLS and HTTP/2 each client has copies of the beginning.
+    bound = 8 << 20
+    edge = await start(origin.url, client_bytes=bound, client_write_timeout_s=30)
+    await edge.put("/large", b"", BINARY)
+    wires = [await edge.begin("/large?offset=now&live=long-poll", receive_bytes=16_384) for _ in range(20)]
+    await eventually(lambda: edge.gateway.sample().subscribers[Mode.LONGPOLL] == 20)
+    await edge.post("/large", BODY, BINARY)
+    for wire in wires:
+        await wire.head()
+    await edge.gateway.memory.look()
+    assert edge.gateway.clients.unsent()[0] > 4 * bound
+    assert edge.gateway.memory.client_bytes < bound
+    assert shed(edge) == 0
+    for wire in wires:
+        assert await wire.body() == BODY
