@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import uvloop
 
-from gateway.config.limits import LimitsConfig
 from loadtest.abuse import abusers, hostile
 from loadtest.abuse.good import Good, Tally
 from loadtest.abuse.wire import HOST
@@ -29,6 +28,9 @@ from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
 MEMORY_BYTES: Final = 512 << 20
 """Bound on the gateway's memory: `limits.memory_max_bytes`, and what a run is judged by."""
 CACHE_BYTES: Final = 128 << 20
+NEW_STREAMS_PER_S: Final = 20
+REQUESTS_PER_S: Final = 50
+"""What the gateway admits of each client network in a second; a good client needs a tenth and a fifth of it."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _START_S: Final = 30.0
 _STOP_S: Final = 15.0
@@ -198,11 +200,14 @@ async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
 
 
 def _config(ports: Ports, admin: int) -> str:
-    limits = {"cache_bytes": CACHE_BYTES}
-    if "memory_max_bytes" in LimitsConfig.model_fields:
-        limits["memory_max_bytes"] = MEMORY_BYTES
+    limits = {
+        "cache_bytes": CACHE_BYTES,
+        "memory_max_bytes": MEMORY_BYTES,
+        "client_new_streams_per_s": NEW_STREAMS_PER_S,
+    }
     lines = ["[server]", f'listen = "127.0.0.1:{ports.gateway}"', f'admin = "127.0.0.1:{admin}"', "[limits]"]
     lines += [f"{name} = {value}" for name, value in limits.items()]
+    lines += ["[[rate_limit]]", 'name = "each"', f"requests_per_s = {REQUESTS_PER_S}", f"burst = {4 * REQUESTS_PER_S}"]
     routes = [("good", "", ports.origin)]
     routes += [(f"hostile-{n}", hostile.prefix(kind), port) for n, (kind, port) in enumerate(ports.hostile.items())]
     for name, path, port in routes:
