@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-JOBS ?= 3
+JOBS ?= 4
 BENCH_OUT ?= build/bench
 
 VENV := .venv
@@ -38,7 +38,7 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=3)
+test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 

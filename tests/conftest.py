@@ -2,13 +2,14 @@
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 
-With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do
-a folder's that are about Spark.
+With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do those of
+folders that are about Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
 
-_OF_SPARK: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
-"""Folders of tests on a Java, the longest first."""
+_OF_SPARK: Final = (
+    ("tests/pipeline/gold/", "tests/pipeline/curve/"),
+    ("tests/pipeline/",),
+    ("tests/pyspark_durable_streams/",),
+)
+"""Folders of tests on one Java each, the longest first."""
 _LONGEST: Final = (
-    *_OF_SPARK,
+    *chain.from_iterable(_OF_SPARK),
     # These wait more than they compute: best beside what computes.
     "tests/conformance/",
     "tests/commands/test_tail.py",
@@ -81,19 +86,19 @@ def _place(nodeid: str) -> int:
     return next((place for place, begin in enumerate(_LONGEST) if nodeid.startswith(begin)), len(_LONGEST))
 
 
-class _OneSparkForAFolder(LoadFileScheduling):
-    """A file's tests go to one process, and a folder's that are about Spark.
+class _OneSparkForManyFiles(LoadFileScheduling):
+    """A file's tests go to one process, and so do folders of files that are about Spark.
 
     A Java that has just started takes twenty seconds of a processor to learn what one that has been at work knows.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in _OF_SPARK if nodeid.startswith(folder)), super()._split_scope(nodeid))
+        return next((folders[0] for folders in _OF_SPARK if nodeid.startswith(folders)), super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSparkForAFolder | None:
-    return _OneSparkForAFolder(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSparkForManyFiles | None:
+    return _OneSparkForManyFiles(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

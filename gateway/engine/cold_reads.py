@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.engine.absences import Absences
 from gateway.engine.read import Read
-from gateway.errors import GatewayError, TooManyAbsent, TooManyRequests
+from gateway.errors import TooManyAbsent, TooManyRequests
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
 from gateway.limits.retry_after import retry_after_s
@@ -51,19 +51,14 @@ class ColdReads:
 
     def admit(self, read: Read) -> None:
         """Count the read.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
-        if (refusal := self._refusal(read)) is not None:
-            raise refusal
-        if self._nets is not None and read.source.client != UNKNOWN:
-            self._nets.take(read.source.client, self._now())
-
-    def _refusal(self, read: Read) -> GatewayError | None:
         client = read.source.client
         if not self._absences.may_ask(read.route, client):
-            return TooManyAbsent()
+            raise TooManyAbsent
         if wait_s := self._wait_s(client):
             self._metrics.client_limited("client_new_streams_per_s")
-            return TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
-        return None
+            raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
+        if self._nets is not None and client != UNKNOWN:
+            self._nets.take(client, self._now())
 
     def _wait_s(self, client: str) -> float:
         return self._nets.wait_s(client, self._now()) if self._nets is not None and client != UNKNOWN else 0.0

@@ -144,6 +144,8 @@ class FetchTable:
         return flight, True
 
     def _ended(self, stream: Stream, flight: Flight, source: Source) -> None:
+        # A cancelled task keeps its traceback, whose frames refer to the flight.
+        flight.task = None
         if not flight.is_over:
             flight.give_up()
         self._report_unclaimed(stream, flight, source)

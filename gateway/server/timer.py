@@ -30,7 +30,16 @@ class Timer:
             self._wheel.drop(self, self._tick)
             self._tick = NEVER
 
+    def end(self) -> None:
+        """Clear it for good, and drop the callback, which refers to the timer's owner."""
+        self.clear()
+        self._callback = _no_op
+
     def due(self) -> None:
         """Called by the wheel."""
         self._tick = NEVER
         self._callback()
+
+
+def _no_op() -> None:
+    """The callback of a timer whose owner is gone."""

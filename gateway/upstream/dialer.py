@@ -64,11 +64,13 @@ class Dialer:
                 self._context = ssl.create_default_context()
             context = tls.context if tls is not None else self._context
             server_name = (tls.server_name if tls is not None else "") or endpoint.host
-        _, connection = await loop.create_connection(
-            lambda: Connection(loop, owner, endpoint),
-            address,
-            endpoint.port,
-            ssl=context,
-            server_hostname=server_name,
-        )
+        connection = Connection(loop, owner, endpoint)
+        try:
+            await loop.create_connection(
+                lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
+            )
+        except BaseException:
+            # uvloop does not call it if this is cancelled in the turn in which the connection is made.
+            connection.connection_lost(None)
+            raise
         return connection

@@ -23,6 +23,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -278,19 +279,29 @@ class Exchange:
             self._requester.sent()
             connection = None if is_repeat else pool.idle(slot)
             if connection is None:
-                bound = asyncio.timeout_at(self._by if self._by < inf else None)
-                async with bound:
-                    if self._sending is not None:
-                        self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
-                    connection = await self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
-                    if not connection.is_open:
-                        # Closed before it was used.  It never took the slot, so the slot is released below.
-                        raise ConnectionLost
-                    pool.made(connection, slot)
+                connection = await self._dialled(endpoint)
+                if not connection.is_open:
+                    # Closed before it was used.  It never took the slot, so the slot is released below.
+                    raise ConnectionLost
+                pool.made(connection, slot)
         except BaseException:
             pool.release(slot)
             raise
         return connection
+
+    async def _dialled(self, endpoint: Endpoint) -> Connection:
+        """A new connection, made within its own bound and that of the exchange."""
+        bound = asyncio.timeout_at(self._by if self._by < inf else None)
+        try:
+            async with bound:
+                if self._sending is not None:
+                    self._sending.set_cancel(partial(_expire, bound))
+                return await self._exchanges.dialer.dial(endpoint, self._pool, self._bounds.connect_s)
+        finally:
+            # The bound refers to the task, and the traceback of a cancelled task to this frame.
+            del bound
+            if self._sending is not None:
+                self._sending.set_cancel(no_op)
 
     def _send(self, connection: Connection) -> None:
         self._connection = connection
@@ -364,6 +375,8 @@ class Exchange:
         self.is_over = True
         if self._connecting is not None:
             self._connecting.cancel()
+            # A cancelled task keeps its traceback, whose frames refer to this exchange.
+            self._connecting = None
         if self._incoming is not None:
             self._incoming.on_change = no_op
             self._incoming.end(ConnectionLost("left"))
@@ -403,6 +416,10 @@ class _Upload:
         if self._has_ended and incoming.head is None and incoming.connection is not None:
             now = asyncio.get_running_loop().time()
             connection.deadline.move(min(now + self._first_byte_s, self._deadline))
+
+
+def _expire(bound: asyncio.Timeout) -> None:
+    bound.reschedule(asyncio.get_running_loop().time())
 
 
 def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:

@@ -469,7 +469,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         for timer in (self._idle_timer, self._head_timer, self._write_timer, self._leave_timer):
-            timer.clear()
+            timer.end()
         self.session.abandon()
         self.clients.http2.closed(self.session)
         self._drop_channels(is_by_client=True)
