@@ -28,7 +28,7 @@ MOST_STREAMS: Final = 128
 """Requests open at once on one connection, whatever the origin allows: the bound on what its loss ends."""
 REPLY_WINDOW: Final = 1 << 18
 """Bytes of one reply's body that may be in flight."""
-_LATE_FRAMES: Final = 256
+LATE_FRAMES: Final = 256
 """Frames that may still arrive for a stream that was reset, beyond the budget."""
 _MOST_LATE_FRAMES: Final = 1 << 16
 _NO_BODY: Final = frozenset({204, 304})
@@ -166,7 +166,7 @@ class ClientSession(Reading):
 
     def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
         super()._send_reset(stream_id, code)
-        self._late_frames = min(self._late_frames + _LATE_FRAMES, _MOST_LATE_FRAMES)
+        self._late_frames = min(self._late_frames + LATE_FRAMES, _MOST_LATE_FRAMES)
 
     def _spend_late(self) -> None:
         if self._late_frames:
