@@ -17,6 +17,8 @@ import h2.exceptions
 import h2.settings
 from yarl import URL
 
+from gateway.http.http2.frames import ErrorCode, goaway
+
 _SKIPPED: Final = frozenset({"connection", "keep-alive", "transfer-encoding"})
 
 
@@ -39,6 +41,8 @@ class _Peer:
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))
         self._streams: dict[int, _Stream] = {}
         self._room = asyncio.Condition()
+        self._last_id = 0
+        self._has_left = False
 
     @property
     def open_streams(self) -> int:
@@ -68,9 +72,9 @@ class _Peer:
             self._writer.transport.abort()
 
     def leave(self) -> None:
-        """Say GOAWAY and let the streams end."""
-        self._h2.close_connection()
-        self._flush()
+        """Say GOAWAY and let the streams end.  h2 itself would take it for the end of them."""
+        self._has_left = True
+        self._writer.write(goaway(self._last_id, ErrorCode.NO_ERROR))
 
     def cut(self) -> None:
         self._writer.transport.abort()
@@ -83,6 +87,10 @@ class _Peer:
             case h2.events.RequestReceived():
                 assert event.stream_id is not None
                 assert event.headers is not None
+                if self._has_left:
+                    # As GOAWAY has announced.
+                    return
+                self._last_id = event.stream_id
                 stream = self._streams[event.stream_id] = _Stream(event.stream_id)
                 fields = [(bytes(name).decode(), bytes(value).decode("latin-1")) for name, value in event.headers]
                 has_body = event.stream_ended is None
