@@ -218,7 +218,8 @@ class StreamChannel(Handling):
 
     def gone(self, *, is_by_client: bool) -> None:
         """The stream has been reset, or its connection has ended."""
-        self.close()
+        if self._write_timer is not None:
+            self._write_timer.clear()
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early" if is_by_client else "Malformed request body"))
@@ -229,6 +230,8 @@ class StreamChannel(Handling):
         self.end_live_use()
         if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
+        if self.is_over:
+            self.close()
 
     def unread(self, size: int) -> None:
         """`size` bytes of the request's body wait to be read."""
@@ -328,9 +331,10 @@ class StreamChannel(Handling):
             self._set_deadline()
 
     def close(self) -> None:
-        """Stop the deadline: the channel is over."""
+        """Drop what refers to the channel: it is over."""
+        self._request = None
         if self._write_timer is not None:
-            self._write_timer.clear()
+            self._write_timer.end()
 
     def _set_deadline(self) -> None:
         if self._write_timer is None:
