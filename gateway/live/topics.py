@@ -8,7 +8,8 @@ stays hot while it is read often enough, which is checked every `_COOLING_S`.  H
 streams that may be followed; the other half is reserved for live readers.
 
 A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
-stream and another live request, and one net must not use up all of them.
+stream and another live request, and one net must not use up all of them.  Relayed live reads take places of the same
+kind (`places`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
-from gateway.limits.client_net import UNKNOWN
-from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
-from gateway.limits.usage import Tally
+from gateway.errors import ShortOfMemory, TooManyFollowed
 from gateway.live.follower import Follower
+from gateway.live.places import Places, RelayedLive
 from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
@@ -57,7 +56,6 @@ class LiveTopics:
         max_flight_bytes: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
-        self._max_followed = max_followed
         self._max_flight_bytes = max_flight_bytes
         self._access_log = access_log
         self._upstream = upstream
@@ -66,11 +64,9 @@ class LiveTopics:
         self._tasks = tasks
         self._metrics = metrics
         self._rng = rng
-        self.most_per_client = max_followed
-        """The most topics that one client net may have followed."""
+        self._places = Places(max_followed, metrics, rng)
         self._charged: dict[Topic, str] = {}
         """The net that each topic is charged to."""
-        self._by_client = Tally()
         self._topics: dict[Stream, Topic] = {}
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
@@ -95,6 +91,15 @@ class LiveTopics:
     def find(self, stream: Stream) -> Topic | None:
         """The stream's topic, or None."""
         return self._topics.get(stream)
+
+    def limit_clients(self, most_per_client: int) -> None:
+        """One client net may cause at most this many live requests from now on."""
+        self._places.most_per_client = most_per_client
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are as many live requests as there may be."""
+        return len(self._runs) + self._places.relayed >= self._places.most
 
     @property
     def hot_count(self) -> int:
@@ -138,43 +143,47 @@ class LiveTopics:
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
-        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed or
-        ShortOfMemory, TooManyRequests."""
-        is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
-        if is_needed and len(self._runs) >= self._max_followed:
-            raise TooManyFollowed
-        if is_needed and not self._store.may_grow:
-            raise ShortOfMemory
-        if is_needed and not self._has_share(topic):
-            self._metrics.client_limited("client_followed_streams")
-            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
-        if is_needed and not topic.is_hot and self._topics.get(topic.stream) is topic:
-            self._charge(topic)
+        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
+        ShortOfMemory or TooManyRequests."""
+        if topic not in self._runs and topic.stream.tape.closed_at is None:
+            self._check_room()
+            if topic not in self._charged:
+                self._places.check_share(topic.access.source.client)
+            if not topic.is_hot and self._topics.get(topic.stream) is topic:
+                self._charge(topic)
         self._follow(topic)
+
+    def begin_relayed(self, client: str) -> RelayedLive:
+        """Count a live read of the net `client` that is relayed; `RelayedLive.end` must follow.  Raises
+        TooManyFollowed, ShortOfMemory or TooManyRequests."""
+        self._check_room()
+        self._places.check_share(client)
+        return self._places.begin_relayed(client)
+
+    def _check_room(self) -> None:
+        """Raise TooManyFollowed or ShortOfMemory if no further live request may begin."""
+        if self._is_full:
+            raise TooManyFollowed
+        if not self._store.may_grow:
+            raise ShortOfMemory
 
     def _follow(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
 
-    def _has_share(self, topic: Topic) -> bool:
-        """Whether the topic's net may have one more topic followed, or has this one."""
-        net = topic.access.source.client
-        return topic in self._charged or net == UNKNOWN or self._by_client[net] < self.most_per_client
-
     def _charge(self, topic: Topic) -> None:
-        net = topic.access.source.client
-        if topic not in self._charged and net != UNKNOWN:
-            self._charged[topic] = net
-            self._by_client.add(net)
+        if topic not in self._charged:
+            net = self._charged[topic] = topic.access.source.client
+            self._places.take(net)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
         room."""
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
-        if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
+        if len(self._coolings) >= self._places.most // 2 or (
+            topic not in self._runs and (self._is_full or not self._store.may_grow)
         ):
             return
         topic.is_hot = True
@@ -333,7 +342,7 @@ class LiveTopics:
             return
         del self._topics[topic.stream]
         if (net := self._charged.pop(topic, None)) is not None:
-            self._by_client.remove(net)
+            self._places.give_back(net)
         topic.is_hot = False
         for timers in (
             self._lingers,

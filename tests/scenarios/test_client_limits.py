@@ -244,6 +244,40 @@ async def test_a_net_opens_no_more_followed_streams_than_its_share(origin: Runni
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_followed_streams",] == 1
 
 
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+async def test_relayed_live_reads_take_the_places_of_followed_streams(
+    origin: RunningOrigin, start: Start, mode: str
+) -> None:
+    edge = await start(origin.url, credentials="bypass", followed_streams=4, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1")).next_offset
+    target, shared = f"/s?offset={at}&live={mode}", f"/s?offset={at}&live=sse"
+    live = edge.gateway.engine.client
+    # Over HTTP/2 one connection carries many of them, so the number of connections is no bound.
+    readers = []
+    for count in (1, 2):
+        readers.append(await edge.begin(target, {**MINE, "Authorization": f"Bearer {count}"}))
+        await eventually(lambda count=count: live.open_connections == count)
+    refusal = await edge.get(target, {**MINE, "Authorization": "Bearer 3"})
+    assert refusal.status == 429
+    assert int(refusal.headers["Retry-After"]) >= 1
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_followed_streams",] == 1
+    # A followed stream takes a place as well, and once all are taken other networks are refused too.
+    readers.append(await edge.begin(shared, OTHERS))
+    assert (await readers[-1].head()).status == 200
+    readers.append(await edge.begin(target, {**OTHERS, "Authorization": "Bearer 4"}))
+    await eventually(lambda: live.open_connections == 4)
+    third = {"X-Forwarded-For": "192.0.2.3"}
+    refusal = await edge.get(target, {**third, "Authorization": "Bearer 5"})
+    assert (refusal.status, refusal.headers["Retry-After"]) == (503, "1")
+    assert (await edge.get(f"{shared}&another", third)).status == 503
+    # A reader that leaves gives its place back.
+    readers[0].leave()
+    await eventually(lambda: live.open_connections == 3)
+    await edge.begin(target, {**MINE, "Authorization": "Bearer 6"})
+    await eventually(lambda: live.open_connections == 4)
+
+
 async def test_a_followed_stream_that_has_ended_counts_no_more(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, client_followed_streams=1)
     for number in range(3):
