@@ -32,11 +32,14 @@ class Places:
     def __repr__(self) -> str:
         return f"<Places {self.relayed} relayed, {self._by_client}>"
 
-    def check_share(self, net: str) -> None:
-        """Raise TooManyRequests if the net may cause no further live request."""
-        if net != UNKNOWN and self._by_client[net] >= self.most_per_client:
-            self._metrics.client_limited("client_followed_streams")
-            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
+    def has_share(self, net: str) -> bool:
+        """Whether the net may cause one more live request."""
+        return net == UNKNOWN or self._by_client[net] < self.most_per_client
+
+    def refusal(self) -> TooManyRequests:
+        """Count a live read of a net without a share left; returns the error for it."""
+        self._metrics.client_limited("client_followed_streams")
+        return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
     def take(self, net: str) -> None:
         """Charge a live request to the net; `give_back` must follow."""

@@ -5,7 +5,7 @@ between any two of its requests.  A topic pins its stream, so one key has one to
 
 A topic may also be *hot*: followed because catch-up reads ask for its tail more often than a live request would.  It
 stays hot while it is read often enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the
-streams that may be followed; the other half is reserved for live readers.
+streams that may be followed, and one without readers gives its place to a live reader that finds none.
 
 A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
 stream and another live request, and one net must not use up all of them.  Relayed live reads take places of the same
@@ -146,26 +146,34 @@ class LiveTopics:
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
         ShortOfMemory or TooManyRequests."""
         if topic not in self._runs and topic.stream.tape.closed_at is None:
-            self._check_room()
-            if topic not in self._charged:
-                self._places.check_share(topic.access.source.client)
-            if not topic.is_hot and self._topics.get(topic.stream) is topic:
+            self._make_room(topic.access.source.client, is_charged=topic in self._charged)
+            if self._topics.get(topic.stream) is topic:
                 self._charge(topic)
         self._follow(topic)
 
     def begin_relayed(self, client: str) -> RelayedLive:
         """Count a live read of the net `client` that is relayed; `RelayedLive.end` must follow.  Raises
         TooManyFollowed, ShortOfMemory or TooManyRequests."""
-        self._check_room()
-        self._places.check_share(client)
+        self._make_room(client, is_charged=False)
         return self._places.begin_relayed(client)
 
-    def _check_room(self) -> None:
-        """Raise TooManyFollowed or ShortOfMemory if no further live request may begin."""
-        if self._is_full:
-            raise TooManyFollowed
+    def _make_room(self, client: str, *, is_charged: bool) -> None:
+        """Make room for one more live request, for a live reader of this net; a hot topic may have to end for it.
+        `is_charged` says that the net is charged for the request already.  Raises what `begin_relayed` does."""
         if not self._store.may_grow:
             raise ShortOfMemory
+        if not is_charged and not self._places.has_share(client) and not self._remove_hot(client):
+            raise TooManyFollowed if self._is_full else self._places.refusal()
+        if self._is_full and not self._remove_hot(None):
+            raise TooManyFollowed
+
+    def _remove_hot(self, client: str | None) -> bool:
+        """End a hot topic without readers, of this net if one is given; False if there is none."""
+        for topic in self._coolings:
+            if topic in self._runs and not topic.readers and client in (None, self._charged.get(topic)):
+                self._remove(topic)
+                return True
+        return False
 
     def _follow(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
@@ -182,13 +190,14 @@ class LiveTopics:
         room."""
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
-        if len(self._coolings) >= self._places.most // 2 or (
-            topic not in self._runs and (self._is_full or not self._store.may_grow)
-        ):
+        has_share = topic in self._charged or self._places.has_share(topic.access.source.client)
+        if not has_share or len(self._coolings) >= self._places.most // 2:
+            return
+        if topic not in self._runs and (self._is_full or not self._store.may_grow):
             return
         topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
-        # Charged to no client: the reads may be of many, and hot topics have a bound of their own.
+        self._charge(topic)
         self._follow(topic)
 
     def _cool_later(self, topic: Topic, least_reads: float) -> None:
