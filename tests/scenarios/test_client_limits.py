@@ -364,6 +364,15 @@ async def test_a_net_reads_new_streams_at_a_bounded_rate(origin: RunningOrigin, 
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_new_streams_per_s",] == 3
 
 
+async def test_a_wait_of_ages_is_stated_as_a_day(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_new_streams_per_s=1e-320)
+    assert (await edge.put("/s", b"x")).status == 201
+    assert (await edge.get("/s?offset=-1&n=0")).status == 200
+    refusal = await edge.get("/s?offset=-1&n=1")
+    assert refusal.status == 429
+    assert 86_400 <= int(refusal.headers["Retry-After"]) <= 2 * 86_400
+
+
 async def test_floods_of_invented_names_leave_half_of_absent_per_s_to_others(
     origin: RunningOrigin, start: Start
 ) -> None:
