@@ -63,8 +63,8 @@ _REPEATED: Final = frozenset({"GET", "HEAD"})
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded by the number of clients rather than by `limits`.  They last
-    for minutes, and in a shared pool would leave no slots for other requests.
+    Live requests have a pool of their own, bounded by those who begin them (`gateway.live.places`) rather than by
+    `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
