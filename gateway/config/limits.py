@@ -108,8 +108,8 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once. Reads, writes, one of several origins and one of several "
-        "routes get three quarters each at most. Each stream followed live has a connection of its own.",
+        description="Most connections to all origins at once; over HTTP/2, requests. Reads, writes, one of several "
+        "origins and one of several routes get three quarters each at most. Live requests come in addition.",
     )
     client_upstream_requests: int = Field(
         default=128,
