@@ -16,7 +16,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -38,8 +38,7 @@ class SseTooLarge(ValueError):
     """One event exceeds the parser's limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     """One whole event: its name (`message` if the stream gave none), its data lines joined by LF, its own id line."""
 
     name: str

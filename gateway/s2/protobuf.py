@@ -5,18 +5,20 @@ messages").
 here decode to the types of `records.py` and encode from them.  As usual in protobuf, unknown fields are ignored and an
 absent number, string or message is zero or empty; only the fields marked `optional` can be absent.
 
-What a decoder makes of bytes is bounded by the caller's bound on their number.  An empty record takes 2 bytes and an
-object of many more, so a message with more records than S2 allows is refused before its objects are made.
+What a decoder makes of bytes is bounded by the caller's bound on their number.  An empty record or header takes 2 bytes
+and an object of many more, so a message with more of them than S2 allows is refused before the objects are made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from gateway.s2 import s2_pb2
 from gateway.s2.records import (
+    MAX_BATCH_METERED_BYTES,
     MAX_BATCH_RECORDS,
     AppendAck,
     AppendInput,
@@ -38,14 +40,13 @@ class BadProtobuf(ValueError):
 
 
 class InvalidProtobuf(BadProtobuf):
-    """A message has more records than S2 allows in one (422 `invalid`)."""
+    """A message has more records or headers than S2 allows in one (422 `invalid`)."""
 
 
 def decode_append_input(data: bytes) -> AppendInput:
     """The body of an append.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.AppendInput, data)
-    if len(message.records) > MAX_BATCH_RECORDS:
-        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_RECORDS} records")
+    _check(message.records)
     records = tuple(
         AppendRecord(
             record.body,
@@ -89,8 +90,7 @@ def encode_append_ack(ack: AppendAck) -> bytes:
 def decode_read_batch(data: bytes) -> ReadBatch:
     """The answer to a unary read.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.ReadBatch, data)
-    if len(message.records) > MAX_BATCH_RECORDS:
-        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_RECORDS} records")
+    _check(message.records)
     records = tuple(
         Record(
             record.seq_num,
@@ -126,6 +126,15 @@ def _parsed(kind: type[M], data: bytes) -> M:
     except DecodeError as error:
         raise BadProtobuf("the body is not the protobuf message that belongs here") from error
     return message
+
+
+def _check(records: Sequence[s2_pb2.AppendRecord] | Sequence[s2_pb2.SequencedRecord]) -> None:
+    """Bound the objects that are to be made.  Raises `InvalidProtobuf`."""
+    if len(records) > MAX_BATCH_RECORDS:
+        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_RECORDS} records")
+    # What the records and headers meter without their bytes.
+    if sum(8 + 2 * len(record.headers) for record in records) > MAX_BATCH_METERED_BYTES:
+        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_METERED_BYTES} metered bytes")
 
 
 def _position(message: s2_pb2.StreamPosition) -> StreamPosition:

@@ -12,7 +12,14 @@ from s2_sdk import _mappers as mappers
 
 from gateway.s2 import protobuf, s2_pb2
 from gateway.s2.protobuf import BadProtobuf, InvalidProtobuf
-from gateway.s2.records import MAX_BATCH_RECORDS, AppendAck, AppendInput, ReadBatch, StreamPosition
+from gateway.s2.records import (
+    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_RECORDS,
+    AppendAck,
+    AppendInput,
+    ReadBatch,
+    StreamPosition,
+)
 from tests.s2 import messages, strategies
 
 
@@ -108,6 +115,19 @@ class TestBadProtobuf:
             protobuf.decode_append_input(empty * (MAX_BATCH_RECORDS + 1))
         with pytest.raises(InvalidProtobuf):
             protobuf.decode_read_batch(empty * (MAX_BATCH_RECORDS + 1))
+
+    def test_headers_are_metered_before_they_are_read(self) -> None:
+        def body(headers: int) -> bytes:
+            record = b"\x12\x00" * headers
+            assert 2**14 <= len(record) < 2**21
+            length = bytes((len(record) & 127 | 128, len(record) >> 7 & 127 | 128, len(record) >> 14))
+            return b"\x0a" + length + record
+
+        most = (MAX_BATCH_METERED_BYTES - 8) // 2
+        with pytest.raises(InvalidProtobuf, match="1048576 metered bytes"):
+            protobuf.decode_append_input(body(most + 1))
+        (record,) = protobuf.decode_append_input(body(most)).records
+        assert len(record.headers) == most
 
     def test_absent_positions_are_zero(self) -> None:
         zero = StreamPosition(0, 0)
