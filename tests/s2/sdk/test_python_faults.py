@@ -71,6 +71,19 @@ async def test_a_live_read_session_follows_the_advice_to_reconnect(origin: Runni
         assert [record.seq_num for record in await records_of(session, 1)] == [3]
 
 
+async def test_a_session_ends_at_the_origin_when_its_client_closes_it(
+    origin: RunningS2Origin, stream: S2Stream
+) -> None:
+    await fill(stream, 1)
+    counters = origin.origin.counters
+    async with asyncio.timeout(BOUND_S):
+        async with stream.read_session(start=TailOffset(0)) as session:
+            await session.caught_up()
+            await counters.sessions_are(Call.READ_SESSION, 1)
+        await counters.sessions_are(Call.READ_SESSION, 0)
+        await counters.parked_is(0)
+
+
 async def test_a_session_that_ends_in_order_is_complete_to_the_sdk(faults: S2Faults, stream: S2Stream) -> None:
     await fill(stream, 3)
     faults.finish_session(after_messages=1, kind=Call.READ_SESSION)
