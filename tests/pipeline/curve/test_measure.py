@@ -26,7 +26,7 @@ from tests.pipeline.curve.traces import skewed, trace_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 3_000
+COUNT = 1_500
 
 
 def asked() -> list[tuple[int, int]]:
@@ -54,7 +54,7 @@ def test_a_log_that_is_looked_at_whole_gives_the_policies_own_ratios(spark: Spar
     found = measure_curve(spark, lake, progress=told.append)
     assert found.block_rate == found.tape_rate == 1
     assert found.placement.counted == COUNT
-    assert "3,000 catch-up reads" in str(found)
+    assert "1,500 catch-up reads" in str(found)
     assert len(told) == 3
     rows = curves(spark, lake)
     assert set(rows) == {BLOCKS_POLICY, *POLICIES}
@@ -138,7 +138,7 @@ def test_a_few_tapes_that_are_read_without_end_are_looked_at_all_the_same(
 
 
 def test_two_gateways_need_that_much_memory_each(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
-    log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:500])]
+    log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:300])]
     twice = log + [Asked(one.at + 1, one.stream, 0, one.high, node="b") for one in log]
     of_one, of_two = (lake_of(spark, str(tmp_path / name), rows) for name, rows in (("one", log), ("two", twice)))
     sizes = [100_000, 400_000, 1_000_000]
