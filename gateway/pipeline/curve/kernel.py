@@ -33,8 +33,8 @@ NEVER: Final = -1
 class Trace:
     """References in order of time; each array has one element per reference.
 
-    `lows` and `highs` are the positions in the block where a reference begins and ends, in bytes; `sizes` are the costs of
-    the blocks.
+    `lows` and `highs` are the positions in the block where a reference begins and ends, in bytes; `sizes` are the costs
+    of the blocks.
     """
 
     keys: Ints
