@@ -43,15 +43,6 @@ def _is_own(kind: type) -> bool:
     return kind.__module__.startswith("gateway.") and ".origin" not in kind.__module__
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _spare_the_test_run() -> Iterator[None]:
-    """Keep what exists already out of every collection: a test run has millions of objects to walk through."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @contextmanager
 def collecting() -> Iterator[list[str]]:
     """Collect the type names of the gateway's cyclic garbage, tracebacks included, until the block ends; the list is
