@@ -27,7 +27,7 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
+    gc.set_threshold(2_000, 5, 1_000)
 
 
 def run(work: Coroutine[Any, Any, None]) -> bool:

@@ -263,12 +263,13 @@ class Engine:
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
         self.client.exchanges.configure_tls(tls or {})
+        self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.configure(len(self.origins), len(config.routes))
         return changed
 
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
-        self.live.most_per_client = limits.most_client_followed_streams
+        self.live.limit_clients(limits.most_client_followed_streams)
         self._cold_reads.configure(limits.client_new_streams_per_s)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:

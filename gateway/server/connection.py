@@ -284,6 +284,7 @@ class Connection(ReadingConnection, Handling):
 
     def _leave_if_gone(self) -> None:
         if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
+            self._request = None
             self._clients.leave(self)
 
     def _has_joined(self, begin: Callable[[Channel, Join, bytes], bool], join: Join, request: bytes) -> bool:

@@ -371,6 +371,18 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
             "gateway.toml:4: route.b.prefix: route 'default' already takes host '*' with '/'",
         ),
         (
+            (
+                '[[route]]\norigin = "http://a:80/x"\norigin_http = "2"\n\n'
+                '[[route]]\norigin = "http://b"\nleaders = ["http://a"]\nname = "b"\nprefix = "/b"\n'
+                'origin_http = "1.1"'
+            ),
+            "gateway.toml:10: route.b.origin_http: differs from route 'default', which has the same origin, http://a",
+        ),
+        (
+            '[[route]]\norigin = "http://a"\norigin_http = "h2"',
+            "gateway.toml:3: route.default.origin_http: should be '1.1' or '2', got 'h2'",
+        ),
+        (
             '[server]\nlisten = ":1"\nadmin = ":1"\n[[route]]\norigin = "http://a"',
             "gateway.toml:3: server.admin: is 0.0.0.0:1, the same as listen",
         ),
@@ -559,6 +571,8 @@ def test_the_small_sample_loads() -> None:
             "rate_limit[0].requests_per_s: is needed, or bytes_per_s or live_reads: the table limits nothing",
         ),
         ('name = "a"\nlive_reads = 1\nburst = 2', "rate_limit[0].burst: needs requests_per_s"),
+        # Its windows would be longer than the fields of answers can say.
+        ('name = "a"\nrequests_per_s = 1e-320', "rate_limit[0].requests_per_s: "),
         ('name = "a"\nlive_reads = 1\nroutes = ["none"]', "rate_limit[0].routes: there is no route 'none'"),
         ('name = "a"\nlive_reads = 1\nper = "ip"', "rate_limit[0].per: should be 'client', 'route' or 'all', got 'ip'"),
         ('name = "a"\nrequest_per_s = 1', "unknown key (did you mean 'requests_per_s'?)"),

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import pytest
+from hyperframe.frame import RstStreamFrame, WindowUpdateFrame
 
-from gateway.app import start_gateway
+from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer
+from tests.scenarios.http2_wire import Http2Wire
+from tests.scenarios.wire import Dropped
 from tests.transports import HTTP_1, TLS, listening, made
 from tests.waiting import eventually
 
@@ -180,4 +183,101 @@ async def test_a_failed_request_leaves_no_reference_cycle(
         await gateway.stop()
         if script is not None:
             await origin.stop()
+    assert found == []
+
+
+READS = ["GET /%d?offset=-1", "HEAD /%d", "GET /%d?offset=now&live=long-poll", "GET /%d?offset=-1&live=sse"]
+
+
+async def _answer_never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    await writer.wait_closed()
+
+
+@asynccontextmanager
+async def _gateway(script: Script, **settings: object) -> AsyncIterator[tuple[RunningGateway, int, HostileOrigin]]:
+    """A gateway before an origin that does what `script` says, and the gateway's port."""
+    origin = HostileOrigin(script, takes_head=True)
+    await origin.start()
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(
+            origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", retry_attempts=0, live_linger_s=0, **settings
+        )
+    )
+    try:
+        yield gateway, int(gateway.gateway_url.rpartition(":")[2]), origin
+    finally:
+        await gateway.stop()
+        await origin.stop()
+
+
+async def _until_idle(gateway: RunningGateway) -> None:
+    engine = gateway.engine
+    await eventually(
+        lambda: not (gateway.connections or engine.client.open_connections or engine.tasks or engine.fetches)
+    )
+
+
+@pytest.mark.parametrize("request_line", READS)
+async def test_a_refused_read_leaves_no_reference_cycle(request_line: str) -> None:
+    async with _gateway(_refuse, client_new_streams_per_s=1) as (gateway, port, _):
+
+        async def use(number: int) -> bytes:
+            got = await exchange(port, request_line.replace("%d", str(number)))
+            await _until_idle(gateway)
+            return got
+
+        for number in range(3):
+            await use(number)
+        with collecting() as found:
+            for number in range(10, 10 + ROUNDS):
+                assert b" 429 " in await use(number)
+    assert found == []
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["after the origin is asked", "at once"])
+@pytest.mark.parametrize("request_line", READS)
+async def test_a_client_that_leaves_leaves_no_reference_cycle(request_line: str, is_asked: bool) -> None:
+    async with _gateway(_answer_never) as (gateway, port, origin):
+
+        async def use(number: int) -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{request_line.replace('%d', str(number))} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+            await writer.drain()
+            if is_asked:
+                await origin.until(lambda: any(asked.target.startswith(f"/{number}") for asked in origin.asked))
+            writer.transport.abort()
+            await _until_idle(gateway)
+
+        await use(0)
+        with collecting() as found:
+            for number in range(10, 10 + ROUNDS):
+                await use(number)
+    assert found == []
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "fail"])
+@pytest.mark.parametrize("request_line", READS)
+async def test_http2_requests_leave_no_reference_cycle(request_line: str, how: str) -> None:
+    async with _gateway(_answer_never) as (gateway, port, origin):
+        method, target = request_line.split(" ")
+
+        async def use(number: int) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            wire = Http2Wire(reader, writer)
+            await wire.ask(target.replace("%d", str(number)), method=method)
+            await origin.until(lambda: any(asked.target.startswith(f"/{number}") for asked in origin.asked))
+            if how == "reset":
+                await wire.frame(RstStreamFrame(1, error_code=8))
+            elif how == "fail":
+                await wire.frame(WindowUpdateFrame(0, (1 << 31) - 1))
+                with suppress(Dropped):
+                    while True:
+                        await wire.read()
+            writer.transport.abort()
+            await _until_idle(gateway)
+
+        await use(0)
+        with collecting() as found:
+            for number in range(10, 10 + ROUNDS):
+                await use(number)
     assert found == []

@@ -93,6 +93,7 @@ class StreamChannel(Handling):
         "_sent_bytes",
         "_sse",
         "_task",
+        "_waiting_to",
         "_write_timer",
         "cut_reason",
         "live_bytes",
@@ -119,6 +120,8 @@ class StreamChannel(Handling):
         self._write_timer: Timer | None = None
         self._sent_bytes = 0
         """What of the stream had been sent at the last check for progress."""
+        self._waiting_to = 0
+        """What of the stream will have been sent once the client has taken all that waited then."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
@@ -218,7 +221,8 @@ class StreamChannel(Handling):
 
     def gone(self, *, is_by_client: bool) -> None:
         """The stream has been reset, or its connection has ended."""
-        self.close()
+        if self._write_timer is not None:
+            self._write_timer.clear()
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early" if is_by_client else "Malformed request body"))
@@ -229,6 +233,8 @@ class StreamChannel(Handling):
         self.end_live_use()
         if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
+        if self.is_over:
+            self.close()
 
     def unread(self, size: int) -> None:
         """`size` bytes of the request's body wait to be read."""
@@ -328,14 +334,16 @@ class StreamChannel(Handling):
             self._set_deadline()
 
     def close(self) -> None:
-        """Stop the deadline: the channel is over."""
+        """Drop what refers to the channel: it is over."""
+        self._request = None
         if self._write_timer is not None:
-            self._write_timer.clear()
+            self._write_timer.end()
 
     def _set_deadline(self) -> None:
         if self._write_timer is None:
             self._write_timer = Timer(self._clients.wheel, self._check_progress)
         self._sent_bytes = self.stream.sent_bytes
+        self._waiting_to = self.stream.sent_bytes + self.stream.queued_bytes
         self._write_timer.set(self._clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
@@ -343,7 +351,10 @@ class StreamChannel(Handling):
         stream = self.stream
         if not stream.queued_bytes:
             return
-        if self._connection.session.is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
+        # A quiet stream is not read slowly: there may have been no more to take.
+        has_taken_all = stream.sent_bytes >= self._waiting_to
+        is_blocked = self._connection.session.is_blocked
+        if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # If the connection is blocked, its own deadline applies.
             self._set_deadline()
             return
