@@ -1,6 +1,6 @@
-"""The figures of a run, as a document that is kept and as tables.
+"""The figures of a run, as a document and as tables.
 
-`python -m loadtest.abuse.report FILE` keeps a run's `abuse.json` as `docs/abuse.json`, and writes its tables into
+`python -m loadtest.abuse.report FILE` publishes a run's `abuse.json` as `docs/abuse.json`, and writes its tables into
 `docs/abuse.md`.
 """
 
@@ -23,11 +23,12 @@ MOST_RATIO: Final = 1.5
 
 
 MOST_WAITED: Final = 0.05
-"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times mean little."""
+"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times are
+unreliable."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed; 0 of none."""
+    """The quantile `share` of the values; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -74,7 +75,7 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 
 def faults(figures: Mapping[str, Any]) -> list[str]:
-    """What a run must not show, except for what depends on the machine's other work: in one line each."""
+    """Failures of a run that do not depend on other load on the machine, one line each."""
     found = []
     for kind, both in figures["kinds"].items():
         for phase, of in both.items():
@@ -88,7 +89,7 @@ def faults(figures: Mapping[str, Any]) -> list[str]:
 
 
 def slow(figures: Mapping[str, Any]) -> list[str]:
-    """The kinds of good requests whose p99 is above its bound; if the machine was busy, that it was."""
+    """The kinds of good requests whose p99 is above its bound; if the machine was busy, a note that it was."""
     if max(figures["alone"]["waited"], figures["alone"]["clients_waited"]) > MOST_WAITED:
         return ["times are not judged: other work had the cores"]
     ratios = {
@@ -113,7 +114,7 @@ def good_table(figures: Mapping[str, Any]) -> str:
 
 
 def gateway_table(figures: Mapping[str, Any]) -> str:
-    """What the gateway and the origin took, in Markdown."""
+    """The resources that the gateway and the origin used, in Markdown."""
     lines = ["| | alone | beside |", "|---|--:|--:|"]
     alone, beside = figures["alone"], figures["beside"]
     bound = figures["memory_bound_bytes"] / 1e6
@@ -131,7 +132,7 @@ def gateway_table(figures: Mapping[str, Any]) -> str:
 
 
 def got_table(figures: Mapping[str, Any]) -> str:
-    """What the abusive clients got, in Markdown."""
+    """The outcomes of the abusive clients, in Markdown."""
     lines = ["| kind | tries | what they got |", "|---|--:|---|"]
     for kind, counts in figures["got"].items():
         ends = ", ".join(f"{count:,} {what}" for what, count in counts.items() if what != "tries")
@@ -148,7 +149,7 @@ def tables(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Keep a run, and show it."""
+    """Publish a run."""
     kept = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     (DOCS / "abuse.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     page = (DOCS / "abuse.md").read_text(encoding="utf-8")
