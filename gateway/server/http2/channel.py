@@ -20,6 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.least_rate import ReadingWindow
 from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
@@ -90,9 +91,9 @@ class StreamChannel(Handling):
         "_live",
         "_request",
         "_room",
-        "_sent_bytes",
         "_sse",
         "_task",
+        "_window",
         "_write_timer",
         "cut_reason",
         "live_bytes",
@@ -117,8 +118,8 @@ class StreamChannel(Handling):
         self._room: asyncio.Future[None] | None = None
         """What the handler awaits while the client has too much unread."""
         self._write_timer: Timer | None = None
-        self._sent_bytes = 0
-        """What of the stream had been sent at the last check for progress."""
+        self._window: ReadingWindow | None = None
+        """What the client takes of what waits for it; None until bytes have waited."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
@@ -300,7 +301,7 @@ class StreamChannel(Handling):
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
         or takes too little within the write timeout."""
         while self.is_full and self.stream.reset_code is None:
-            # `_check_progress` keeps the deadline of the stream, and the connection its own.
+            # `_check_window` keeps the deadline of the stream, and the connection its own.
             self._room = self._clients.loop.create_future()
             await self._room
         if self.stream.reset_code is not None:
@@ -310,6 +311,7 @@ class StreamChannel(Handling):
         """Go on writing: there is room again."""
         if self.is_full:
             return
+        self._end_window()
         self._has_room()
         if self._live is not None:
             self._live.pump()
@@ -325,30 +327,42 @@ class StreamChannel(Handling):
     def watch(self) -> None:
         """Set the deadline if bytes wait for the client."""
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
-            self._set_deadline()
+            self._begin_window()
 
     def close(self) -> None:
         """Stop the deadline: the channel is over."""
         if self._write_timer is not None:
             self._write_timer.clear()
 
-    def _set_deadline(self) -> None:
+    def _begin_window(self) -> None:
+        """Bytes wait for the client: set the deadline by which it must have taken enough of them."""
         if self._write_timer is None:
-            self._write_timer = Timer(self._clients.wheel, self._check_progress)
-        self._sent_bytes = self.stream.sent_bytes
-        self._write_timer.set(self._clients.limits.client_write_timeout_s)
+            self._write_timer = Timer(self._clients.wheel, self._check_window)
+        if self._window is None:
+            self._window = ReadingWindow()
+        window_s = self._window.begin(
+            -self.stream.sent_bytes, self._clients.loop.time(), self._clients.limits.client_write_timeout_s
+        )
+        self._write_timer.set(max(0.0, window_s))
 
-    def _check_progress(self) -> None:
-        """Check whether the client has taken enough of the stream since the last check; if not, abort."""
-        stream = self.stream
-        if not stream.queued_bytes:
-            return
-        if self._connection.session.is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
-            # If the connection is blocked, its own deadline applies.
-            self._set_deadline()
-            return
-        self.cut_reason = CloseReason.SLOW
-        self.abort()
+    def _end_window(self) -> None:
+        """The client has taken all that waited for it."""
+        if self._window is not None and self._write_timer is not None and self._write_timer.is_set:
+            self._write_timer.clear()
+            self._window.end(-self.stream.sent_bytes, self._clients.loop.time())
+
+    def _check_window(self) -> None:
+        """The window is over: abort if the client has taken too little in it, else begin another one."""
+        window = self._window
+        assert window is not None
+        window.end(-self.stream.sent_bytes, self._clients.loop.time())
+        taken = window.take()
+        # If the connection is blocked, its own deadline applies.
+        if self._connection.session.is_blocked or self._clients.keeps_up(taken):
+            self.watch()
+        else:
+            self.cut_reason = CloseReason.SLOW
+            self.abort()
 
     def abort(self) -> None:
         """Reset the stream: after an orderly end a truncated body would look complete."""
@@ -402,7 +416,7 @@ class StreamChannel(Handling):
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             connection.clients.metrics.slow_consumer(is_closed=False)
-            self._set_deadline()
+            self._begin_window()
         self.live_bytes += size
         connection.clients.sent_bytes += size
         connection.wake()
