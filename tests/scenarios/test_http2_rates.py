@@ -119,7 +119,7 @@ async def test_time_that_a_reader_leaves_events_unread_adds_up(
 async def test_a_reader_without_anything_to_read_is_not_slow(
     origin: RunningOrigin, start: Start, open_wire: Opened
 ) -> None:
-    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=0.1)
+    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=1.0)
     assert (await edge.put("/s", b"x")).status == 201
     wire = await open_wire(edge.url)
     await wire.ask("/s?offset=-1&live=sse")
