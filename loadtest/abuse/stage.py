@@ -23,7 +23,7 @@ import uvloop
 from loadtest.abuse import abusers, hostile
 from loadtest.abuse.good import Good, Tally
 from loadtest.abuse.wire import HOST
-from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
+from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
 
 MEMORY_BYTES: Final = 512 << 20
 """Bound on the gateway's memory: `limits.memory_max_bytes`, by which a run is judged."""
@@ -81,6 +81,8 @@ class Phase:
     """Share of the time in which the gateway's loop was ready to run and another process had its core."""
     clients_waited: float = 0.0
     """The same share for the good clients' loop: its waiting is in their times, and is not the gateway's."""
+    stolen: float = 0.0
+    """Share of the time that the machine's host took from a core that the run uses: the largest of any core."""
     origin_per_s: list[float] = field(default_factory=list)
     """Requests at the good origin, per second."""
 
@@ -107,23 +109,24 @@ def run(plan: Plan, folder: Path) -> Result:
     command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
     cores = Cores.of_this_machine() if plan.is_pinned else None
     server, load = (cores.server, cores.load) if cores else (None, None)
+    used = (cores.server, cores.load) if cores else tuple(os.sched_getaffinity(0))
     with (
         pinned(load) if load is not None else nullcontext(),
         _child("origin", {"port": origin, "count_port": count}, folder, load, origin),
         _process("gateway", command, folder, server, gateway) as pid,
     ):
-        return uvloop.run(_phases(plan, folder, ports, pid, load))
+        return uvloop.run(_phases(plan, folder, ports, pid, load, used))
 
 
-async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | None) -> Result:
+async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | None, used: Sequence[int]) -> Result:
     good = Good(ports.gateway, ports.origin, random.Random(2).random)
     each = max(2, plan.good // 5)
     await good.prepare(each)
     tasks = [asyncio.ensure_future(client) for client in good.clients(each)]
     try:
-        alone = await _phase(plan, good, ports, pid)
+        alone = await _phase(plan, good, ports, pid, used)
         with _abuse(plan, folder, ports, core) as log:
-            beside = await _phase(plan, good, ports, pid)
+            beside = await _phase(plan, good, ports, pid, used)
     finally:
         for task in tasks:
             task.cancel()
@@ -152,20 +155,21 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
         yield folder / "callers.log"
 
 
-async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
+async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence[int]) -> Phase:
     """Let everything run for a while, then measure for `plan.seconds`; refusals count from the start."""
     phase = Phase()
     good.tally = phase.tally
     _forget_peak(pid)
     await asyncio.sleep(plan.warm_s)
     phase.tally.seconds.clear()
-    before = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
+    before, stolen = (busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())), _stolen_s(cores)
     began = time.monotonic()
     async with _counting(ports.count, phase.origin_per_s):
         await asyncio.sleep(plan.seconds)
     passed = time.monotonic() - began
     after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
     phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
+    phase.stolen = max((b - a) / passed for a, b in zip(stolen, _stolen_s(cores), strict=True))
     phase.peak_bytes = _peak_bytes(pid)
     good.tally = Tally()
     return phase
@@ -287,6 +291,10 @@ def _said(log: Path) -> dict[str, dict[str, int]]:
 def _waited_s(pid: int) -> float:
     """Seconds that the main thread of a process has been ready without a core (schedstat, in sched-stats.rst)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
+def _stolen_s(cores: Sequence[int]) -> list[float]:
+    return [core_time(core).stolen_s for core in cores]
 
 
 def _peak_bytes(pid: int) -> int:

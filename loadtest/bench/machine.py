@@ -75,14 +75,28 @@ def _clock_of(pid: int) -> int:
     return (~pid << 3) | _CPUCLOCK_SCHED
 
 
-def core_busy_s(core: int) -> float:
-    """Processor time that this core has spent for any process, including interrupts, in seconds."""
-    stat = (_PROC / "stat").read_text(encoding="ascii")
+@dataclass(frozen=True, slots=True)
+class CoreTime:
+    """What a core has given so far, in seconds."""
+
+    busy_s: float
+    """Processor time of everything on it, its interrupts and stolen time included."""
+    stolen_s: float
+    """Time in which something was ready to run and the machine's host had the core (proc_stat(5), `steal`)."""
+
+
+def core_time(core: int) -> CoreTime:
+    """What this core has given.  Raises BenchError if there is none of that number."""
+    return parse_core_time((_PROC / "stat").read_text(encoding="ascii"), core)
+
+
+def parse_core_time(stat: str, core: int) -> CoreTime:
+    """The times of a core in the text of /proc/stat."""
     found = re.search(rf"^cpu{core} (.*)$", stat, re.MULTILINE)
     if found is None:
         raise BenchError(f"/proc/stat does not know core {core}")
     user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, found[1].split())
-    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+    return CoreTime((user + nice + system + irq + softirq + steal) / _TICKS_PER_S, steal / _TICKS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadtest.bench.children import Child
 from loadtest.bench.figures import Row, Sample
-from loadtest.bench.machine import BenchError, Cores, busy_s, core_busy_s
+from loadtest.bench.machine import BenchError, Cores, busy_s, core_time
 from loadtest.bench.peers import Peers
 from loadtest.bench.tools import Tools
 
@@ -54,7 +54,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.server_s = busy_s(self.server.pids)
-        self.core_s = core_busy_s(self.stage.cores.server)
+        self.core_s = core_time(self.stage.cores.server).busy_s
         self.origin_s = self._origins_s()
         self.began = time.monotonic()
 
@@ -66,7 +66,7 @@ class Watch:
         others."""
         took = time.monotonic() - self.began
         used_s = busy_s(self.server.pids) - self.server_s
-        core = (core_busy_s(self.stage.cores.server) - self.core_s) / took
+        core = (core_time(self.stage.cores.server).busy_s - self.core_s) / took
         return Sample(value, used_s / took, max(0.0, core - used_s / took), used_s / operations * 1e6)
 
     def expect_origin(self, operations: int) -> None:

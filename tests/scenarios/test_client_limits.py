@@ -421,7 +421,7 @@ async def upload(edge: Edge, size: int, pause_s: float, piece: bytes = b"x") -> 
 async def test_an_upload_slower_than_the_least_rate_is_answered_408(
     origin: RunningOrigin, start: Start, size: int
 ) -> None:
-    edge = await start(origin.url, client_idle_timeout_s=0.5, client_min_rate=1_000_000)
+    edge = await start(origin.url, client_idle_timeout_s=2.0, client_min_rate=1_000_000)
     assert (await edge.put("/s")).status == 201
     assert await upload(edge, size, 0.02) == 408
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_min_rate",] == 1
@@ -479,7 +479,7 @@ async def test_an_answer_is_read_at_a_least_rate(
 
 
 async def test_a_live_reader_without_anything_to_read_is_not_slow(origin: RunningOrigin, start: Start) -> None:
-    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=0.1)
+    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=1.0)
     assert (await edge.put("/s", b"x")).status == 201
     wire = await edge.begin("/s?offset=-1&live=sse")
     assert (await wire.head()).status == 200

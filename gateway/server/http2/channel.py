@@ -351,8 +351,8 @@ class StreamChannel(Handling):
         stream = self.stream
         if not stream.queued_bytes:
             return
-        # A quiet stream is not read slowly: there may have been no more to take.
-        has_taken_all = stream.sent_bytes >= self._waiting_to
+        # A quiet live read is not a slow one: there may have been no more to take.
+        has_taken_all = self._sse is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # If the connection is blocked, its own deadline applies.
