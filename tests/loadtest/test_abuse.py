@@ -14,7 +14,7 @@ from loadtest.abuse import abusers
 from loadtest.abuse.report import DOCS, document, faults, gateway_table, main, percentile, slow, tables
 from loadtest.abuse.stage import Phase, Plan, Result, run
 
-SHORT = {"seconds": 2.5, "good": 20, "abusive": 100, "flood": 0.2, "warm_s": 1.0, "is_pinned": False}
+SHORT = {"seconds": 2.5, "good": 20, "abusive": 100, "flood": 0.5, "warm_s": 1.0, "is_pinned": False}
 
 
 def test_good_clients_are_served_beside_abusive_ones(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ Load = Callable[[Gateway], Coroutine[None, None, None]]
 
 
 async def peak_of(origin: HostileOrigin, folder: Path, cache_mib: int, load: Load) -> int:
-    gateway = await asyncio.to_thread(Gateway, origin.url, folder, cache_mib)
+    # On a busy machine hundreds of readers in one process are slow.
+    gateway = await asyncio.to_thread(Gateway, origin.url, folder, cache_mib, limits="client_write_timeout_s = 300")
     try:
         async with asyncio.timeout(BOUND_S):
             await load(gateway)

@@ -7,5 +7,8 @@ export default defineConfig({
     pool: "forks",
     fileParallelism: false,
     watch: false,
+    // A busy machine is no fault of a server's.
+    testTimeout: 60_000,
+    hookTimeout: 60_000,
   },
 })
