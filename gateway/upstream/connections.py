@@ -59,6 +59,8 @@ class ConnectionPool:
         """The HTTP/2 connections that take requests, by host, in the order in which they were made."""
         self._made_after = -inf
         """Connections made before this time of the loop's clock are not used again."""
+        self.renewals = 0
+        """How often `renew` was called.  The loop's clock is too coarse to tell what began before and what after."""
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -245,6 +247,7 @@ class ConnectionPool:
     def renew(self, now: float) -> None:
         """Let new requests open new connections: none that is there is used for another one."""
         self._made_after = now
+        self.renewals += 1
         self._drop_idle()
         for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.retire()

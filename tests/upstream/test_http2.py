@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import pytest
 from multidict import CIMultiDict
 
+from gateway.config.origin_tls import OriginTls
 from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.http2 import frames
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
@@ -299,6 +301,34 @@ async def test_a_connection_that_was_busy_at_the_change_is_not_kept(exchanges: E
         assert await body_of(await bounded(old)) == b"old"
         assert exchanges.connections()["shared"][:2] == (0, 0)
         assert await body_of(await sending(exchanges, running)) == b"good"
+
+
+@pytest.mark.parametrize("change", ["tls", "version"])
+async def test_a_connection_that_was_being_made_at_the_change_is_not_used(exchanges: Exchanges, change: str) -> None:
+    may_greet = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        if peer.number == 2 and change == "version":
+            await peer.asked()
+            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew")
+            await peer.reader.read()
+        greeted = Http2Peer(peer)
+        if peer.number == 1:
+            await may_greet.wait()
+        await greeted.greeted()
+        while True:
+            await greeted.answers(await greeted.asked(), b"old" if peer.number == 1 else b"new")
+
+    async with origin(script) as running:
+        waiting = asyncio.ensure_future(sending(exchanges, running))
+        await eventually(lambda: running.connections == 1)
+        if change == "tls":
+            exchanges.configure_tls({"https://other:443": OriginTls(ssl.create_default_context(), "")})
+        else:
+            exchanges.configure_http2([])
+        may_greet.set()
+        assert await body_of(await waiting) == b"new"
+        assert running.connections == 2
 
 
 async def test_idle_connections_make_room_for_new_ones() -> None:
