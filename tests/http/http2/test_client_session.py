@@ -387,3 +387,16 @@ def test_resets_of_requests_are_not_a_flood() -> None:
     for _ in range(3_000):
         client.take(reset(client.ask().id))
     assert client.session.failed is None
+
+
+def test_resets_behind_whole_replies_are_not_a_flood() -> None:
+    """An origin that answers before it has read the request's end asks for no more of it (RFC 9113 section 8.1)."""
+    client = Client()
+    for _ in range(3_000):
+        stream = client.ask(ends=False)
+        client.session.send(stream, b"x", ends=True)
+        client.take(window(0, 1), reply(stream.id), reset(stream.id, ErrorCode.NO_ERROR))
+    assert client.session.failed is None
+    # Each request accounts for one.
+    client.take(reset(stream.id) * 1_000)
+    assert client.session.failed is CALM
