@@ -159,7 +159,7 @@ class ClientSession(Reading):
     def _end_unprocessed(self, last_id: int) -> None:
         for stream in [stream for stream in self.streams.values() if stream.id > last_id]:
             self._drop(stream, ErrorCode.REFUSED_STREAM)
-            self._reset_ids.append(stream.id)
+            self._note_reset(stream.id)
             self._events.append(StreamReset(stream, is_by_peer=True))
 
     def _close_if_ended(self, stream: Stream) -> None:

@@ -382,6 +382,21 @@ def test_requests_that_clients_cancel_are_not_a_flood_of_the_origin() -> None:
         client.said()
 
 
+def test_replies_to_requests_that_were_cancelled_long_ago_are_dropped() -> None:
+    """An origin that stalled answers what it had read, although its clients have left and others have come since."""
+    client = Client()
+    cancelled = [client.ask() for _ in range(600)]
+    for stream in cancelled:
+        client.session.reset(stream, ErrorCode.CANCEL)
+    asked = client.ask()
+    client.take(*(reply(stream.id, ends=False) + data(stream.id, b"late", ends=True) for stream in cancelled))
+    assert client.session.failed is None
+    assert client.take(reply(asked.id))
+    # Those of a stream that has ended since are an error still.
+    client.take(data(asked.id, b"late"))
+    assert client.session.failed is CLOSED
+
+
 def test_resets_of_requests_are_not_a_flood() -> None:
     client = Client()
     for _ in range(3_000):
