@@ -327,6 +327,21 @@ def test_a_body_waits_for_the_origins_windows() -> None:
     assert client.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
+def test_the_end_of_a_body_waits_neither_for_the_transport_nor_for_a_window() -> None:
+    """An origin that reads a body as a whole opens no window before the end."""
+    client = Client()
+    other, stream = client.ask(ends=False), client.ask(ends=False)
+    for size in (*[1 << 14] * 3, (1 << 14) - 1):
+        client.session.send(stream, bytes(size))
+    client.session.is_blocked = True
+    client.session.send(other, b"waits")
+    client.session.end(stream)
+    client.session.is_blocked = False
+    client.session.pump()
+    assert (frames.DATA, frames.END_STREAM, stream.id, b"") in client.said()
+    assert other.is_full
+
+
 def test_a_reply_may_end_before_its_request() -> None:
     client = Client()
     stream = client.ask(ends=False)
