@@ -3,8 +3,8 @@
 `slots` decides which request gets a slot, and when.  A slot is the right to one exchange, whatever carries it: a
 connection of HTTP/1.1, or one stream of an HTTP/2 connection.  So the shares of hosts, routes, purposes and clients
 hold for requests over either version, and there are never more connections in use than slots.  An HTTP/2 connection
-takes requests until the origin's MAX_CONCURRENT_STREAMS, or the session's own bound, is used up; then another one is
-opened.
+takes requests until the origin's MAX_CONCURRENT_STREAMS, the session's own bound, or the connection's send window is
+used up; then another one is opened.
 
 Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
 replaces the one that has been idle for longest.

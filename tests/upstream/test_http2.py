@@ -486,6 +486,29 @@ async def test_an_upload_waits_for_the_origins_window(exchanges: Exchanges) -> N
         assert sum(sizes) == 400_000
 
 
+async def test_an_upload_that_is_not_read_does_not_stop_other_requests(exchanges: Exchanges) -> None:
+    """It may use up the connection's window, which all request bodies on the connection share."""
+    is_stalled = asyncio.Event()
+
+    async def script(peer: Http2Peer) -> None:
+        if peer.number == 1:
+            await peer.asked()
+            while sum(len(payload) for kind, _, _, payload in peer.seen if kind == frames.DATA) < 65_535:
+                await peer.frame()
+            is_stalled.set()
+            await peer.idles()
+        await good(peer)
+
+    async with http2_origin(script, setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20)) as running:
+        upload = asyncio.ensure_future(sending(exchanges, running, "POST", body=pieces(*[bytes(10_000)] * 10)))
+        await bounded(is_stalled.wait())
+        assert await body_of(await sending(exchanges, running, "POST", body=b"x")) == b"good"
+        assert await body_of(await sending(exchanges, running, "POST", body=b"x")) == b"good"
+        assert running.connections == 2
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
+
+
 async def test_a_reply_that_is_not_read_stops_its_origin_and_no_other(exchanges: Exchanges) -> None:
     sent = {1: 0, 3: 0}
 

@@ -134,6 +134,11 @@ class Sending(ABC):
         """Whether queued data waits only for the transport."""
         return bool(self._turns) and self._send_window > 0
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether the peer takes no byte of any body for now: the connection's window is used up."""
+        return self._send_window <= 0
+
     def _send_end(self, stream: Stream) -> None:
         """End a body that has nothing queued.  That needs no window, and is too little to wait for the transport."""
         if stream.send_window < 0:
