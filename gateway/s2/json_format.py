@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.s2.records import (
+    MAX_BATCH_HEADERS,
     MAX_BATCH_RECORDS,
     MAX_U64,
     AppendAck,
@@ -60,7 +61,7 @@ class BadJson(ValueError):
 
 
 class InvalidJson(BadJson):
-    """A string is not base64 although the request says so, or there are too many records (422 `invalid`)."""
+    """A string is not base64 although the request says so, or there are too many records or headers (422 `invalid`)."""
 
 
 def parse_format(value: str | None) -> Format:
@@ -190,9 +191,12 @@ def _array(value: object, name: str) -> list[Any]:
 
 def _records(fields: dict[str, Any]) -> list[Any]:
     records = _array(fields.get("records"), "records")
-    # Before their objects are made.
+    # Before the objects are made.
     if len(records) > MAX_BATCH_RECORDS:
         raise InvalidJson(f"a batch has at most {MAX_BATCH_RECORDS} records")
+    headers = (record.get("headers") for record in records if isinstance(record, dict))
+    if sum(len(of_record) for of_record in headers if isinstance(of_record, list)) > MAX_BATCH_HEADERS:
+        raise InvalidJson(f"a batch has at most {MAX_BATCH_HEADERS} headers")
     return records
 
 

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway.s2 import s2_pb2
 from gateway.s2.records import (
-    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_HEADERS,
     MAX_BATCH_RECORDS,
     AppendAck,
     AppendInput,
@@ -132,9 +132,8 @@ def _check(records: Sequence[s2_pb2.AppendRecord] | Sequence[s2_pb2.SequencedRec
     """Bound the objects that are to be made.  Raises `InvalidProtobuf`."""
     if len(records) > MAX_BATCH_RECORDS:
         raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_RECORDS} records")
-    # What the records and headers meter without their bytes.
-    if sum(8 + 2 * len(record.headers) for record in records) > MAX_BATCH_METERED_BYTES:
-        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_METERED_BYTES} metered bytes")
+    if sum(len(record.headers) for record in records) > MAX_BATCH_HEADERS:
+        raise InvalidProtobuf(f"a batch has at most {MAX_BATCH_HEADERS} headers")
 
 
 def _position(message: s2_pb2.StreamPosition) -> StreamPosition:

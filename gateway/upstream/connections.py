@@ -3,8 +3,8 @@
 `slots` decides which request gets a slot, and when.  A slot is the right to one exchange, whatever carries it: a
 connection of HTTP/1.1, or one stream of an HTTP/2 connection.  So the shares of hosts, routes, purposes and clients
 hold for requests over either version, and there are never more connections in use than slots.  An HTTP/2 connection
-takes requests until the origin's MAX_CONCURRENT_STREAMS, or the session's own bound, is used up; then another one is
-opened.
+takes requests until the origin's MAX_CONCURRENT_STREAMS, the session's own bound, or the connection's send window is
+used up; then another one is opened.
 
 Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
 replaces the one that has been idle for longest.
@@ -59,6 +59,8 @@ class ConnectionPool:
         """The HTTP/2 connections that take requests, by host, in the order in which they were made."""
         self._made_after = -inf
         """Connections made before this time of the loop's clock are not used again."""
+        self.renewals = 0
+        """How often `renew` was called.  The loop's clock is too coarse to tell what began before and what after."""
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -245,6 +247,7 @@ class ConnectionPool:
     def renew(self, now: float) -> None:
         """Let new requests open new connections: none that is there is used for another one."""
         self._made_after = now
+        self.renewals += 1
         self._drop_idle()
         for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.retire()

@@ -309,7 +309,9 @@ class Exchange:
             self._by = min(self._by + loop.time() - began, self._deadline)
             self._requester.sent()
             if self._exchanges.uses_http2(endpoint):
-                return await self._bounded(self._stream(endpoint, slot))
+                stream = await self._bounded(self._stream(endpoint, slot))
+                if stream is not None:
+                    return stream
             kept = None if is_repeat else pool.idle(slot)
             if kept is not None:
                 return kept
@@ -324,16 +326,21 @@ class Exchange:
             raise
         return connection
 
-    async def _stream(self, endpoint: Endpoint, slot: Slot) -> Carrier:
-        """A stream of a connection that has room, or is made now.  If others use it up first, another one is made."""
+    async def _stream(self, endpoint: Endpoint, slot: Slot) -> Carrier | None:
+        """A stream of a connection that has room, or is made now.  If others use it up first, another one is made.
+
+        None if the host is no longer asked over HTTP/2.
+        """
         bounds = self._bounds
         try:
             async with asyncio.timeout(bounds.connect_s):
-                while (stream := self._pool.idle(slot)) is None:
+                while self._exchanges.uses_http2(endpoint):
+                    if (stream := self._pool.idle(slot)) is not None:
+                        return stream
                     await self._exchanges.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
-                return stream
         except TimeoutError as error:
             raise ConnectTimedOut from error
+        return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
         """What `dial` makes within its own bound, and within that of the exchange."""

@@ -7,7 +7,8 @@ HTTP/2 (RFC 9113 section 3.3).
 
 The connection is used until the origin sends GOAWAY, breaks the protocol, or is silent.  An exchange that times out
 does not end the connection, because its other exchanges may be fine.  The connection sends a PING instead, and begins
-no request until the PING is answered.
+no request until the PING is answered.  Nor does it begin one while its send window is shut: an upload that the origin
+does not read may keep it shut for long, and the body of the request would wait behind it.
 
 There is one moving deadline: for the answer to the PING, or for a connection without exchanges.
 """
@@ -98,9 +99,10 @@ class Http2Connection(asyncio.Protocol):
     @property
     def has_room(self) -> bool:
         """Whether another exchange may begin."""
-        if self._has_left or self._is_doubted or self.exchanges >= self.session.most_streams:
+        session = self.session
+        if self._has_left or self._is_doubted or session.is_shut or self.exchanges >= session.most_streams:
             return False
-        return self.session.is_greeted and self.is_open
+        return session.is_greeted and self.is_open
 
     def carrier(self) -> Http2Stream:
         """A stream for one more exchange; the connection has room."""

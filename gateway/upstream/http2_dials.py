@@ -42,6 +42,7 @@ class Http2Dials:
 
     async def _dial(self, pool: ConnectionPool, endpoint: Endpoint, within_s: float) -> NotConnected | None:
         """The failure as a value: the waiters raise it, and the task logs nothing."""
+        renewals = pool.renewals
         try:
             connection = await self._dialer.dial_http2(endpoint, pool, self._counts, within_s)
         except NotConnected as error:
@@ -50,5 +51,9 @@ class Http2Dials:
             # It has ended, or takes no requests: without this, the waiters would dial again and again.
             connection.drop()
             return NoHttp2()
-        pool.made_http2(connection)
+        if pool.renewals == renewals:
+            pool.made_http2(connection)
+        else:
+            # It was begun with former settings.  The waiters find none in the pool, and make another one.
+            connection.drop()
         return None

@@ -17,6 +17,8 @@ from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 
 HIGH_WATER_BYTES: Final = 1 << 18
+_MOST_PIECES: Final = 1_024
+"""Bound on the separate pieces of an unread body, because an object of two bytes takes thirty times as many."""
 
 
 class Carrier(Protocol):
@@ -126,6 +128,8 @@ class IncomingReply:
                 self._size += len(event)
             else:
                 self.head = cast("Head", event)
+        if len(self._pieces) > _MOST_PIECES:
+            self._pieces = [b"".join(self._pieces)]
 
     @property
     def unread_bytes(self) -> int:

@@ -13,7 +13,7 @@ from s2_sdk import _mappers as mappers
 from gateway.s2 import protobuf, s2_pb2
 from gateway.s2.protobuf import BadProtobuf, InvalidProtobuf
 from gateway.s2.records import (
-    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_HEADERS,
     MAX_BATCH_RECORDS,
     AppendAck,
     AppendInput,
@@ -116,18 +116,19 @@ class TestBadProtobuf:
         with pytest.raises(InvalidProtobuf):
             protobuf.decode_read_batch(empty * (MAX_BATCH_RECORDS + 1))
 
-    def test_headers_are_metered_before_they_are_read(self) -> None:
-        def body(headers: int) -> bytes:
-            record = b"\x12\x00" * headers
-            assert 2**14 <= len(record) < 2**21
+    @pytest.mark.parametrize("in_each", [1, 1_000])
+    def test_headers_are_counted_before_they_are_read(self, in_each: int) -> None:
+        def body(field: bytes, headers: int) -> bytes:
+            record = (field + b"\x00") * (headers // in_each)
+            assert 2**7 <= len(record) < 2**21
             length = bytes((len(record) & 127 | 128, len(record) >> 7 & 127 | 128, len(record) >> 14))
-            return b"\x0a" + length + record
+            return (b"\x0a" + length + record) * in_each
 
-        most = (MAX_BATCH_METERED_BYTES - 8) // 2
-        with pytest.raises(InvalidProtobuf, match="1048576 metered bytes"):
-            protobuf.decode_append_input(body(most + 1))
-        (record,) = protobuf.decode_append_input(body(most)).records
-        assert len(record.headers) == most
+        most = MAX_BATCH_HEADERS - MAX_BATCH_HEADERS % in_each
+        for decode, field in ((protobuf.decode_append_input, b"\x12"), (protobuf.decode_read_batch, b"\x1a")):
+            assert sum(len(record.headers) for record in decode(body(field, most)).records) == most
+            with pytest.raises(InvalidProtobuf, match=f"{MAX_BATCH_HEADERS} headers"):
+                decode(body(field, most + in_each))
 
     def test_absent_positions_are_zero(self) -> None:
         zero = StreamPosition(0, 0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.s2.records import (
+    MAX_BATCH_HEADERS,
     MAX_BATCH_METERED_BYTES,
     MAX_BATCH_RECORDS,
     MAX_U64,
@@ -114,6 +115,14 @@ class TestLimits:
         check_append_input(AppendInput((half, half)))
         with pytest.raises(InvalidAppend):
             check_append_input(AppendInput((half, half, AppendRecord(b""))))
+
+    @pytest.mark.parametrize("commands", [0, MAX_BATCH_RECORDS - 1])
+    def test_no_append_within_its_metered_bytes_has_more_headers_than_decoders_read(self, commands: int) -> None:
+        clear = command_record(Fence(""))
+        rest = MAX_BATCH_METERED_BYTES - 8 - commands * metered_bytes(clear)
+        headers = (Header(b"n", b""),) * (rest // 3)
+        check_append_input(AppendInput((*[clear] * commands, AppendRecord(b"", headers))))
+        assert commands + len(headers) <= MAX_BATCH_HEADERS
 
     def test_a_fencing_token_has_36_bytes(self) -> None:
         check_append_input(AppendInput((AppendRecord(b""),), fencing_token="ü" * 18))

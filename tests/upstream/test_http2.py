@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import pytest
 from multidict import CIMultiDict
 
+from gateway.config.origin_tls import OriginTls
 from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.http2 import frames
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
@@ -301,6 +303,34 @@ async def test_a_connection_that_was_busy_at_the_change_is_not_kept(exchanges: E
         assert await body_of(await sending(exchanges, running)) == b"good"
 
 
+@pytest.mark.parametrize("change", ["tls", "version"])
+async def test_a_connection_that_was_being_made_at_the_change_is_not_used(exchanges: Exchanges, change: str) -> None:
+    may_greet = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        if peer.number == 2 and change == "version":
+            await peer.asked()
+            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew")
+            await peer.reader.read()
+        greeted = Http2Peer(peer)
+        if peer.number == 1:
+            await may_greet.wait()
+        await greeted.greeted()
+        while True:
+            await greeted.answers(await greeted.asked(), b"old" if peer.number == 1 else b"new")
+
+    async with origin(script) as running:
+        waiting = asyncio.ensure_future(sending(exchanges, running))
+        await eventually(lambda: running.connections == 1)
+        if change == "tls":
+            exchanges.configure_tls({"https://other:443": OriginTls(ssl.create_default_context(), "")})
+        else:
+            exchanges.configure_http2([])
+        may_greet.set()
+        assert await body_of(await waiting) == b"new"
+        assert running.connections == 2
+
+
 async def test_idle_connections_make_room_for_new_ones() -> None:
     """Busy and idle ones together are no more than the slots."""
     exchanges = Exchanges(SlotLimits(1))
@@ -454,6 +484,29 @@ async def test_an_upload_waits_for_the_origins_window(exchanges: Exchanges) -> N
         assert len(taken) < 10
         assert await body_of(await answer) == b"good"
         assert sum(sizes) == 400_000
+
+
+async def test_an_upload_that_is_not_read_does_not_stop_other_requests(exchanges: Exchanges) -> None:
+    """It may use up the connection's window, which all request bodies on the connection share."""
+    is_stalled = asyncio.Event()
+
+    async def script(peer: Http2Peer) -> None:
+        if peer.number == 1:
+            await peer.asked()
+            while sum(len(payload) for kind, _, _, payload in peer.seen if kind == frames.DATA) < 65_535:
+                await peer.frame()
+            is_stalled.set()
+            await peer.idles()
+        await good(peer)
+
+    async with http2_origin(script, setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20)) as running:
+        upload = asyncio.ensure_future(sending(exchanges, running, "POST", body=pieces(*[bytes(10_000)] * 10)))
+        await bounded(is_stalled.wait())
+        assert await body_of(await sending(exchanges, running, "POST", body=b"x")) == b"good"
+        assert await body_of(await sending(exchanges, running, "POST", body=b"x")) == b"good"
+        assert running.connections == 2
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
 
 
 async def test_a_reply_that_is_not_read_stops_its_origin_and_no_other(exchanges: Exchanges) -> None:

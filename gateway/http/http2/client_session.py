@@ -2,8 +2,8 @@
 
 The peer is an origin, which may be faulty or hostile.  What it can make grow is bounded: heads in bytes and fields,
 interim replies in number, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
-rules resets its stream, and a push ends the connection.  RST_STREAM for an open request does not count against the
-budget, because it ends the request.
+rules resets its stream, and a push ends the connection.  One RST_STREAM for each request does not count against the
+budget: it ends the request, or comes behind a reply that did not need all of it (section 8.1).
 
 Trailers are dropped.  A request is reported as not processed (REFUSED_STREAM) if the origin says so, for one stream or
 by the last stream in GOAWAY (section 8.7).
@@ -32,6 +32,7 @@ REPLY_WINDOW: Final = 1 << 18
 LATE_FRAMES: Final = 256
 """Frames that may still arrive for a stream that was reset, beyond the budget."""
 _MOST_LATE_FRAMES: Final = 1 << 16
+_MOST_LATE_RESETS: Final = 1 << 10
 _NO_BODY: Final = frozenset({204, 304})
 
 
@@ -44,6 +45,8 @@ class ClientSession(Reading):
         super().__init__(counts, MOST_LIST_BYTES)
         self._reader = BlockReader(MOST_LIST_BYTES, Http2Reply)
         self._late_frames = 0
+        self._late_resets = 0
+        """RST_STREAM frames that may still arrive for streams that have ended: one for each request."""
         self._bodiless: set[int] = set()
         """Open streams whose reply has no body, because the request was a HEAD."""
         self._interim: dict[int, int] = {}
@@ -81,6 +84,7 @@ class ClientSession(Reading):
         self._last_id += 2 if self._last_id else 1
         stream = self.streams[self._last_id] = Stream(self._last_id, self._first_window, REPLY_WINDOW)
         stream.has_head = False
+        self._late_resets = min(self._late_resets + 1, _MOST_LATE_RESETS)
         if is_head:
             self._bodiless.add(stream.id)
         self.send_head(stream, block, ends=ends)
@@ -144,16 +148,18 @@ class ClientSession(Reading):
     # -- the end
 
     def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
-        if stream is None:
+        if self._late_resets:
+            self._late_resets -= 1
+        elif stream is None:
             self._spend(Kind.RESET)
-            return
-        self._drop(stream, code)
-        self._events.append(StreamReset(stream, is_by_peer=True))
+        if stream is not None:
+            self._drop(stream, code)
+            self._events.append(StreamReset(stream, is_by_peer=True))
 
     def _end_unprocessed(self, last_id: int) -> None:
         for stream in [stream for stream in self.streams.values() if stream.id > last_id]:
             self._drop(stream, ErrorCode.REFUSED_STREAM)
-            self._reset_ids.append(stream.id)
+            self._note_reset(stream.id)
             self._events.append(StreamReset(stream, is_by_peer=True))
 
     def _close_if_ended(self, stream: Stream) -> None:

@@ -16,7 +16,7 @@ from gateway.http.http2.receiving import Receiving
 from gateway.http.http2.streams import Stream
 
 _MOST_RESET_IDS: Final = 256
-"""Bound on the streams reset by this side for which frames of the peer may still arrive (RFC 9113 section 5.1)."""
+"""Bound on the reset streams that are told from those that have ended (RFC 9113 section 5.1)."""
 
 
 class Ending(Receiving):
@@ -27,7 +27,10 @@ class Ending(Receiving):
         self._counts = counts
         self._last_id = 0
         """The last stream that the client has begun."""
-        self._reset_ids: deque[int] = deque(maxlen=_MOST_RESET_IDS)
+        self._reset_ids: deque[int] = deque()
+        """The last streams that were reset, in the order in which they were."""
+        self._forgotten_id = 0
+        """The highest id among the streams reset before those."""
 
     @property
     def has_failed(self) -> bool:
@@ -52,8 +55,21 @@ class Ending(Receiving):
         stream.queue.clear()
         stream.queued_bytes = 0
 
-    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+    def _note_reset(self, stream_id: int) -> None:
+        """Frames of the peer may still arrive for this stream."""
         self._reset_ids.append(stream_id)
+        if len(self._reset_ids) > _MOST_RESET_IDS:
+            self._forgotten_id = max(self._forgotten_id, self._reset_ids.popleft())
+
+    def _may_be_late(self, stream_id: int) -> bool:
+        """Whether a frame for this stream, which is over, may come from a peer that had not read its reset.
+
+        Of old streams it is not known any more whether they were reset.
+        """
+        return stream_id <= self._forgotten_id or stream_id in self._reset_ids
+
+    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+        self._note_reset(stream_id)
         if self.failed is None:
             self._counts.resets[code] += 1
             self._write(frames.rst_stream(stream_id, code))

@@ -171,7 +171,7 @@ class Reading(Ending):
         """Handle a HEADERS or DATA frame for a stream that has ended."""
         if stream_id > self._last_id or stream_id % 2 == 0:
             raise SessionError(ErrorCode.PROTOCOL_ERROR)
-        if stream_id not in self._reset_ids:
+        if not self._may_be_late(stream_id):
             raise SessionError(ErrorCode.STREAM_CLOSED)
         self._spend_late()
 

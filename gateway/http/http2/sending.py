@@ -88,11 +88,14 @@ class Sending(ABC):
                 stream.is_ended = True
                 self._close_if_ended(stream)
             return
+        if not size and not stream.queue:
+            self._send_end(stream)
+            return
         stream.is_ending = ends
         if size:
             stream.queue.append(data)
             stream.queued_bytes += size
-        if stream.send_window > 0 or not stream.queue:
+        if stream.send_window > 0:
             self._turns[stream] = None
             if len(self._turns) == 1:
                 # With other streams waiting, it waits for its turn, and a later `pump` reports when it is drained.
@@ -113,10 +116,10 @@ class Sending(ABC):
         turns = self._turns
         while turns and self.out_bytes < _PUMP_BYTES and not self.is_blocked:
             stream = next(iter(turns))
-            if self._send_window <= 0 and stream.queue:
+            if self._send_window <= 0:
                 break
             del turns[stream]
-            if stream.queue and stream.send_window <= 0:
+            if stream.send_window <= 0:
                 # The window has shrunk meanwhile; the stream gets a turn again when it opens.
                 continue
             self._send_frame(stream)
@@ -131,12 +134,25 @@ class Sending(ABC):
         """Whether queued data waits only for the transport."""
         return bool(self._turns) and self._send_window > 0
 
-    def _send_frame(self, stream: Stream) -> None:
-        """Write one frame of the queued data."""
-        if not stream.queue and stream.send_window < 0:
-            # Empty trailers: an empty DATA frame needs no window, but h2's client treats it as an error here.
+    @property
+    def is_shut(self) -> bool:
+        """Whether the peer takes no byte of any body for now: the connection's window is used up."""
+        return self._send_window <= 0
+
+    def _send_end(self, stream: Stream) -> None:
+        """End a body that has nothing queued.  That needs no window, and is too little to wait for the transport."""
+        if stream.send_window < 0:
+            # Empty trailers: h2's client treats an empty DATA frame as an error here.
             self.send_head(stream, b"", ends=True)
             return
+        self.out.append(frames.frame_head(0, frames.DATA, frames.END_STREAM, stream.id))
+        self.out_bytes += frames.HEAD_BYTES
+        self._free_updates += 2
+        stream.is_ended = True
+        self._close_if_ended(stream)
+
+    def _send_frame(self, stream: Stream) -> None:
+        """Write one frame of the queued data."""
         room = min(stream.send_window, self._send_window, self._frame_bytes)
         queue, pieces, size = stream.queue, list[bytes | memoryview](), 0
         while queue and size < room:

@@ -92,7 +92,7 @@ class Session(Reading):
         if self._last_answered_id is not None and stream_id > self._last_answered_id:
             # Such a stream is ignored, as GOAWAY has announced; the client may retry elsewhere (RFC 9113 section 6.8).
             self._spend(Kind.IDLE)
-            self._reset_ids.append(stream_id)
+            self._note_reset(stream_id)
             return
         if len(self.streams) >= self._most_streams:
             self._spend(Kind.REFUSED)

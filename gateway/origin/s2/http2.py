@@ -52,7 +52,8 @@ class Http2Exchange(Exchange):
         headers = CIMultiDict((name, value) for name, value in fields if not name.startswith(":"))
         headers.setdefault("host", pseudo.get(":authority", ""))
         incoming = Incoming(lambda size: connection.acknowledge(stream_id, size))
-        super().__init__(pseudo[":method"], pseudo[":path"], headers, incoming)
+        # CONNECT has no path (RFC 9113 section 8.5); over HTTP/1.1 its target is the authority.
+        super().__init__(pseudo[":method"], pseudo.get(":path", pseudo.get(":authority", "")), headers, incoming)
         self._connection = connection
         self.stream_id = stream_id
 
@@ -97,7 +98,7 @@ class Http2Connection:
         self.socket = socket
         self._tasks = tasks
         self._serve = serve
-        self._state = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        self._state = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self._exchanges: dict[int, Http2Exchange] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
         self._windows = Signal()
@@ -143,7 +144,7 @@ class Http2Connection:
         match event:
             case RequestReceived(stream_id=int(stream_id), headers=fields):
                 if not self._is_draining:
-                    self._begin(stream_id, [(str(name), str(value)) for name, value in fields or []])
+                    self._begin(stream_id, [(_text(name), _text(value)) for name, value in fields or []])
             case DataReceived(stream_id=int(stream_id), data=data, flow_controlled_length=length):
                 exchange = self._exchanges.get(stream_id)
                 part = data or b""
@@ -257,3 +258,8 @@ class Http2Connection:
     def _flush(self) -> None:
         if data := self._state.data_to_send():
             self.socket.write(data)
+
+
+def _text(field: bytes | str) -> str:
+    """A name or a value as over HTTP/1.1: it may have any bytes (RFC 9110 section 5.5)."""
+    return field.decode("latin-1") if isinstance(field, bytes) else field

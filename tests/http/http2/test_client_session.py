@@ -327,6 +327,21 @@ def test_a_body_waits_for_the_origins_windows() -> None:
     assert client.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
+def test_the_end_of_a_body_waits_neither_for_the_transport_nor_for_a_window() -> None:
+    """An origin that reads a body as a whole opens no window before the end."""
+    client = Client()
+    other, stream = client.ask(ends=False), client.ask(ends=False)
+    for size in (*[1 << 14] * 3, (1 << 14) - 1):
+        client.session.send(stream, bytes(size))
+    client.session.is_blocked = True
+    client.session.send(other, b"waits")
+    client.session.end(stream)
+    client.session.is_blocked = False
+    client.session.pump()
+    assert (frames.DATA, frames.END_STREAM, stream.id, b"") in client.said()
+    assert other.is_full
+
+
 def test_a_reply_may_end_before_its_request() -> None:
     client = Client()
     stream = client.ask(ends=False)
@@ -382,8 +397,36 @@ def test_requests_that_clients_cancel_are_not_a_flood_of_the_origin() -> None:
         client.said()
 
 
+def test_replies_to_requests_that_were_cancelled_long_ago_are_dropped() -> None:
+    """An origin that stalled answers what it had read, although its clients have left and others have come since."""
+    client = Client()
+    cancelled = [client.ask() for _ in range(600)]
+    for stream in cancelled:
+        client.session.reset(stream, ErrorCode.CANCEL)
+    asked = client.ask()
+    client.take(*(reply(stream.id, ends=False) + data(stream.id, b"late", ends=True) for stream in cancelled))
+    assert client.session.failed is None
+    assert client.take(reply(asked.id))
+    # Those of a stream that has ended since are an error still.
+    client.take(data(asked.id, b"late"))
+    assert client.session.failed is CLOSED
+
+
 def test_resets_of_requests_are_not_a_flood() -> None:
     client = Client()
     for _ in range(3_000):
         client.take(reset(client.ask().id))
     assert client.session.failed is None
+
+
+def test_resets_behind_whole_replies_are_not_a_flood() -> None:
+    """An origin that answers before it has read the request's end asks for no more of it (RFC 9113 section 8.1)."""
+    client = Client()
+    for _ in range(3_000):
+        stream = client.ask(ends=False)
+        client.session.send(stream, b"x", ends=True)
+        client.take(window(0, 1), reply(stream.id), reset(stream.id, ErrorCode.NO_ERROR))
+    assert client.session.failed is None
+    # Each request accounts for one.
+    client.take(reset(stream.id) * 1_000)
+    assert client.session.failed is CALM

@@ -9,14 +9,17 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
+from hpack import Decoder
 
 from gateway.aio.clock import ManualClock
+from gateway.http.http2 import frames
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import ErrorCode
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendInput, AppendRecord, Header
+from tests.http.http2.peer import GET, NO_SETTINGS, request
 from tests.s2.origin.appends import BASIN, bodies
 from tests.s2.origin.conftest import BOUND_S
 
@@ -42,6 +45,28 @@ async def refused(reply: httpx.Response) -> tuple[int, Any]:
 async def test_both_versions_share_a_port(http: httpx.AsyncClient, version: str) -> None:
     reply = await http.get("/../health")
     assert (reply.status_code, reply.http_version, reply.text) == (200, version, "OK")
+
+
+async def test_a_field_value_is_any_bytes(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/../health", headers={b"x": b"\xff"})).status_code == 200
+
+
+async def test_connect_is_answered_as_any_other_unknown_call(origin: RunningS2Origin) -> None:
+    """Over HTTP/2 it has neither a scheme nor a path (RFC 9113 section 8.5)."""
+    url = httpx.URL(origin.url)
+    async with asyncio.timeout(BOUND_S):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        connect = request(1, [(":method", "CONNECT"), (":authority", "other:443")])
+        writer.write(frames.PREFACE + NO_SETTINGS + connect + request(3, [*GET[:-1], (":path", "/health")]))
+        decoder, statuses = Decoder(), dict[int, str]()
+        while len(statuses) < 2:
+            high, low, kind, _, stream_id = frames.read_head(await reader.readexactly(frames.HEAD_BYTES))
+            payload = await reader.readexactly(high << 16 | low)
+            if kind == frames.HEADERS:
+                ((_, status), *_) = decoder.decode(payload)
+                statuses[stream_id] = str(status)
+        writer.close()
+    assert statuses == {1: "404", 3: "200"}
 
 
 @pytest.mark.parametrize("format_", Format)
