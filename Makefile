@@ -30,7 +30,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports chaos abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package sbom check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports chaos abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -86,6 +86,9 @@ docs: $(INSTALLED) ## build the site of docs/ into build/site; a warning fails i
 
 man: $(INSTALLED) ## write docs/durable-gateway.1 anew, from the same commands as --help
 	@$(BIN)/python -m tests.man_page
+
+proto: $(INSTALLED) ## write the code of S2's messages anew, from gateway/s2/s2.proto
+	@$(BIN)/python -m tests.s2.messages
 
 package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with twine
 	@rm -rf dist

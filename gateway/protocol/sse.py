@@ -16,7 +16,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -38,12 +38,12 @@ class SseTooLarge(ValueError):
     """One event exceeds the parser's limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
-    """One whole event: its name (`message` if the stream gave none) and its data lines joined by LF."""
+class SseEvent(NamedTuple):
+    """One whole event: its name (`message` if the stream gave none), its data lines joined by LF, its own id line."""
 
     name: str
     data: bytes
+    id: str = ""
 
 
 class SseParser:
@@ -53,7 +53,7 @@ class SseParser:
     longer event raises `SseTooLarge`; the parser must not be used after that.
     """
 
-    __slots__ = ("_at_start", "_data", "_max_event_bytes", "_name", "_pending", "_size", "_skip_lf", "comments")
+    __slots__ = ("_at_start", "_data", "_id", "_max_event_bytes", "_name", "_pending", "_size", "_skip_lf", "comments")
 
     def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
         self.comments = 0
@@ -63,6 +63,7 @@ class SseParser:
         self._at_start = True
         self._skip_lf = False
         self._name = b""
+        self._id = ""
         self._data: list[bytes] = []
         self._size = 0
 
@@ -123,10 +124,11 @@ class SseParser:
                 if self._data:
                     name = _NAMES.get(self._name) or self._name.decode("utf-8", "replace") or "message"
                     joined = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-                    events.append(SseEvent(name, joined))
+                    events.append(SseEvent(name, joined, self._id))
                     self._data = []
-                # An event without a data line is not dispatched; its name is dropped too.
+                # An event without a data line is not dispatched; its name and id are dropped too.
                 self._name = b""
+                self._id = ""
                 self._size = 0
                 continue
             if self._size + len(line) > self._max_event_bytes:
@@ -145,6 +147,8 @@ class SseParser:
                 self._data.append(value)
             elif field == b"event":
                 self._name = value
+            elif field == b"id":
+                self._id = value.decode("utf-8", "replace")
         return events
 
 

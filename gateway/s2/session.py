@@ -1,4 +1,16 @@
-"""S2S: the frames of append and read sessions (S2's data-plane page, "Sessions")."""
+"""S2S: the frames of append and read sessions (S2's data-plane page, "Sessions").
+
+A session is one HTTP exchange, and each of its directions is a sequence of frames: three bytes of length, in network
+order, which count what follows them; a byte of flags; a body.  Bit 7 of the flags marks the terminal frame, bits 6 and
+5 the compression of the body, bit 4 advises the receiver to continue the session on another connection; the rest is
+reserved and ignored.  The body of a regular frame is a protobuf message (`protobuf.py`).  The body of a terminal frame
+is a status of two bytes and the JSON that a unary request would have been answered with; it is never compressed, and
+what follows it is not read.  A session that is complete ends without a terminal frame.
+
+A length is at most 2 MiB, and so is a body once it is decompressed, as in S2's SDKs.  The metered bytes of a batch are
+at most 1 MiB, and only one of several hundred thousand tiny headers comes near the bound.  Compressed bytes can hold
+ten thousand times their number, so `FrameReader.feed` decompresses a frame when the caller takes it, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +19,37 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import zstandard
+from zlib_ng import zlib_ng
+
+CONTENT_TYPE: Final = "s2s/proto"
+"""The type of a session's request and of its answer."""
+
 MAX_FRAME_BYTES: Final = 2 * 1024 * 1024
+"""The largest length in a frame: its flags and its body."""
+
+MAX_BODY_BYTES: Final = MAX_FRAME_BYTES - 1
+"""The largest body, before compression and after it."""
+
+MIN_COMPRESSED_BYTES: Final = 1024
+"""A smaller body is not compressed."""
+
+_LENGTH_BYTES: Final = 3
+_TERMINAL: Final = 0b1000_0000
+_COMPRESSION_SHIFT: Final = 5
+_COMPRESSION_MASK: Final = 0b11
+_RECONNECT: Final = 0b0001_0000
+
+_ZSTD_LEVEL: Final = 3
+_ZSTD_WINDOW: Final = 8 * 1024 * 1024
+"""The memory that a frame may ask for to be decompressed; RFC 8878 section 3.1.1.1.2 recommends to support as much."""
+_GZIP_LEVEL: Final = 6
+_GZIP_WINDOW: Final = 31
+"""15 bits of window, plus 16 for a gzip header."""
 
 
 class Compression(IntEnum):
-    """How the body of a frame is compressed; the values are those of the flag byte."""
+    """How the body of a frame is compressed; the values are those of the flags."""
 
     NONE = 0
     ZSTD = 1
@@ -42,32 +80,158 @@ Frame = Message | Terminal
 
 
 def choose_compression(accept_encoding: str | None) -> Compression:
-    """What the server may compress with: zstd before gzip before none."""
-    raise NotImplementedError
+    """What the frames of an answer may be compressed with: zstd, or else gzip, if Accept-Encoding names it."""
+    accepted = set()
+    for member in (accept_encoding or "").lower().split(","):
+        name, _, parameters = member.partition(";")
+        weight = parameters.replace(" ", "").removeprefix("q=")
+        # RFC 9110 section 12.4.2: a weight of 0 is a refusal.
+        if not weight or weight.strip("0."):
+            accepted.add(name.strip())
+    if "zstd" in accepted:
+        return Compression.ZSTD
+    return Compression.GZIP if "gzip" in accepted else Compression.NONE
 
 
 def encode_message(
     body: bytes, compression: Compression = Compression.NONE, *, is_reconnect_advised: bool = False
 ) -> bytes:
-    """The whole frame of a message; a body under 1 KiB is not compressed."""
-    raise NotImplementedError
+    """The whole frame of a message; a body under 1 KiB is not compressed.
+
+    Raises `ValueError` for a body larger than `MAX_BODY_BYTES`.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"a frame's body is at most {MAX_BODY_BYTES} bytes")
+    flags = _RECONNECT if is_reconnect_advised else 0
+    if compression is not Compression.NONE and len(body) >= MIN_COMPRESSED_BYTES:
+        compressed = _compress(body, compression)
+        # Bytes that do not shrink are sent as they are, and so a frame is never larger than its body.
+        if len(compressed) < len(body):
+            body = compressed
+            flags |= compression << _COMPRESSION_SHIFT
+    return _frame(flags, body)
 
 
 def encode_terminal(status: int, body: bytes) -> bytes:
     """The whole frame that ends a session with an error."""
-    raise NotImplementedError
+    return _frame(_TERMINAL, status.to_bytes(2) + body)
 
 
 class FrameReader:
-    """Cuts a session's bytes into frames; one reader for each direction of a session."""
+    """Cuts a session's bytes into frames; one reader for each direction of a session.
+
+    It holds at most one frame and the bytes given to the last `feed`.
+    """
+
+    __slots__ = ("_buffer", "_failure", "_is_ended")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._is_ended = False
+        self._failure: str | None = None
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take the next bytes; the iterator gives the frames they complete, one decompressed at a time.
+        """Take the next bytes; the iterator gives the frames they complete, each decompressed when it is taken.
 
-        A bad frame raises `BadFrame` after the frames before it were given; the reader is of no use after that.
+        A bad frame raises `BadFrame` after the frames before it were given, and so does every later `feed`.  Frames
+        that are not taken come with the next `feed`.
         """
-        raise NotImplementedError
+        if not self._is_ended:
+            self._buffer += data
+        return self._frames()
 
     def finish(self) -> None:
-        """The bytes have ended.  Raises `BadFrame` inside a frame."""
-        raise NotImplementedError
+        """Say that the bytes have ended.  Raises `BadFrame` if they ended inside a frame."""
+        if self._failure is not None:
+            raise BadFrame(self._failure)
+        if self._buffer:
+            raise BadFrame("the session ended inside a frame")
+
+    def _frames(self) -> Iterator[Frame]:
+        while True:
+            try:
+                frame = self._take()
+            except BadFrame as error:
+                self._failure = str(error)
+                self._end()
+                raise
+            if frame is None:
+                return
+            yield frame
+
+    def _take(self) -> Frame | None:
+        """The next frame; None if it is not complete.  Raises `BadFrame`."""
+        if self._failure is not None:
+            raise BadFrame(self._failure)
+        buffer = self._buffer
+        if len(buffer) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(buffer[:_LENGTH_BYTES])
+        if not 1 <= length <= MAX_FRAME_BYTES:
+            raise BadFrame(f"the length of a frame is 1 to {MAX_FRAME_BYTES}")
+        end = _LENGTH_BYTES + length
+        if len(buffer) < end:
+            return None
+        flags = buffer[_LENGTH_BYTES]
+        body = bytes(buffer[_LENGTH_BYTES + 1 : end])
+        del buffer[:end]
+        if flags & _TERMINAL:
+            if len(body) < 2:
+                raise BadFrame("a terminal frame has no status")
+            self._end()
+            return Terminal(int.from_bytes(body[:2]), body[2:])
+        return Message(_decompress(body, flags >> _COMPRESSION_SHIFT & _COMPRESSION_MASK), bool(flags & _RECONNECT))
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._buffer.clear()
+
+
+def _frame(flags: int, body: bytes) -> bytes:
+    length = 1 + len(body)
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame has at most {MAX_FRAME_BYTES} bytes")
+    return length.to_bytes(_LENGTH_BYTES) + bytes((flags,)) + body
+
+
+def _compress(body: bytes, compression: Compression) -> bytes:
+    if compression is Compression.ZSTD:
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
+    coder = zlib_ng.compressobj(_GZIP_LEVEL, zlib_ng.DEFLATED, _GZIP_WINDOW)
+    return coder.compress(body) + coder.flush()
+
+
+def _decompress(body: bytes, compression: int) -> bytes:
+    match compression:
+        case Compression.NONE:
+            return body
+        case Compression.ZSTD:
+            return _unzstd(body)
+        case Compression.GZIP:
+            return _gunzip(body)
+        case _:
+            raise BadFrame("a frame has an unknown compression")
+
+
+def _unzstd(body: bytes) -> bytes:
+    try:
+        # The library sizes its output by what the frame claims, and looks at `max_output_size` only without a claim.
+        if zstandard.frame_content_size(body) > MAX_BODY_BYTES:
+            raise BadFrame(f"a frame holds more than {MAX_BODY_BYTES} bytes")
+        reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        return reader.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadFrame("a frame's body is not zstd, or holds too much") from error
+
+
+def _gunzip(body: bytes) -> bytes:
+    reader = zlib_ng.decompressobj(_GZIP_WINDOW)
+    try:
+        found = reader.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
+        raise BadFrame("a frame's body is not gzip") from error
+    if len(found) > MAX_BODY_BYTES:
+        raise BadFrame(f"a frame holds more than {MAX_BODY_BYTES} bytes")
+    if not reader.eof or reader.unused_data:
+        raise BadFrame("a frame's body is not one whole gzip member")
+    return found

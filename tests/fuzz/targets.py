@@ -30,11 +30,12 @@ from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.protocol.trace_context import trace_id_of
+from tests.fuzz import s2_targets
 from tests.fuzz.invariants import is_bounded, joined, same_in_slices
 
 Target = Callable[[bytes], None]
 
-TARGETS: Final[dict[str, Target]] = {}
+TARGETS: Final[dict[str, Target]] = dict(s2_targets.TARGETS)
 _NO_CONTROL: Final = re.compile(r"[\r\n\0]")
 
 

@@ -49,12 +49,13 @@ def reference(stream: bytes) -> list[SseEvent]:
             line += byte
         i += 1
     events: list[SseEvent] = []
-    name, data = b"", None
+    name, data, id_ = b"", None, b""
     for whole in lines:
         if not whole:
             if data is not None:
-                events.append(SseEvent(name.decode("utf-8", "replace") or "message", data[:-1]))
-            name, data = b"", None
+                shown = name.decode("utf-8", "replace") or "message"
+                events.append(SseEvent(shown, data[:-1], id_.decode("utf-8", "replace")))
+            name, data, id_ = b"", None, b""
             continue
         field, _, value = whole.partition(b":")
         if not field:
@@ -64,6 +65,8 @@ def reference(stream: bytes) -> list[SseEvent]:
             name = value
         elif field == b"data":
             data = (data or b"") + value + b"\n"
+        elif field == b"id":
+            id_ = value
     return events
 
 
@@ -78,6 +81,7 @@ pieces = st.lists(
             b"data:",
             b"data: ",
             b"event: control",
+            b"id: 1",
             b":",
             b" ",
             b"x",
@@ -147,7 +151,11 @@ class TestReading:
         assert read(b"event: data\ndata:\n\n") == [SseEvent("data", b"")]
 
     def test_other_fields_are_ignored(self) -> None:
-        assert read(b"id: 1\nretry: 5\ndatax: no\ndata: a\n\n") == [SseEvent("message", b"a")]
+        assert read(b"retry: 5\ndatax: no\ndata: a\n\n") == [SseEvent("message", b"a")]
+
+    def test_an_event_has_its_own_id_and_not_that_of_an_earlier_one(self) -> None:
+        events = read(b"id: 7,1\ndata: a\n\ndata: b\n\nid: 8\n\ndata: c\n\n")
+        assert [event.id for event in events] == ["7,1", "", ""]
 
     @given(pieces, st.lists(st.integers(0, 80), max_size=6))
     def test_any_stream_cut_anywhere_reads_as_the_standard_says(self, stream: bytes, cuts: list[int]) -> None:
