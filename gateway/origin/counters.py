@@ -8,14 +8,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 from gateway.origin.requests import Kind
 
 
-class Counters:
+class Awaited:
+    """Something whose changes tests wait for."""
+
+    def __init__(self) -> None:
+        self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
+
+    async def until(self, condition: Callable[[Self], bool]) -> None:
+        """Wait until `condition` holds; it is evaluated at once and after every change."""
+        if condition(self):
+            return
+        met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._conditions[met] = lambda: condition(self)
+        try:
+            await met
+        finally:
+            self._conditions.pop(met, None)
+
+    def _changed(self) -> None:
+        for met, holds in tuple(self._conditions.items()):
+            if not met.done() and holds():
+                met.set_result(None)
+
+
+class Counters(Awaited):
     """Requests and body bytes by kind; open live connections and their peak; accepted TCP connections."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.body_bytes: dict[Kind, int] = dict.fromkeys(Kind, 0)
         """Body bytes passed to the connection, as the reader counts them: no heads, no chunk sizes."""
@@ -28,7 +53,6 @@ class Counters:
         """Live readers at the tail that wait for the stream to change."""
         self.connections = 0
         """TCP connections accepted by a running origin."""
-        self._conditions: dict[asyncio.Future[None], Callable[[Counters], bool]] = {}
 
     def __repr__(self) -> str:
         return f"<Counters {self.total_requests} requests, {self.live_open} live, {self.parked} parked>"
@@ -62,17 +86,6 @@ class Counters:
         """Wait until exactly `count` live readers wait at a tail."""
         await self.until(lambda counters: counters.parked == count)
 
-    async def until(self, condition: Callable[[Counters], bool]) -> None:
-        """Wait until `condition` holds; it is evaluated at once and after every change."""
-        if condition(self):
-            return
-        met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._conditions[met] = condition
-        try:
-            await met
-        finally:
-            self._conditions.pop(met, None)
-
     # -- for the handlers
 
     def began(self, kind: Kind) -> None:
@@ -104,8 +117,3 @@ class Counters:
         """A TCP connection was accepted."""
         self.connections += 1
         self._changed()
-
-    def _changed(self) -> None:
-        for met, condition in tuple(self._conditions.items()):
-            if not met.done() and condition(self):
-                met.set_result(None)

@@ -14,7 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.origin.counters import Counters
-from gateway.origin.faults import BodyEffect, Drop, Effect, Raw, Refuse, Stall, Truncate, Unsolicited
+from gateway.origin.faults import BodyEffect, Drop, Raw, Refuse, Stall, Truncate, Unsolicited
 from gateway.origin.replies import COMMON_HEADERS, Reply
 from gateway.origin.requests import Kind
 
@@ -29,7 +29,7 @@ class Delivery:
     """One reply as it is sent."""
 
     def __init__(
-        self, request: web.BaseRequest, kind: Kind, counters: Counters, effects: Sequence[Effect] = ()
+        self, request: web.BaseRequest, kind: Kind, counters: Counters, effects: Sequence[object] = ()
     ) -> None:
         self._request = request
         self._kind = kind

@@ -154,7 +154,6 @@ class Unsolicited:
     data: bytes
 
 
-Effect = Delay | Hold | Replace | Raw | Refuse | Drop | Truncate | Stall | Unsolicited
 BodyEffect = Drop | Truncate | Stall
 
 
@@ -163,8 +162,8 @@ class Switch:
 
     def __init__(
         self,
-        effect: Effect,
-        kind: Kind | None,
+        effect: object,
+        kind: str | None,
         method: str | None,
         path: str | None,
         times: int | None,
@@ -178,7 +177,7 @@ class Switch:
         self._path = path
         self._on_remove = on_remove
 
-    def hit(self, kind: Kind, method: str, path: str) -> bool:
+    def hit(self, kind: str, method: str, path: str) -> bool:
         """Whether the fault applies to this request; counts the hit."""
         matches = (
             self._kind in (None, kind)
@@ -222,13 +221,14 @@ class GatedSwitch(Switch):
 
 
 class Faults:
-    """The switches of one origin.
+    """The switches of one origin, which has requests of these `kinds`.
 
     Every setter takes `kind` (see `requests.Kind`), `method` and `path` (raw, as in the request line) to narrow it, and
     `times`, the number of requests to hit (None: all until removed).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: type[StrEnum] = Kind) -> None:
+        self._kinds = kinds
         self._switches: list[Switch] = []
 
     def __repr__(self) -> str:
@@ -238,7 +238,7 @@ class Faults:
         self,
         delay_s: float,
         *,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
         times: int | None = None,
@@ -249,7 +249,7 @@ class Faults:
     def hold(
         self,
         *,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
         times: int | None = None,
@@ -263,7 +263,7 @@ class Faults:
         status: int,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -281,7 +281,7 @@ class Faults:
         body: bytes,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -293,7 +293,7 @@ class Faults:
         data: bytes,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -305,7 +305,7 @@ class Faults:
         data: bytes,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -316,7 +316,7 @@ class Faults:
         self,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -328,7 +328,7 @@ class Faults:
         after_bytes: int,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -341,7 +341,7 @@ class Faults:
         *,
         is_chunked: bool = False,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> Switch:
@@ -353,7 +353,7 @@ class Faults:
         after_bytes: int,
         *,
         times: int | None = 1,
-        kind: Kind | str | None = None,
+        kind: str | None = None,
         method: str | None = None,
         path: str | None = None,
     ) -> GatedSwitch:
@@ -365,24 +365,22 @@ class Faults:
         for switch in tuple(self._switches):
             switch.remove()
 
-    def take(self, kind: Kind, method: str, path: str) -> list[Effect]:
+    def take(self, kind: str, method: str, path: str) -> list[object]:
         """The effects on this request, in the order the switches were set; called by the origin."""
         effects = [switch.effect for switch in self._switches if switch.hit(kind, method, path)]
         # An exhausted gate stays reachable through the switch that the test holds, so it may leave the list.
         self._switches = [switch for switch in self._switches if switch.times != 0]
         return effects
 
-    def _set(
-        self, effect: Effect, kind: Kind | str | None, method: str | None, path: str | None, times: int | None
-    ) -> Switch:
-        switch = Switch(effect, Kind(kind) if kind else None, method, path, times, self._removed)
+    def _set(self, effect: object, kind: str | None, method: str | None, path: str | None, times: int | None) -> Switch:
+        switch = Switch(effect, self._kinds(kind) if kind else None, method, path, times, self._removed)
         self._switches.append(switch)
         return switch
 
     def _set_gated(
-        self, effect: Hold | Stall, kind: Kind | str | None, method: str | None, path: str | None, times: int | None
+        self, effect: Hold | Stall, kind: str | None, method: str | None, path: str | None, times: int | None
     ) -> GatedSwitch:
-        switch = GatedSwitch(effect, Kind(kind) if kind else None, method, path, times, self._removed)
+        switch = GatedSwitch(effect, self._kinds(kind) if kind else None, method, path, times, self._removed)
         self._switches.append(switch)
         return switch
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from gateway.aio.clock import Clock, wait_until
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import ConnectionCut, Delivery
-from gateway.origin.faults import Delay, Effect, Faults, Hold, Replace, When
+from gateway.origin.faults import Delay, Faults, Hold, Replace, When
 from gateway.origin.live import Drain, LiveReads
 from gateway.origin.refusals import BadRequest, MethodNotAllowed, NotImplementedHere, RequestError, TooLarge
 from gateway.origin.replies import CACHE_FINAL, CACHE_NEVER, CACHE_REVALIDATE, Reply, error_reply, preflight_reply
@@ -94,7 +94,7 @@ class Handlers:
             self._counters.ended(kind)
 
     async def _answer(
-        self, request: web.Request, kind: Kind, delivery: Delivery, effects: list[Effect]
+        self, request: web.Request, kind: Kind, delivery: Delivery, effects: list[object]
     ) -> web.StreamResponse:
         await self._apply_holds(effects, When.REQUEST)
         replacement = next((effect.reply for effect in effects if isinstance(effect, Replace)), None)
@@ -118,7 +118,7 @@ class Handlers:
         await self._apply_holds(effects, When.REPLY)
         return await delivery.whole(reply)
 
-    async def _apply_holds(self, effects: list[Effect], when: When) -> None:
+    async def _apply_holds(self, effects: list[object], when: When) -> None:
         for effect in effects:
             if isinstance(effect, Hold) and effect.when is when:
                 await effect.gate.wait()

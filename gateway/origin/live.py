@@ -39,6 +39,15 @@ class Drain:
         for watcher in tuple(self.watchers):
             watcher()
 
+    @contextmanager
+    def calling(self, watcher: Callable[[], object]) -> Iterator[None]:
+        """Have `begin` call `watcher` meanwhile."""
+        self.watchers.add(watcher)
+        try:
+            yield
+        finally:
+            self.watchers.discard(watcher)
+
 
 class LiveReads:
     """Serves long-poll and SSE from the store."""
@@ -158,14 +167,13 @@ class LiveReads:
                 changed.set_result(None)
 
         stream.watchers.add(wake)
-        self._drain.watchers.add(wake)
         self._counters.parked_by(1)
         try:
-            return await wait_until(changed, self._clock, delay_s)
+            with self._drain.calling(wake):
+                return await wait_until(changed, self._clock, delay_s)
         finally:
             self._counters.parked_by(-1)
             stream.watchers.discard(wake)
-            self._drain.watchers.discard(wake)
 
     # -- replies
 

@@ -1,0 +1,170 @@
+"""The composition: an `S2Origin` holds basins and streams, a `RunningS2Origin` serves them on a port.
+
+They are separate so that an origin can be stopped and started again on the same port with the same streams:
+
+    running = await start_s2_origin()
+    port = running.port
+    await running.stop()
+    running = await start_s2_origin(S2OriginSettings(port=port), origin=running.origin)
+
+Stopping takes three bounded steps.  The listener closes.  Sessions end with 503 `server_draining`, reads that wait are
+answered with it, and connections are told to make no more requests.  What is left after the grace period is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from gateway.aio.clock import Clock, SystemClock
+from gateway.aio.tasks import Tasks
+from gateway.origin.live import Drain
+from gateway.origin.s2.account import Account
+from gateway.origin.s2.counters import S2Counters
+from gateway.origin.s2.exchange import Exchange
+from gateway.origin.s2.faults import S2Faults
+from gateway.origin.s2.handlers import Handlers
+from gateway.origin.s2.http1 import Http1Connection
+from gateway.origin.s2.http2 import PREFACE, Http2Connection
+from gateway.origin.s2.reads import Heartbeats, Reads
+from gateway.origin.s2.sockets import Connection
+
+DEFAULT_GRACE_S: Final = 5.0
+"""Seconds that `stop` gives answers to finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class S2OriginSettings:
+    """The origin's address and habits.  Raises ValueError for invalid values."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 picks a free port."""
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
+    has_account_per_token: bool = False
+    """Whether each access token has an account of its own, so that one path names different streams."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError("port must lie between 0 and 65535")
+        if not 0 < self.heartbeats.least_s <= self.heartbeats.most_s:
+            raise ValueError("heartbeats lie above 0 seconds, and the least is not above the most")
+
+
+class S2Origin:
+    """One in-memory origin: its accounts, faults and counters."""
+
+    def __init__(
+        self,
+        settings: S2OriginSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self.settings = settings or S2OriginSettings()
+        self.faults = S2Faults()
+        self.counters = S2Counters()
+        self.clock: Clock = clock or SystemClock()
+        self.random = random or Random()
+        self._accounts: dict[str, Account] = {}
+
+    def __repr__(self) -> str:
+        return f"<S2Origin {len(self._accounts)} accounts>"
+
+    @property
+    def account(self) -> Account:
+        """The account of every client, if tokens do not have their own."""
+        return self.account_of("")
+
+    def account_of(self, authorization: str) -> Account:
+        """The account of clients with this Authorization header."""
+        key = authorization if self.settings.has_account_per_token else ""
+        return self._accounts.setdefault(key, Account())
+
+
+class RunningS2Origin:
+    """An origin on a port."""
+
+    def __init__(self, origin: S2Origin, host: str, port: int) -> None:
+        self.origin = origin
+        self.host = host
+        self.port = port
+        self._drain = Drain()
+        self._tasks = Tasks()
+        self._connections: set[Connection] = set()
+        self._listener: asyncio.Server | None = None
+        self._emptied: asyncio.Future[None] | None = None
+        """Resolves when the last connection has ended."""
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`, without a trailing slash."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Bind and accept.  Raises OSError if the address is not available."""
+        origin, tasks = self.origin, self._tasks
+
+        def account_of(exchange: Exchange) -> Account:
+            return origin.account_of(exchange.headers.get("authorization", ""))
+
+        reads = Reads(origin.counters, origin.clock, self._drain, origin.random, origin.settings.heartbeats)
+        handlers = Handlers(account_of, origin.faults, origin.counters, origin.clock, self._drain, reads)
+
+        def connection() -> Connection:
+            origin.counters.connected()
+            return Connection(
+                self._connections.add,
+                self._lost,
+                PREFACE,
+                lambda sock: Http1Connection(sock, tasks, handlers.handle),
+                lambda sock: Http2Connection(sock, tasks, handlers.handle),
+            )
+
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(connection, self.host, self.port, reuse_address=True, backlog=4096)
+        bound: socket.socket = self._listener.sockets[0]
+        self.port = bound.getsockname()[1]
+
+    async def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
+        """Stop in the module's three steps; a `grace_s` of 0 cuts every connection at once, as a crash would."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        listener.close()
+        if grace_s > 0:
+            self._drain.begin()
+            for connection in tuple(self._connections):
+                connection.drain()
+            if self._connections:
+                self._emptied = asyncio.get_running_loop().create_future()
+                await asyncio.wait((self._emptied,), timeout=grace_s)
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._tasks.close()
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+
+async def start_s2_origin(
+    settings: S2OriginSettings | None = None, *, origin: S2Origin | None = None, clock: Clock | None = None
+) -> RunningS2Origin:
+    """Serve an origin: a new one with these settings, or an existing one at the host and port of `settings`.
+
+    An existing origin keeps its habits.  Raises OSError if the address is not available.
+    """
+    if origin is None:
+        origin = S2Origin(settings, clock=clock)
+    elif clock is not None:
+        raise ValueError("an existing origin keeps its clock")
+    at = settings or origin.settings
+    running = RunningS2Origin(origin, at.host, at.port)
+    await running.start()
+    return running

@@ -1,0 +1,156 @@
+"""What a request asks for: its call, its stream, and how its answer is encoded.
+
+Pure functions over a request's line and headers; bodies are read elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeVar, cast
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import orjson
+
+from gateway.origin.s2.account import LARGEST_PAGE, PageQuery
+from gateway.origin.s2.config import Json
+from gateway.origin.s2.refusals import Refused, invalid
+from gateway.s2.errors import ErrorCode
+from gateway.s2.json_format import Format, parse_format
+
+SESSION_TYPE: Final = "s2s/proto"
+EVENT_STREAM_TYPE: Final = "text/event-stream"
+JSON_TYPE: Final = "application/json"
+PROTOBUF_TYPE: Final = "application/protobuf"
+
+_PROTOBUF_TYPES: Final = frozenset({PROTOBUF_TYPE, "application/x-protobuf"})
+
+Value = TypeVar("Value")
+
+
+class Call(StrEnum):
+    """The kinds of requests, for counters and fault switches."""
+
+    APPEND = "append"
+    APPEND_SESSION = "append_session"
+    READ = "read"
+    """A unary read."""
+    READ_EVENTS = "read_events"
+    """A read as SSE."""
+    READ_SESSION = "read_session"
+    CHECK_TAIL = "check_tail"
+    CONTROL = "control"
+    """Basins, streams, access tokens, metrics, locations."""
+    HEALTH = "health"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A request's path: what it is about, and the names in it."""
+
+    call: Call
+    resource: str = ""
+    """The first part of the path of a control call, as in `basins`."""
+    names: tuple[str, ...] = ()
+    """The names behind it, decoded; of a data call the stream's."""
+
+
+def target_of(method: str, path: str, headers: Mapping[str, str]) -> Target:
+    """What a request's line and headers ask for.  Raises Refused (400) for a name that is not UTF-8."""
+    if path == "/health":
+        return Target(Call.HEALTH)
+    root, _, rest = path.lstrip("/").partition("/")
+    if root != "v1":
+        return Target(Call.OTHER)
+    resource, *parts = rest.split("/")
+    names = tuple(map(_name, parts))
+    match resource, parts[1:]:
+        case "streams", ["records"] if method == "POST":
+            is_session = media_type(headers.get("content-type")) == SESSION_TYPE
+            return Target(Call.APPEND_SESSION if is_session else Call.APPEND, names=names[:1])
+        case "streams", ["records"] if method == "GET":
+            return Target(_read_call(headers), names=names[:1])
+        case "streams", ["records", "tail"] if method == "GET":
+            return Target(Call.CHECK_TAIL, names=names[:1])
+        case (("basins" | "streams" | "access-tokens" | "locations"), []) if len(names) < 2:
+            return Target(Call.CONTROL, resource, names)
+        case "metrics", _ if len(names) < 3:
+            return Target(Call.CONTROL, resource, names)
+        case _:
+            return Target(Call.OTHER)
+
+
+def _read_call(headers: Mapping[str, str]) -> Call:
+    if media_type(headers.get("content-type")) == SESSION_TYPE:
+        return Call.READ_SESSION
+    if EVENT_STREAM_TYPE in map(media_type, headers.get("accept", "").split(",")):
+        return Call.READ_EVENTS
+    return Call.READ
+
+
+def _name(part: str) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Refused(ErrorCode.BAD_PATH, "a name in the path is not UTF-8") from None
+
+
+def media_type(value: str | None) -> str:
+    """The media type of a header, without its parameters."""
+    return (value or "").partition(";")[0].strip().lower()
+
+
+def sends_protobuf(headers: Mapping[str, str]) -> bool:
+    """Whether the body of a unary append is protobuf."""
+    return media_type(headers.get("content-type")) in _PROTOBUF_TYPES
+
+
+def wants_protobuf(headers: Mapping[str, str]) -> bool:
+    """Whether the answer is to be protobuf."""
+    return any(media_type(one) in _PROTOBUF_TYPES for one in headers.get("accept", "").split(","))
+
+
+def format_of(headers: Mapping[str, str]) -> Format:
+    """How JSON holds bytes.  Raises BadFormat."""
+    return parse_format(headers.get("s2-format"))
+
+
+def basin_of(headers: Mapping[str, str]) -> str:
+    """The basin's name.  Raises Refused (400)."""
+    basin = headers.get("s2-basin", "")
+    if not basin:
+        raise Refused(ErrorCode.BAD_HEADER, "the header s2-basin is missing")
+    return basin
+
+
+def stream_config_of(headers: Mapping[str, str]) -> Json:
+    """The configuration for a stream that the request may create.  Raises Refused (400)."""
+    given = headers.get("s2-stream-config")
+    if given is None:
+        return {}
+    try:
+        return json_object(given.encode())
+    except Refused:
+        raise Refused(ErrorCode.BAD_HEADER, "s2-stream-config is not a JSON object") from None
+
+
+def json_object(body: bytes) -> Json:
+    """A body that is a JSON object.  Raises Refused: 400 if it is no JSON, 422 if it is no object."""
+    try:
+        json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(ErrorCode.BAD_JSON, str(error)) from None
+    if not isinstance(json, dict):
+        raise invalid("the body is not a JSON object")
+    return cast(Json, json)
+
+
+def page_of(query: str) -> PageQuery:
+    """Which part of a list is asked for.  Raises Refused (400)."""
+    fields = dict(parse_qsl(query, keep_blank_values=True))
+    limit = fields.get("limit", str(LARGEST_PAGE))
+    if not (limit.isascii() and limit.isdigit()):
+        raise Refused(ErrorCode.BAD_QUERY, "limit is a whole number")
+    return PageQuery(fields.get("prefix", ""), fields.get("start_after", ""), int(limit))

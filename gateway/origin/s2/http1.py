@@ -1,0 +1,155 @@
+"""HTTP/1.1 of the origin: h11's state and one socket.  Requests of a connection are answered one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import h11
+from multidict import CIMultiDict
+
+from gateway.aio.tasks import Tasks
+from gateway.origin.s2.exchange import Exchange, Incoming, Serve
+from gateway.origin.s2.sockets import Socket
+
+MAX_QUEUED_BYTES: Final = 1024 * 1024
+"""Body bytes that wait to be taken before the client has to wait."""
+
+_BODILESS: Final = frozenset({204, 304})
+
+
+class Http1Exchange(Exchange):
+    """A request over HTTP/1.1."""
+
+    def __init__(self, connection: Http1Connection, request: h11.Request) -> None:
+        headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
+        incoming = Incoming(connection.taken)
+        super().__init__(request.method.decode("ascii"), request.target.decode("ascii"), headers, incoming)
+        self._connection = connection
+        self._is_bodiless = False
+
+    async def begin(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
+        self._is_bodiless = status in _BODILESS or self.method == "HEAD"
+        framed = dict(headers)
+        if length is not None and status not in _BODILESS:
+            framed["content-length"] = str(length)
+        self.has_begun = True
+        await self._connection.send(h11.Response(status_code=status, headers=list(framed.items())))
+
+    async def send(self, data: bytes) -> None:
+        if not self._is_bodiless:
+            await self._connection.send(h11.Data(data=data))
+
+    async def end(self) -> None:
+        await self._connection.send(h11.EndOfMessage())
+        self.has_ended = True
+
+    async def flushed(self) -> None:
+        await self._connection.socket.flushed()
+
+    def truncate(self) -> None:
+        self._connection.socket.close()
+
+    def reset(self) -> None:
+        self._connection.socket.reset()
+
+    def cut(self) -> None:
+        self._connection.socket.reset()
+
+
+class Http1Connection:
+    """One client's connection."""
+
+    def __init__(self, socket: Socket, tasks: Tasks, serve: Serve) -> None:
+        self.socket = socket
+        self._tasks = tasks
+        self._serve = serve
+        self._state = h11.Connection(h11.SERVER)
+        self._exchange: Http1Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        self._state.receive_data(data)
+        self._advance()
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        if self._exchange is not None:
+            self._exchange.incoming.leave()
+        if self._task is not None:
+            self._task.cancel()
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._is_closing = True
+        if self._task is None:
+            self.socket.close()
+
+    async def send(self, event: h11.Response | h11.Data | h11.EndOfMessage) -> None:
+        """Send a part of an answer."""
+        if self.socket.is_closed:
+            raise ConnectionResetError("the client has left")
+        if data := self._state.send(event):
+            self.socket.write(data)
+        await self.socket.room()
+
+    def taken(self, size: int) -> None:
+        """The handler has taken a part of the body."""
+        exchange = self._exchange
+        if exchange is not None and exchange.incoming.queued_bytes <= MAX_QUEUED_BYTES:
+            self.socket.resume_reading()
+
+    def _advance(self) -> None:
+        while True:
+            try:
+                event = self._state.next_event()
+            except h11.RemoteProtocolError as error:
+                self._refuse(error.error_status_hint)
+                return
+            match event:
+                case h11.Request():
+                    self._begin(event)
+                case h11.Data(data=data) if self._exchange is not None:
+                    self._exchange.incoming.feed(bytes(data))
+                    if self._exchange.incoming.queued_bytes > MAX_QUEUED_BYTES:
+                        self.socket.pause_reading()
+                case h11.EndOfMessage() if self._exchange is not None:
+                    self._exchange.incoming.end()
+                case h11.ConnectionClosed():
+                    self.socket.close()
+                    return
+                case _:
+                    return
+
+    def _begin(self, request: h11.Request) -> None:
+        if self._state.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            self.socket.write(self._state.send(go_on) or b"")
+        self._exchange = Http1Exchange(self, request)
+        self._task = self._tasks.start(self._answer(self._exchange), "s2 origin: answer")
+
+    async def _answer(self, exchange: Http1Exchange) -> None:
+        try:
+            await self._serve(exchange)
+        except ConnectionError:
+            pass
+        finally:
+            self._task = self._exchange = None
+        if self.socket.is_closed:
+            return
+        if self._is_closing or not (self._state.our_state is h11.DONE and self._state.their_state is h11.DONE):
+            # Either side has said that it closes, or the rest of the body is not worth reading.
+            self.socket.close()
+            return
+        self._state.start_next_cycle()
+        self.socket.resume_reading()
+        self._advance()
+
+    def _refuse(self, status: int) -> None:
+        if self._state.our_state in (h11.IDLE, h11.SEND_RESPONSE) and self._exchange is None:
+            head = h11.Response(status_code=status, headers=[("content-length", "0"), ("connection", "close")])
+            self.socket.write((self._state.send(head) or b"") + (self._state.send(h11.EndOfMessage()) or b""))
+        self.socket.close()

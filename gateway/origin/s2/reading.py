@@ -1,0 +1,119 @@
+"""The course of one read: which batch comes next, when it waits, and when it is over.
+
+A unary read takes one batch of it; an SSE read and a read session take all.  A `Reading` decides synchronously and
+changes only itself; the caller sends, waits and keeps the time.
+
+    starting  the place of the start is fixed by the tail at that moment; a start beyond the tail is refused or moved to
+              the tail, and one at the tail is refused unless the read may wait there
+    catching  batches without a tail, each as large as a batch may be
+    live      after a heartbeat with the tail, which says that all was sent: each batch that reaches the tail has it
+    over      a limit is reached, or the tail is and the read may not wait
+
+A read may wait at the tail if it has neither limit nor `until`, or if `wait` is above 0.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from gateway.origin.s2.refusals import Refused, Unwritten
+from gateway.origin.s2.stream import Stream
+from gateway.s2.errors import ErrorCode
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, ReadBatch, Record, metered_bytes
+
+
+class Pause(Enum):
+    """Why there is no batch."""
+
+    WAITING = "waiting"
+    """The read is at the tail, and may wait for a record."""
+    OVER = "over"
+
+
+class Reading:
+    """One read of one stream."""
+
+    def __init__(self, stream: Stream, query: ReadQuery) -> None:
+        """Raises Unwritten for a start that can give nothing."""
+        self.wait_s = query.wait_s
+        """Seconds to wait at the tail for a record; None without a bound."""
+        self._stream = stream
+        self._count = query.count
+        self._bytes = query.bytes
+        self._until = query.until
+        self._may_wait = not query.is_bounded or bool(query.wait_s)
+        self._is_live = False
+        self._next = self._start(query)
+
+    def _start(self, query: ReadQuery) -> int:
+        stream, tail = self._stream, self._stream.tail
+        match query.start:
+            case FromSeqNum(seq_num):
+                found, is_beyond = seq_num, seq_num > tail.seq_num
+            case FromTimestamp(timestamp):
+                found, is_beyond = stream.seq_num_at(timestamp), timestamp > tail.timestamp
+            case FromTailOffset(tail_offset):
+                found, is_beyond = max(0, tail.seq_num - tail_offset), False
+        if is_beyond and not query.is_clamped:
+            raise Unwritten(tail)
+        found = min(max(found, stream.first_seq_num), tail.seq_num)
+        if found == tail.seq_num and not self._may_wait:
+            raise Unwritten(tail)
+        return found
+
+    def advance(self) -> ReadBatch | Pause:
+        """The next batch, or why there is none now.  Raises Refused (503) if the stream was deleted."""
+        stream = self._stream
+        if stream.is_deleted:
+            # The client asks again, and is told that the stream does not exist.
+            raise Refused(ErrorCode.UNAVAILABLE, "the stream is gone")
+        if self._count == 0 or self._bytes == 0:
+            return Pause.OVER
+        # Retention may have removed what was not read yet.
+        self._next = max(self._next, stream.first_seq_num)
+        if self._next < stream.tail.seq_num:
+            records = self._take()
+            if not records:
+                return Pause.OVER
+            is_at_tail = self._next == stream.tail.seq_num
+            batch = ReadBatch(tuple(records), stream.tail if self._is_live and is_at_tail else None)
+            self._is_live = self._is_live and is_at_tail
+            return batch
+        if not self._may_wait:
+            return Pause.OVER
+        if not self._is_live:
+            self._is_live = True
+            return ReadBatch((), stream.tail)
+        return Pause.WAITING
+
+    def heartbeat(self) -> ReadBatch:
+        """The sign of life of a read that waits: the tail, up to which it has sent everything."""
+        return ReadBatch((), self._stream.tail)
+
+    def _take(self) -> list[Record]:
+        records: list[Record] = []
+        size = 0
+        for record in self._stream.records_from(self._next):
+            record_bytes = metered_bytes(record)
+            if not self._allows(record, len(records) + 1, size + record_bytes):
+                break
+            if len(records) == MAX_BATCH_RECORDS or (records and size + record_bytes > MAX_BATCH_METERED_BYTES):
+                break
+            records.append(record)
+            size += record_bytes
+        if records:
+            self._next = records[-1].seq_num + 1
+            if self._count is not None:
+                self._count -= len(records)
+            if self._bytes is not None:
+                self._bytes -= size
+        return records
+
+    def _allows(self, record: Record, count: int, size: int) -> bool:
+        """Whether the read's limits allow this record as the last of `count` in `size` metered bytes."""
+        return (
+            (self._until is None or record.timestamp < self._until)
+            and (self._count is None or count <= self._count)
+            and (self._bytes is None or size <= self._bytes)
+        )

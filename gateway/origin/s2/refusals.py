@@ -1,0 +1,79 @@
+"""The errors that a request may be answered with.
+
+Each carries the status and the JSON body of a unary answer; a session ends with the same two in its terminal frame, and
+an SSE read with the body in its error event.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.s2 import errors
+from gateway.s2.errors import (
+    ErrorCode,
+    code_of,
+    error_body,
+    fencing_token_mismatch_body,
+    seq_num_mismatch_body,
+    unwritten_body,
+)
+from gateway.s2.json_format import BadFormat, BadJson
+from gateway.s2.protobuf import BadProtobuf
+from gateway.s2.read_query import BadQuery
+from gateway.s2.records import InvalidAppend, StreamPosition
+from gateway.s2.session import BadFrame
+from gateway.s2.sse import BadEventId
+
+BAD_REQUESTS: Final = (InvalidAppend, BadEventId, BadFormat, BadFrame, BadJson, BadProtobuf, BadQuery)
+"""What decoding and checking a request can raise."""
+
+
+class Refusal(Exception):
+    """A request is answered with an error: its status and its JSON body."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"{status} {body.decode()}")
+        self.status = status
+        self.body = body
+
+
+class Refused(Refusal):
+    """An error with a code and a message."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(code.status, error_body(code, message))
+        self.code = code
+
+
+class FencingTokenMismatch(Refusal):
+    """412: the append's fencing token is not the stream's, which the body has."""
+
+    def __init__(self, actual: str) -> None:
+        super().__init__(412, fencing_token_mismatch_body(actual))
+        self.actual = actual
+
+
+class SeqNumMismatch(Refusal):
+    """412: the append's first record would get another sequence number, which the body has."""
+
+    def __init__(self, actual: int) -> None:
+        super().__init__(412, seq_num_mismatch_body(actual))
+        self.actual = actual
+
+
+class Unwritten(Refusal):
+    """416: the read starts where nothing is written yet and does not wait for it; the body has the tail."""
+
+    def __init__(self, tail: StreamPosition) -> None:
+        super().__init__(416, unwritten_body(tail))
+        self.tail = tail
+
+
+def invalid(message: str) -> Refused:
+    """422: the request is well formed and breaks a rule."""
+    return Refused(ErrorCode.INVALID, message)
+
+
+def refusal_of(error: Refusal | errors.Refusal) -> Refusal:
+    """What a request that cannot be obeyed is answered with."""
+    return error if isinstance(error, Refusal) else Refused(code_of(error), str(error))

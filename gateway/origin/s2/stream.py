@@ -1,0 +1,157 @@
+"""One S2 stream: its records, its tail, its fencing token, and its watchers.
+
+Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no basin and no HTTP.
+
+Invariants: sequence numbers of the records that are left have no gap and end at the tail; timestamps never decrease; a
+trim and retention remove records at the beginning only, and never move the tail.  An append happens whole or not at
+all.  A deleted stream never comes back; a new one of its name starts at 0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from gateway.origin.s2.config import StreamConfig, TimestampingMode
+from gateway.origin.s2.refusals import FencingTokenMismatch, SeqNumMismatch
+from gateway.s2.records import (
+    AppendAck,
+    AppendInput,
+    AppendRecord,
+    Fence,
+    InvalidAppend,
+    Record,
+    StreamPosition,
+    Trim,
+    check_append_input,
+    command_of,
+)
+
+
+def milliseconds(now: float) -> int:
+    """Unix seconds as S2's timestamps have them."""
+    return int(now * 1000)
+
+
+class Stream:
+    """A sequence of records.  Owner of its state; watchers are called after each append and at the deletion."""
+
+    def __init__(self, name: str, config: StreamConfig, now: float, *, cipher: str | None = None) -> None:
+        self.name = name
+        self.config = config
+        self.created_at = now
+        self.cipher = cipher
+        self.tail = StreamPosition(0, 0)
+        self.fencing_token = ""
+        self.is_deleted = False
+        self.watchers: set[Callable[[], object]] = set()
+        self._records: list[Record] = []
+        self._arrivals: list[float] = []
+        """Unix seconds at which each record arrived."""
+        self._empty_since = now
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}: records {self.first_seq_num} to {self.tail.seq_num}>"
+
+    @property
+    def first_seq_num(self) -> int:
+        """The number of the first record that is left; the tail's if there is none."""
+        return self._records[0].seq_num if self._records else self.tail.seq_num
+
+    def append(self, appended: AppendInput, now: float) -> AppendAck:
+        """Add records, all or none, and obey the commands among them.
+
+        Raises FencingTokenMismatch, SeqNumMismatch, and InvalidAppend for records that the limits or the mode forbid.
+        """
+        check_append_input(appended)
+        if appended.fencing_token is not None and appended.fencing_token != self.fencing_token:
+            raise FencingTokenMismatch(self.fencing_token)
+        if appended.match_seq_num is not None and appended.match_seq_num != self.tail.seq_num:
+            raise SeqNumMismatch(self.tail.seq_num)
+        added = list(self._sequenced(appended.records, milliseconds(now)))
+        self._records += added
+        self._arrivals += [now] * len(added)
+        self.tail = StreamPosition(added[-1].seq_num + 1, added[-1].timestamp)
+        for record in added:
+            self._obey(record, now)
+        self._wake()
+        return AppendAck(StreamPosition(added[0].seq_num, added[0].timestamp), self.tail, self.tail)
+
+    def _sequenced(self, records: tuple[AppendRecord, ...], now_ms: int) -> Iterator[Record]:
+        timestamp = self.tail.timestamp
+        for seq_num, record in enumerate(records, self.tail.seq_num):
+            timestamp = max(timestamp, self._timestamp(record, now_ms))
+            yield Record(seq_num, timestamp, record.headers, record.body)
+
+    def _timestamp(self, record: AppendRecord, now_ms: int) -> int:
+        """The timestamp by the stream's mode, before it is held to those of earlier records."""
+        if self.config.mode is TimestampingMode.ARRIVAL:
+            return now_ms
+        if record.timestamp is None:
+            if self.config.mode is TimestampingMode.CLIENT_REQUIRE:
+                raise InvalidAppend("the stream requires a timestamp for each record")
+            return now_ms
+        return record.timestamp if self.config.is_uncapped else min(record.timestamp, now_ms)
+
+    def _obey(self, record: Record, now: float) -> None:
+        match command_of(record):
+            case Fence(token):
+                self.fencing_token = token
+            case Trim(seq_num):
+                # A trim removes no record that comes after it.
+                self._drop_before(min(seq_num, record.seq_num + 1), now)
+            case None:
+                pass
+
+    # -- removal
+
+    def expire(self, now: float) -> None:
+        """Remove the records that have reached the retention age."""
+        if self.config.retention_s is not None and self._arrivals:
+            before = now - self.config.retention_s
+            count = sum(1 for _ in _while_at_most(self._arrivals, before))
+            if count:
+                empty_at = self._arrivals[count - 1] + self.config.retention_s
+                self._drop_before(self._records[0].seq_num + count, empty_at)
+
+    def is_due_for_deletion(self, now: float) -> bool:
+        """Whether the stream has been empty for as long as its configuration allows."""
+        wait_s = self.config.delete_on_empty_s
+        return wait_s > 0 and not self._records and now >= self._empty_since + wait_s
+
+    def _drop_before(self, seq_num: int, now: float) -> None:
+        count = max(0, seq_num - self.first_seq_num)
+        if count:
+            del self._records[:count], self._arrivals[:count]
+            if not self._records:
+                self._empty_since = now
+
+    def delete(self) -> None:
+        """End the stream, and its readers with it."""
+        self.is_deleted = True
+        self._records.clear()
+        self._arrivals.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    # -- reading
+
+    def seq_num_at(self, timestamp: int) -> int:
+        """The number of the first record at or after a timestamp; the tail's if there is none."""
+        index = bisect_left(self._records, timestamp, key=lambda record: record.timestamp)
+        return self._records[index].seq_num if index < len(self._records) else self.tail.seq_num
+
+    def records_from(self, seq_num: int) -> Iterator[Record]:
+        """The records from a number on, or from the first that is left."""
+        return islice(self._records, max(0, seq_num - self.first_seq_num), None)
+
+
+def _while_at_most(arrivals: list[float], before: float) -> Iterator[float]:
+    for arrival in arrivals:
+        if arrival > before:
+            return
+        yield arrival

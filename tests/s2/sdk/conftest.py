@@ -1,0 +1,56 @@
+"""The real SDKs of S2, and an in-memory S2 origin for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import uvloop
+from s2_sdk import S2, BasinConfig, Compression, Endpoints, S2Stream
+
+from gateway.origin.s2.app import RunningS2Origin, start_s2_origin
+
+pytest.register_assert_rewrite("tests.s2.sdk.python_rows")
+
+BASIN = "basin-of-tests"
+BOUND_S = 30.0
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def origin() -> AsyncIterator[RunningS2Origin]:
+    running = await start_s2_origin()
+    yield running
+    running.origin.faults.clear()
+    await running.stop(grace_s=1.0)
+
+
+@pytest.fixture
+def url(origin: RunningS2Origin) -> str:
+    """Where the SDKs are pointed to."""
+    return origin.url
+
+
+@pytest.fixture(params=list(Compression), ids=lambda compression: compression.value)
+def compression(request: pytest.FixtureRequest) -> Compression:
+    found: Compression = request.param
+    return found
+
+
+@pytest.fixture
+async def s2(url: str, compression: Compression) -> AsyncIterator[S2]:
+    """The client, with a basin that creates streams."""
+    async with S2("token", endpoints=Endpoints(account=url, basin=url), compression=compression) as client:
+        config = BasinConfig(create_stream_on_append=True, create_stream_on_read=True)
+        await client.create_basin(BASIN, config=config)
+        yield client
+
+
+@pytest.fixture
+def stream(s2: S2) -> S2Stream:
+    found: S2Stream = s2.basin(BASIN).stream("a stream/with 100 %")
+    return found
