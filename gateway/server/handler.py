@@ -47,6 +47,8 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.s2 import S2Answers
+from gateway.server.s2_request import parse_s2, s2_mode
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -82,6 +84,7 @@ class RequestHandler:
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission)
         self._relays = Relays(recorder, engine, access_log, config.limits)
         self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
+        self._s2 = S2Answers(engine.s2, recorder, self._live)
 
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None if the answer is live and ends by itself."""
@@ -160,6 +163,8 @@ class RequestHandler:
                 RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
                 parsed.target.offset,
             )
+            if parsed.s2 is not None:
+                return self._s2.answer(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
                 if context.mode in _LIVE and self._begins_live_at_once(context, read):
@@ -195,6 +200,10 @@ class RequestHandler:
         sharing = facts.for_route(route)
         key = route.key(target, sharing.partition)
         config, client = route.config, self._client_net(request.client)
+        if route.is_s2:
+            s2 = parse_s2(request, target, route, sharing, client)
+            context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
+            return ParsedRequest(route, target, key, False, facts, None, client, s2)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None

@@ -76,7 +76,7 @@ class Relays:
         self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _, client = parsed
+        route, target, key, shares, facts, _, client, _ = parsed
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
