@@ -148,9 +148,7 @@ class SessionReader:
                 self._context.fetch(self)
 
     def _send_part(self, part: Part) -> None:
-        topic = self.topic
-        tail = topic.tail if topic is not None and topic.position == part.end else None
-        self._send(Batch.of(self.at, part, tail))
+        self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
 
     def deliver(self, batch: Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
