@@ -1,9 +1,9 @@
 """The records of S2 and what every encoding of them has in common (S2's data-plane page, "Operations").
 
-A stream is a sequence of records numbered from 0 without holes at its end; a trim may remove records at its beginning.
-A record is bytes: a body and headers whose names and values are bytes too.  JSON, protobuf, SSE and sessions carry the
-same records in different encodings, so the other modules of this package decode to these types and encode from them.
-Decoding does not judge limits; `check_append_input` does, with S2's own error for each.
+A stream is a sequence of records numbered from 0, and a trim removes records at its beginning.  A record is bytes: a
+body and headers whose names and values are bytes too.  JSON, protobuf, SSE and sessions carry the same records in
+different encodings, so the other modules of this package decode to these types and encode from them.  Decoders bound
+how many records and headers they make; the other limits of an append are those of `check_append_input`.
 
 Sizes are *metered bytes* wherever S2 counts bytes: 8 for the record, 2 for each header, and the bytes of names, values
 and body.  A metered size does not depend on the encoding.

@@ -7,9 +7,10 @@ reserved and ignored.  The body of a regular frame is a protobuf message (`proto
 is a status of two bytes and the JSON that a unary request would have been answered with; it is never compressed, and
 what follows it is not read.  A session that is complete ends without a terminal frame.
 
-A length is at most 2 MiB, and so is a body once it is decompressed, as in S2's SDKs.  The metered bytes of a batch are
-at most 1 MiB, and only one of several hundred thousand tiny headers comes near the bound.  Compressed bytes can hold
-ten thousand times their number, so `FrameReader.feed` decompresses a frame when the caller takes it, one at a time.
+A length is at most 2 MiB, and so is a body once it is decompressed, as in S2's SDKs.  A batch of 1 MiB of metered bytes
+fits unless nearly all of it is headers with names and values of one byte; if that is one record, no session can carry
+it.  Compressed bytes can hold ten thousand times their number, so `FrameReader.feed` decompresses a frame when the
+caller takes it, one at a time.
 """
 
 from __future__ import annotations

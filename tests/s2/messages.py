@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -25,4 +24,3 @@ def generate(folder: Path) -> None:
 
 if __name__ == "__main__":
     generate(ROOT)
-    sys.exit(0)

@@ -17,6 +17,8 @@ from s2_sdk import S2ServerError
 from s2_sdk._s2s import _protocol as sdk
 from s2_sdk._types import Compression as SdkCompression
 
+from gateway.s2.protobuf import encode_read_batch
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_U64, Header, ReadBatch, Record, total_metered_bytes
 from gateway.s2.session import (
     MAX_BODY_BYTES,
     MAX_FRAME_BYTES,
@@ -159,6 +161,18 @@ class TestBadFrames:
         for compression in Compression:
             with pytest.raises(ValueError, match="at most 2097151 bytes"):
                 encode_message(bytes(MAX_BODY_BYTES + 1), compression)
+
+    def test_a_record_of_one_byte_headers_alone_can_pass_the_bound(self) -> None:
+        header = Header(b"n", b"v")
+
+        def body(headers: int) -> bytes:
+            batch = ReadBatch((Record(MAX_U64, MAX_U64, (header,) * headers),))
+            assert total_metered_bytes(batch.records) <= MAX_BATCH_METERED_BYTES
+            return encode_read_batch(batch)
+
+        most = (MAX_BATCH_METERED_BYTES - 8) // 4
+        assert len(body(most)) > MAX_BODY_BYTES
+        assert len(body(most - 10)) <= MAX_BODY_BYTES
 
     @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=4))
     def test_bytes_mean_the_same_in_any_pieces(self, data: bytes, cuts: list[int]) -> None:

@@ -8,6 +8,7 @@ from gateway.origin.s2.stream import Stream
 from gateway.s2.read_query import FromSeqNum, ReadQuery
 from gateway.s2.records import AppendInput, AppendRecord, Fence, Header, Record, Trim, command_record
 
+BASIN = "basin-of-tests"
 NOW = 1_790_000_000.0
 NOW_MS = 1_790_000_000_000
 
