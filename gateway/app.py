@@ -337,6 +337,7 @@ async def start_gateway(
     clients = frontend.clients
     metrics.before_collect = clients.count
     metrics.http2 = clients.http2
+    metrics.upstream_http2 = engine.client.exchanges.http2
     metrics.listeners.refused = frontend.refused
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(

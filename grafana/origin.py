@@ -154,6 +154,29 @@ ORIGIN: Final = Board(
                     (Query(rate("durable_gateway_upstream_refused_total", "reason", GATEWAY), "{{reason}}"),),
                 ),
                 Panel(
+                    "Over HTTP/2",
+                    "Connections to origins that use HTTP/2, and the requests open on them.",
+                    "short",
+                    (
+                        Query(total("durable_gateway_upstream_http2_connections", matching=GATEWAY), "connections"),
+                        Query(total("durable_gateway_upstream_http2_streams", matching=GATEWAY), "requests"),
+                    ),
+                ),
+                Panel(
+                    "Ended over HTTP/2",
+                    "Requests that the gateway reset, and connections that it ended, by error code; floods by kind of "
+                    "frame. cancel is a client that left or a timeout.",
+                    "ops",
+                    (
+                        Query(rate("durable_gateway_upstream_http2_resets_total", "code", GATEWAY), "request {{code}}"),
+                        Query(
+                            rate("durable_gateway_upstream_http2_goaways_total", "code", GATEWAY),
+                            "connection {{code}}",
+                        ),
+                        Query(rate("durable_gateway_upstream_http2_floods_total", "kind", GATEWAY), "flood {{kind}}"),
+                    ),
+                ),
+                Panel(
                     "Age of the oldest",
                     "Live connections are replaced at the end of their lifetime; shared ones stay while they are used.",
                     "s",

@@ -18,7 +18,7 @@ EXIT_S = 10.0
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
-def _configuration(folder: Path, port: int, upstream: str, more: str) -> str:
+def _configuration(folder: Path, port: int, upstream: str, more: str, listen: str) -> str:
     """A site that passes everything on; beside that nothing but where files go is said."""
     user = "user root;\n" if os.geteuid() == 0 else ""
     places = "".join(f"  {name}_temp_path {folder / name};\n" for name in _TEMPORARY)
@@ -31,7 +31,7 @@ http {{
   access_log off;
 {places}
   server {{
-    listen 127.0.0.1:{port};
+    listen 127.0.0.1:{port}{listen};
     location / {{ proxy_pass {upstream}; {more} }}
   }}
 }}
@@ -39,13 +39,14 @@ http {{
 
 
 @asynccontextmanager
-async def running_nginx(folder: Path, upstream: str, more: str = "") -> AsyncIterator[str]:
-    """The URL of an nginx before `upstream` (a URL), until the block ends; `more` stands in its `location`."""
+async def running_nginx(folder: Path, upstream: str, more: str = "", listen: str = "") -> AsyncIterator[str]:
+    """The URL of an nginx before `upstream` (a URL), until the block ends; `more` stands in its `location`, `listen`
+    behind its address."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
     config, said = folder / "nginx.conf", folder / "error.log"
-    config.write_text(_configuration(folder, port, upstream, more))
+    config.write_text(_configuration(folder, port, upstream, more, listen))
     command = [str(program("nginx", "nginx")), "-p", str(folder), "-e", str(said), "-c", str(config)]
     process = subprocess.Popen(command)  # noqa: ASYNC220 - it begins at once
     try:

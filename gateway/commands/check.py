@@ -130,6 +130,7 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
     urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
     exchanges = Exchanges(SlotLimits(config.limits.upstream_connections))
     exchanges.configure_tls(tls)
+    exchanges.configure_http2(config.http2_origins)
     try:
         authorities = dict.fromkeys(map(authority_of, urls))
         found += await asyncio.gather(*(_probe_one(exchanges, authority) for authority in authorities))

@@ -70,6 +70,17 @@ class GatewayConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _origins_have_one_version(self) -> Self:
+        routes: dict[str, RouteConfig] = {}
+        for index, route in enumerate(self.routes):
+            for authority in route.authorities:
+                other = routes.setdefault(authority, route)
+                if other.origin_http != route.origin_http:
+                    text = f"differs from route {other.name!r}, which has the same origin, {authority}"
+                    raise MisfitError(text, "routes", index, "origin_http")
+        return self
+
+    @model_validator(mode="after")
     def _rate_limits_fit(self) -> Self:
         names = {route.name for route in self.routes}
         taken: set[str] = set()
@@ -93,6 +104,12 @@ class GatewayConfig(Model):
         if self.listeners and "listen" not in self.server.model_fields_set:
             return self.listeners
         return (*self.listeners, ListenerConfig(address=self.server.listen))
+
+    @property
+    def http2_origins(self) -> frozenset[str]:
+        """The origins that are asked over HTTP/2, by scheme, host and port."""
+        routes = [route for route in self.routes if route.origin_http == "2"]
+        return frozenset(authority for route in routes for authority in route.authorities)
 
     @classmethod
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:

@@ -79,6 +79,8 @@ def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
             raise ConfigError(f"{where}: holds no certificates") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where}: cannot be read: {_file_problem(error)}") from None
+    if route.origin_http == "2":
+        context.set_alpn_protocols(["h2"])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:
         where = f"{key}.cert_file: {wanted.cert_file}"

@@ -6,6 +6,7 @@ from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
+from yarl import URL
 
 from gateway.config.model import MisfitError, Model
 from gateway.config.origins import (
@@ -103,6 +104,11 @@ class RouteConfig(Model):
     )
     origin_tls: OriginTlsConfig | None = Field(
         default=None, description="TLS to the origins; absent: the system's authorities, no client certificate."
+    )
+    origin_http: Literal["1.1", "2"] = Field(
+        default="1.1",
+        description="HTTP version that the origins are asked over: 2 by ALPN over TLS, with prior knowledge (h2c) "
+        "without; there is no fallback.",
     )
     strip_prefix: bool = Field(default=False, description="Remove the prefix from the path of requests to the origin.")
     cache: bool = Field(
@@ -285,6 +291,11 @@ class RouteConfig(Model):
     def members(self) -> tuple[OriginConfig, ...]:
         """The route's origins, also if there is only one."""
         return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
+
+    @property
+    def authorities(self) -> tuple[str, ...]:
+        """Scheme, host and port of the route's origins and leaders, without default ports."""
+        return tuple(str(URL(url).origin()) for url in (*(one.url for one in self.members), *self.leaders))
 
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:

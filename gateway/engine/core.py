@@ -270,6 +270,7 @@ class Engine:
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
         self.client.exchanges.configure_tls(tls or {})
+        self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.configure(len(self.origins), len(config.routes))
         return changed
 

@@ -65,7 +65,7 @@ _COMMON_NAMES: Final = """
     Stream-SSE-Data-Encoding Stream-TTL Stream-Up-To-Date Surrogate-Key Transfer-Encoding Vary Via
     X-Content-Type-Options
 """
-_NAMES: Final = {
+NAMES: Final = {
     spelling.encode(): istr(spelling)
     for name in _COMMON_NAMES.split()
     for spelling in (name, name.lower(), name.title())
@@ -264,7 +264,7 @@ class ReplyParser:
         headers = CIMultiDictProxy(
             CIMultiDict(
                 [
-                    (_NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape").strip(" \t"))
+                    (NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape").strip(" \t"))
                     for name, value in fields
                 ]
             )
@@ -425,7 +425,7 @@ def _field(line: bytes) -> tuple[str, str] | None:
     if found is None:
         return None
     name, value = found.groups()
-    return _NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
+    return NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
 
 
 _cached_field: Final = lru_cache(4_096)(_field)

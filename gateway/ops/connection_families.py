@@ -39,8 +39,8 @@ def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Ite
     )
     yield gauge(
         "durable_gateway_upstream_slots",
-        "Connections to origins taken by requests, by what they are for: one is taken before it is opened. Excludes "
-        "idle ones.",
+        "Connections to origins, or streams of HTTP/2 connections, taken by requests, by what they are for: one is "
+        "taken before it is opened. Excludes idle ones.",
         ("purpose",),
         (((purpose.value,), taken) for purpose, taken in slots.taken.items()),
     )

@@ -1,4 +1,4 @@
-"""The metric families of clients' HTTP/2 connections.
+"""The metric families of HTTP/2 connections: clients', and those to origins.
 
 The codes are those of RFC 9113 section 7 in lower case.  Codes and kinds that occur in ordinary operation exist from
 the start; others exist from their first count.
@@ -53,6 +53,46 @@ def http2_families(counts: SessionCounts) -> Iterator[Metric]:
         "durable_gateway_http2_floods",
         "HTTP/2 connections that the gateway ended because a kind of frame came more often than allowed. Excludes "
         "connections ended for another error.",
+        ("kind",),
+        (((kind.value,), counts.floods[kind]) for kind in Kind),
+    )
+
+
+_UPSTREAM_RESETS: Final = (ErrorCode.CANCEL, ErrorCode.PROTOCOL_ERROR)
+
+
+def upstream_http2_families(counts: SessionCounts) -> Iterator[Metric]:
+    """Gauges and counters of the HTTP/2 sessions with origins."""
+    yield gauge(
+        "durable_gateway_upstream_http2_connections",
+        "Open connections to origins that use HTTP/2, idle ones included. Excludes those in a TLS handshake.",
+        (),
+        [((), counts.connections)],
+    )
+    yield gauge(
+        "durable_gateway_upstream_http2_streams",
+        "Requests to origins that are open on those connections. Excludes requests that wait for a connection.",
+        (),
+        [((), counts.streams)],
+    )
+    yield counter(
+        "durable_gateway_upstream_http2_resets",
+        "Requests to origins over HTTP/2 that the gateway ended with RST_STREAM, by error code: cancel when the client "
+        "has left or time has run out, protocol_error for a malformed answer. Excludes requests that origins reset.",
+        ("code",),
+        (((code.name.lower(),), counts.resets[code]) for code in dict.fromkeys((*_UPSTREAM_RESETS, *counts.resets))),
+    )
+    yield counter(
+        "durable_gateway_upstream_http2_goaways",
+        "HTTP/2 connections to origins to which the gateway sent GOAWAY, by error code: no_error when idle or no "
+        "longer used, enhance_your_calm for a flood or too large a head. Excludes those that origins end.",
+        ("code",),
+        (((code.name.lower(),), counts.goaways[code]) for code in dict.fromkeys((*_GOAWAYS, *counts.goaways))),
+    )
+    yield counter(
+        "durable_gateway_upstream_http2_floods",
+        "HTTP/2 connections to origins that the gateway ended because a kind of frame came more often than allowed. "
+        "Excludes connections ended for another error.",
         ("kind",),
         (((kind.value,), counts.floods[kind]) for kind in Kind),
     )

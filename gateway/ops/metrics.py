@@ -34,7 +34,7 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
-from gateway.ops.http2_families import http2_families
+from gateway.ops.http2_families import http2_families, upstream_http2_families
 from gateway.ops.limit_figures import LimitFigures
 from gateway.ops.listener_figures import ListenerFigures
 from gateway.ops.memory_figures import MemoryFigures
@@ -121,6 +121,8 @@ class Metrics(Collector):
         self.limit_figures = LimitFigures()
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; replaced by those of the server."""
+        self.upstream_http2 = SessionCounts()
+        """Counts of the HTTP/2 sessions with origins; replaced by those of the engine's client."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Reads the state of the cache plan in effect."""
         if registry is None:
@@ -303,6 +305,7 @@ class Metrics(Collector):
         yield from self.memory.families()
         yield from self.limit_figures.families()
         yield from http2_families(self.http2)
+        yield from upstream_http2_families(self.upstream_http2)
         yield from self.operations.families()
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)

@@ -26,7 +26,7 @@ from gateway.server.context import ParsedRequest, RequestContext, ResponseRecord
 from gateway.server.delivery import PART_BYTES
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
-from gateway.upstream.connection import no_op
+from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")

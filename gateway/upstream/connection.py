@@ -4,9 +4,8 @@ A connection is idle, or busy with one exchange from the first byte of its reque
 it reports to its owner that it is free.  It is never reused if the start of the next reply would be uncertain: after an
 early end, unrequested bytes, or a request body that was not sent completely.
 
-A reply is collected in an `IncomingReply`, which the reader holds and which outlives the exchange: after a small reply
-the connection is free before the reader has seen it.  Above a high-water mark the connection pauses until the reader
-has taken the data.
+A reply is collected in an `IncomingReply`.  Above its high-water mark the connection pauses until the reader has taken
+the data.
 
 There is one moving deadline: for a reply's head, for the next piece of its body, or for an idle connection.  When it
 passes, the connection is dropped.
@@ -15,20 +14,20 @@ passes, the connection is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from math import inf
 from typing import Final, Protocol, cast
 
 from gateway.errors import bare
-from gateway.http.reply import END, Event, Head, ReplyBroken, ReplyParser
+from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
+from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.upload import send_body
 
 KEEP_S: Final = 15.0
 """Seconds for which an idle connection is kept."""
-HIGH_WATER_BYTES: Final = 1 << 18
 
 
 class ConnectionOwner(Protocol):
@@ -39,107 +38,6 @@ class ConnectionOwner(Protocol):
 
     def lost(self, connection: Connection) -> None:
         """The connection is gone.  Called once."""
-
-
-class IncomingReply:
-    """A reply as it arrives, for one reader at a time.
-
-    `end` abandons it, and drops the connection unless the whole reply has arrived.
-    """
-
-    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "on_change")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection: Connection | None = connection
-        """None once the exchange is over."""
-        self.head: Head | None = None
-        self.has_received = False
-        """Whether any byte of the reply has arrived."""
-        self.has_ended = False
-        """Whether all of the reply has arrived."""
-        self.error: BaseException | None = None
-        """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
-        self.on_change: Callable[[], object] = no_op
-        """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def take(self) -> bytes | None:
-        """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
-        error once everything before it has been taken."""
-        pieces = self._pieces
-        if pieces:
-            taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._pieces = []
-            self._size = 0
-            if self.connection is not None and not self.connection.is_reading:
-                self.connection.resume()
-            return taken
-        if self.has_ended:
-            return b""
-        if self.error is not None:
-            raise self.error
-        return None
-
-    def expect(self, by: float) -> None:
-        """Let it fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
-        if self.connection is not None:
-            self.connection.deadline.move(by)
-
-    async def changed(self) -> None:
-        """Wait for the next change."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_change = partial(_wake, waiter)
-        try:
-            await waiter
-        finally:
-            self.on_change = no_op
-
-    # -- from the connection
-
-    def received(self, events: list[Event]) -> None:
-        """Store what has arrived."""
-        for event in events:
-            if event is END:
-                self.has_ended = True
-            elif type(event) is bytes:
-                self._pieces.append(event)
-                self._size += len(event)
-            else:
-                self.head = cast("Head", event)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the buffered data has reached the high-water mark."""
-        return self._size >= HIGH_WATER_BYTES
-
-    def fail(self, error: BaseException) -> None:
-        """No more will arrive."""
-        self.connection = None
-        if not self.has_ended and self.error is None:
-            self.error = bare(error)
-            self.on_change()
-
-    # -- from the reader
-
-    def time_out(self) -> None:
-        """Fail with TimeoutError now."""
-        self.end(TimeoutError())
-
-    def end(self, error: BaseException) -> None:
-        """Fail with this error unless the reply is complete, and drop its connection."""
-        connection = self.connection
-        if connection is not None:
-            connection.fail(error)
-
-
-def no_op() -> None:
-    """The callback while no reader waits."""
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -191,7 +89,9 @@ class Connection(asyncio.Protocol):
 
     # -- one exchange
 
-    def ask(self, request: bytes, body: bytes | None, by: float, *, is_head: bool) -> IncomingReply:
+    def ask(
+        self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
+    ) -> IncomingReply:
         """Send a request whose reply head must arrive by `by`, in seconds of the loop's clock."""
         assert self._incoming is None
         assert self._transport is not None
@@ -212,26 +112,16 @@ class Connection(asyncio.Protocol):
     async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
         """Send a body of `length` bytes, or chunked if None; returns whether it was sent.  A body that breaks off or
         has another length ends the exchange."""
-        left = length
-        try:
-            async for chunk in chunks:
-                if left is not None:
-                    left -= len(chunk)
-                    if left < 0:
-                        raise UploadFailed("longer than announced")
-                if chunk:
-                    await self._write(chunk if left is not None else b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            if left:
-                raise UploadFailed("shorter than announced")
-            if left is None:
-                await self._write(b"0\r\n\r\n")
-        except Exception as error:
-            failure = error if isinstance(error, UploadFailed) else UploadFailed("broken off")
-            failure.__cause__ = None if failure is error else error
+        failure = await send_body(chunks, length, self._write if length is not None else self._write_chunk)
+        if failure is None and length is None:
+            await self._write(b"0\r\n\r\n")
+        elif failure is not None:
             self.fail(failure)
-            del failure
             return False
         return not self._is_lost
+
+    async def _write_chunk(self, data: bytes) -> None:
+        await self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._is_lost:
@@ -268,6 +158,10 @@ class Connection(asyncio.Protocol):
         self._owner.freed(self)
 
     # -- its end
+
+    def may_repeat(self) -> bool:
+        """Whether a request that got no byte of an answer may be sent once more, on another connection."""
+        return self.is_used
 
     def fail(self, error: BaseException) -> None:
         """End the exchange, if there is one, with this error; drop the connection."""

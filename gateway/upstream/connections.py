@@ -1,7 +1,13 @@
-"""The connection pool: idle connections kept for reuse, and busy ones, each in a slot.
+"""The connection pool: idle connections kept for reuse, and busy ones.
 
-`slots` decides which request gets a slot, and when.  Idle connections hold no slots, but busy and idle ones together
-never exceed the number of slots: a new connection replaces the one that has been idle for longest.
+`slots` decides which request gets a slot, and when.  A slot is the right to one exchange, whatever carries it: a
+connection of HTTP/1.1, or one stream of an HTTP/2 connection.  So the shares of hosts, routes, purposes and clients
+hold for requests over either version, and there are never more connections in use than slots.  An HTTP/2 connection
+takes requests until the origin's MAX_CONCURRENT_STREAMS, or the session's own bound, is used up; then another one is
+opened.
+
+Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
+replaces the one that has been idle for longest.
 
 Only `acquire` waits, and no longer than `SlotLimits.wait_s`.
 """
@@ -10,12 +16,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
 from gateway.limits.askers import Askers, ignore
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import NoSlot, NotConnected, Refusal
+from gateway.upstream.http2_connection import Http2Connection
+from gateway.upstream.http2_stream import Http2Stream
+from gateway.upstream.incoming import Carrier
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 
@@ -44,7 +54,11 @@ class ConnectionPool:
         self._idle: dict[Endpoint, dict[Connection, None]] = {}
         """By host, in the order in which they became idle."""
         self._idle_count = 0
-        self._busy: dict[Connection, Slot] = {}
+        self._busy: dict[Carrier, Slot] = {}
+        self._http2: dict[Endpoint, dict[Http2Connection, None]] = {}
+        """The HTTP/2 connections that take requests, by host, in the order in which they were made."""
+        self._made_after = -inf
+        """Connections made before this time of the loop's clock are not used again."""
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -61,9 +75,11 @@ class ConnectionPool:
 
     def look(self, now: float) -> Connections:
         """A snapshot of the connections.  A connection in the making has a slot but no age."""
-        idle = [connection for of_host in self._idle.values() for connection in of_host]
-        ages = [now - connection.made_at for connection in (*self._busy, *idle)]
-        return Connections(len(self._busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
+        busy = {one.connection if isinstance(one, Http2Stream) else one: now - one.made_at for one in self._busy}
+        idle = [now - one.made_at for of_host in self._idle.values() for one in of_host]
+        idle += [now - one.made_at for one in self._idle_http2()]
+        ages = [*busy.values(), *idle]
+        return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
     def slot_use(self) -> SlotUse:
         """The use of the slots now."""
@@ -76,11 +92,13 @@ class ConnectionPool:
         once it is sent."""
         return self._slots.lane(endpoint, route, purpose, is_upload=is_upload)
 
-    def take_idle(self, lane: Lane, client: str) -> Connection | None:
-        """An open idle connection and a slot for it; None unless both are available."""
-        if lane.endpoint not in self._idle or not self._slots.may_take(lane, client):
+    def take_idle(self, lane: Lane, client: str) -> Carrier | None:
+        """An open connection that can take a request, and a slot for it; None unless both are available."""
+        if lane.endpoint not in self._idle and lane.endpoint not in self._http2:
             return None
-        connection = self._newest_idle(lane.endpoint)
+        if not self._slots.may_take(lane, client):
+            return None
+        connection = self._newest_idle(lane.endpoint) or self._stream(lane.endpoint)
         if connection is not None:
             self._slots.take(lane, client)
             self._busy[connection] = lane, client
@@ -126,15 +144,15 @@ class ConnectionPool:
         """Give back a slot that no connection holds."""
         self._slots.free(*slot)
 
-    def upload_done(self, connection: Connection) -> None:
+    def upload_done(self, connection: Carrier) -> None:
         """An upload's body is no longer being sent; the request may still hold its slot."""
         slot = self._busy.get(connection)
         if slot is not None:
             self._busy[connection] = self._slots.upload_done(slot[0]), slot[1]
 
-    def idle(self, slot: Slot) -> Connection | None:
-        """The most recently used idle connection, for a slot in hand; None if there is none."""
-        connection = self._newest_idle(slot[0].endpoint)
+    def idle(self, slot: Slot) -> Carrier | None:
+        """The most recently used connection that can take a request, for a slot in hand; None if there is none."""
+        connection = self._newest_idle(slot[0].endpoint) or self._stream(slot[0].endpoint)
         if connection is not None:
             self._busy[connection] = slot
         return connection
@@ -142,9 +160,35 @@ class ConnectionPool:
     def made(self, connection: Connection, slot: Slot) -> None:
         """Use the slot in hand for a new connection."""
         self._busy[connection] = slot
-        if self._idle_count and self._slots.exceeded_by(len(self) + self._idle_count):
-            longest = (next(iter(of_host)) for of_host in self._idle.values())
-            min(longest, key=lambda one: one.deadline.at).drop()
+        self._drop_excess()
+
+    def made_http2(self, connection: Http2Connection) -> None:
+        """Take a new HTTP/2 connection; `idle` returns its streams."""
+        if self._is_closed:
+            connection.drop()
+            return
+        # A slot is held for it already.
+        self._drop_excess()
+        self._http2.setdefault(connection.endpoint, {})[connection] = None
+
+    def _drop_excess(self) -> None:
+        """Drop the connection that has been idle for longest if there are too many."""
+        idle_http2 = self._idle_http2()
+        if not self._idle_count and not idle_http2:
+            return
+        if self._slots.exceeded_by(len(self) + self._idle_count + len(idle_http2)):
+            longest: list[Connection | Http2Connection] = [next(iter(of_host)) for of_host in self._idle.values()]
+            min([*longest, *idle_http2], key=lambda one: one.deadline.at).drop()
+
+    def _idle_http2(self) -> list[Http2Connection]:
+        return [one for of_host in self._http2.values() for one in of_host if not one.exchanges]
+
+    def _stream(self, endpoint: Endpoint) -> Http2Stream | None:
+        """A stream for a request, of the newest connection that has room."""
+        for connection in reversed(self._http2.get(endpoint, ())):
+            if connection.has_room:
+                return connection.carrier()
+        return None
 
     def _newest_idle(self, endpoint: Endpoint) -> Connection | None:
         while of_host := self._idle.get(endpoint):
@@ -168,8 +212,22 @@ class ConnectionPool:
         of_host[connection] = None
         self._idle_count += 1
         self._slots.free(lane, client)
-        if self._is_closed:
+        if self._is_closed or connection.made_at < self._made_after:
             connection.drop()
+
+    def ended(self, carrier: Carrier) -> None:
+        """An exchange on a stream has ended."""
+        slot = self._busy.pop(carrier, None)
+        if slot is not None:
+            self._slots.free(*slot)
+
+    def left(self, connection: Http2Connection) -> None:
+        """An HTTP/2 connection takes no more requests."""
+        of_host = self._http2.get(connection.endpoint)
+        if of_host is not None and connection in of_host:
+            del of_host[connection]
+            if not of_host:
+                del self._http2[connection.endpoint]
 
     def lost(self, connection: Connection) -> None:
         """The connection is gone."""
@@ -184,8 +242,14 @@ class ConnectionPool:
             if not of_host:
                 del self._idle[connection.endpoint]
 
-    def drop_idle(self) -> None:
-        """Drop the idle connections, so that new requests open new ones."""
+    def renew(self, now: float) -> None:
+        """Let new requests open new connections: none that is there is used for another one."""
+        self._made_after = now
+        self._drop_idle()
+        for connection in [one for of_host in self._http2.values() for one in of_host]:
+            connection.retire()
+
+    def _drop_idle(self) -> None:
         for connection in [one for of_host in self._idle.values() for one in of_host]:
             connection.drop()
 
@@ -195,8 +259,10 @@ class ConnectionPool:
         for granted in self._waiting:
             if not granted.done():
                 granted.set_exception(NotConnected("the pool is closed"))
-        self.drop_idle()
-        for connection in tuple(self._busy):
+        self._drop_idle()
+        for busy in tuple(self._busy):
+            busy.drop()
+        for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.drop()
 
 

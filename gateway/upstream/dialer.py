@@ -1,25 +1,34 @@
-"""Making connections: resolve the name, try its addresses in turn, and start TLS if the URL asks for it."""
+"""Making connections: resolve the name, try its addresses in turn, and start TLS if the URL asks for it.
+
+A connection of HTTP/2 is made once the origin has sent its first SETTINGS.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
+from gateway.http.http2.counts import SessionCounts
 from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
+from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
 from gateway.upstream.resolver import LookUp, Resolver, look_up
+
+P = TypeVar("P", Connection, Http2Connection)
 
 
 class Dialer:
-    """Owns the resolver and the default TLS context."""
+    """Owns the resolver and the default TLS contexts."""
 
     def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
-        self._context: ssl.SSLContext | None = None
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        """The default contexts, by whether they are for HTTP/2."""
         self.tls: Mapping[str, OriginTls] = {}
         """Origins with TLS settings of their own, by scheme, host and port."""
 
@@ -30,6 +39,33 @@ class Dialer:
         NotConnected.
         """
         loop = asyncio.get_running_loop()
+
+        async def connect(address: str) -> Connection:
+            return await self._connect(Connection(loop, owner, endpoint), address, is_http2=False)
+
+        return await self._dial(endpoint, within_s, connect)
+
+    async def dial_http2(
+        self, endpoint: Endpoint, owner: Http2Owner, counts: SessionCounts, within_s: float
+    ) -> Http2Connection:
+        """A new connection of HTTP/2, as by `dial`, with the origin's settings."""
+        loop = asyncio.get_running_loop()
+
+        async def connect(address: str) -> Http2Connection:
+            connection = await self._connect(Http2Connection(loop, owner, endpoint, counts), address, is_http2=True)
+            try:
+                failure = await connection.greeting
+            except BaseException:
+                connection.drop()
+                raise
+            if failure is not None:
+                raise failure from connection.lost_by
+            return connection
+
+        return await self._dial(endpoint, within_s, connect)
+
+    async def _dial(self, endpoint: Endpoint, within_s: float, connect: Callable[[str], Awaitable[P]]) -> P:
+        loop = asyncio.get_running_loop()
         ends_at = loop.time() + within_s
         error: OSError | None = None
         try:
@@ -39,7 +75,7 @@ class Dialer:
                 share_s = (ends_at - loop.time()) / (len(addresses) - number)
                 try:
                     async with asyncio.timeout(share_s):
-                        return await self._connect(loop, endpoint, address, owner)
+                        return await connect(address)
                 except OSError as failed:
                     error = failed
                     self._resolver.failed(endpoint.host, endpoint.port, address)
@@ -48,25 +84,23 @@ class Dialer:
         try:
             if isinstance(error, TimeoutError):
                 raise ConnectTimedOut from error
+            if isinstance(error, NotConnected):
+                raise error
             raise NotConnected from error
         finally:
             # Its traceback refers to this frame.
             del error
 
-    async def _connect(
-        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, owner: ConnectionOwner
-    ) -> Connection:
+    async def _connect(self, connection: P, address: str, *, is_http2: bool) -> P:
+        endpoint = connection.endpoint
         context: ssl.SSLContext | None = None
         server_name: str | None = None
         if endpoint.scheme == "https":
             tls = self.tls.get(str(endpoint))
-            if tls is None and self._context is None:
-                self._context = ssl.create_default_context()
-            context = tls.context if tls is not None else self._context
+            context = tls.context if tls is not None else self._default_context(is_http2=is_http2)
             server_name = (tls.server_name if tls is not None else "") or endpoint.host
-        connection = Connection(loop, owner, endpoint)
         try:
-            await loop.create_connection(
+            await asyncio.get_running_loop().create_connection(
                 lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
             )
         except BaseException:
@@ -74,3 +108,11 @@ class Dialer:
             connection.connection_lost(None)
             raise
         return connection
+
+    def _default_context(self, *, is_http2: bool) -> ssl.SSLContext:
+        context = self._contexts.get(is_http2)
+        if context is None:
+            context = self._contexts[is_http2] = ssl.create_default_context()
+            if is_http2:
+                context.set_alpn_protocols([ALPN])
+        return context

@@ -1,4 +1,4 @@
-"""One request to one host, and its reply.
+"""One request to one host, and its reply, over HTTP/1.1 or HTTP/2.
 
 An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
 `Requester` by plain calls too.  A task runs only while a connection is awaited.
@@ -11,8 +11,9 @@ exception holds every byte.
 
 A kept connection may be dead: the origin closed it while the request was on its way.  A GET or HEAD without a body is
 then sent once more, on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  There is at
-most one repetition for each reply that arrived completely before, so an origin in trouble gets no extra load.  Nothing
-else is repeated here.
+most one repetition for each reply that arrived completely before, so an origin in trouble gets no extra load.  Over
+HTTP/2 the origin may say that it has not processed a request (RFC 9113 section 8.7); under the same bound, it is sent
+once more whatever its method, unless its body was streamed.  Nothing else is repeated here.
 
 The outcome of a request is reported to the origin's state, if the request has one (`OutcomeReport`).
 """
@@ -22,10 +23,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from multidict import CIMultiDict
 
@@ -39,25 +40,37 @@ from gateway.errors import (
     UpstreamUnreachable,
     bare,
 )
-from gateway.http.outgoing import InvalidRequest, request_head
+from gateway.http.http2.counts import SessionCounts
+from gateway.http.outgoing import request_head
 from gateway.http.reply import ReplyBroken
 from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Requester, answer_to
-from gateway.upstream.connection import Connection, IncomingReply, no_op
-from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections
+from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections, Slot
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
-from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected, UploadFailed
+from gateway.upstream.failures import (
+    ConnectionLost,
+    ConnectTimedOut,
+    NoSlot,
+    NotConnected,
+    Unprocessed,
+    UploadFailed,
+)
+from gateway.upstream.http2_dials import Http2Dials
+from gateway.upstream.incoming import Carrier, IncomingReply, no_op
 from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.resolver import LookUp, look_up
 from gateway.upstream.slots import Lane, SlotLimits, SlotUse
+from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
 
 _REPEATED: Final = frozenset({"GET", "HEAD"})
+
+T = TypeVar("T")
 
 
 class Exchanges:
@@ -71,8 +84,11 @@ class Exchanges:
         self._tracer = tracer
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up)
+        self.http2 = SessionCounts()
         self._shared = ConnectionPool(limits)
         self._live = ConnectionPool(UNBOUNDED)
+        self._http2_hosts: frozenset[Endpoint] = frozenset()
+        self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
 
     def configure(self, hosts: int, routes: int) -> None:
         """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
@@ -80,11 +96,26 @@ class Exchanges:
         self._live.configure(hosts, routes)
 
     def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
-        """Use these TLS settings from now on; idle connections are dropped."""
+        """Use these TLS settings from now on; new requests open new connections."""
         if tls or self.dialer.tls:
             self.dialer.tls = dict(tls)
-            self._shared.drop_idle()
-            self._live.drop_idle()
+            self._renew()
+
+    def configure_http2(self, origins: Iterable[str]) -> None:
+        """Ask these origins, by scheme, host and port, over HTTP/2 from now on, and all others over HTTP/1.1."""
+        hosts = frozenset(map(endpoint_of, origins))
+        if hosts != self._http2_hosts:
+            self._http2_hosts = hosts
+            self._renew()
+
+    def _renew(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._shared.renew(now)
+        self._live.renew(now)
+
+    def uses_http2(self, endpoint: Endpoint) -> bool:
+        """Whether the host is asked over HTTP/2."""
+        return endpoint in self._http2_hosts
 
     @property
     def open_connections(self) -> int:
@@ -214,9 +245,9 @@ class Exchange:
         self._deadline = self._by = inf
         """When the complete reply is due, and when its head is."""
         self._request = b""
-        self._upload: _Upload | None = None
+        self._upload: Upload | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: Carrier | None = None
         self._incoming: IncomingReply | None = None
         """None until the request is sent, at least in part."""
         self.is_over = False
@@ -235,7 +266,7 @@ class Exchange:
                 length = None if body is None else len(body)
             else:
                 # During an upload the first byte may rightly take long: only `total_s` bounds it.
-                self._upload = _Upload(body, bounds.first_byte_s, self._deadline)
+                self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_chunked = length is None
             origin, target = split_url(url)
@@ -268,7 +299,7 @@ class Exchange:
             self._connecting = None
             self._send(connection)
 
-    async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Connection:
+    async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Carrier:
         """A connection: in its turn, and made within its own bound if none is idle or a kept one must not be used."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -277,37 +308,53 @@ class Exchange:
         try:
             self._by = min(self._by + loop.time() - began, self._deadline)
             self._requester.sent()
-            connection = None if is_repeat else pool.idle(slot)
-            if connection is None:
-                connection = await self._dialled(endpoint)
-                if not connection.is_open:
-                    # Closed before it was used.  It never took the slot, so the slot is released below.
-                    raise ConnectionLost
-                pool.made(connection, slot)
+            if self._exchanges.uses_http2(endpoint):
+                return await self._bounded(self._stream(endpoint, slot))
+            kept = None if is_repeat else pool.idle(slot)
+            if kept is not None:
+                return kept
+            dial = self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
+            connection = await self._bounded(dial)
+            if not connection.is_open:
+                # Closed before it was used.  It never took the slot, so the slot is released below.
+                raise ConnectionLost
+            pool.made(connection, slot)
         except BaseException:
             pool.release(slot)
             raise
         return connection
 
-    async def _dialled(self, endpoint: Endpoint) -> Connection:
-        """A new connection, made within its own bound and that of the exchange."""
+    async def _stream(self, endpoint: Endpoint, slot: Slot) -> Carrier:
+        """A stream of a connection that has room, or is made now.  If others use it up first, another one is made."""
+        bounds = self._bounds
+        try:
+            async with asyncio.timeout(bounds.connect_s):
+                while (stream := self._pool.idle(slot)) is None:
+                    await self._exchanges.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
+                return stream
+        except TimeoutError as error:
+            raise ConnectTimedOut from error
+
+    async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
+        """What `dial` makes within its own bound, and within that of the exchange."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:
                 if self._sending is not None:
                     self._sending.set_cancel(partial(_expire, bound))
-                return await self._exchanges.dialer.dial(endpoint, self._pool, self._bounds.connect_s)
+                return await dial
         finally:
             # The bound refers to the task, and the traceback of a cancelled task to this frame.
             del bound
             if self._sending is not None:
                 self._sending.set_cancel(no_op)
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: Carrier) -> None:
         self._connection = connection
         body = self._body
         whole = body if isinstance(body, bytes) else None
-        incoming = connection.ask(self._request, whole, self._by, is_head=self._method == "HEAD")
+        is_head, is_upload = self._method == "HEAD", self._upload is not None
+        incoming = connection.ask(self._request, whole, self._by, is_head=is_head, is_upload=is_upload)
         self._incoming = incoming
         incoming.on_change = self._changed
         if self._upload is not None:
@@ -337,12 +384,21 @@ class Exchange:
                 reply.span = self._span
             self._requester.answered(reply)
         elif (error := incoming.error) is not None:
-            is_repeatable = connection.is_used and self._body is None and self._method in _REPEATED
-            if is_repeatable and not incoming.has_received and isinstance(error, ConnectionLost):
+            if (
+                isinstance(error, ConnectionLost)
+                and not incoming.has_received
+                and self._is_repeatable(error)
+                and connection.may_repeat()
+            ):
                 incoming.on_change = no_op
                 self._connect(connection.endpoint, is_repeat=True)
             else:
                 self._fail(error)
+
+    def _is_repeatable(self, error: ConnectionLost) -> bool:
+        if isinstance(error, Unprocessed):
+            return self._upload is None
+        return self._body is None and self._method in _REPEATED
 
     def _fail(self, error: BaseException) -> None:
         if self.is_over:
@@ -380,42 +436,6 @@ class Exchange:
         if self._incoming is not None:
             self._incoming.on_change = no_op
             self._incoming.end(ConnectionLost("left"))
-
-
-class _Upload:
-    """A request body that is being sent; it may fail through its client's fault."""
-
-    __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_has_ended", "_length")
-
-    def __init__(self, body: AsyncIterator[bytes], first_byte_s: float, deadline: float) -> None:
-        self._body = body
-        self._first_byte_s = first_byte_s
-        self._deadline = deadline
-        self._length: int | None = None
-        self._has_begun = False
-        self._has_ended = False
-
-    def measure(self, headers: CIMultiDict[str]) -> int | None:
-        """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
-        said = headers.getall("Content-Length", None)
-        if said is not None:
-            if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):
-                raise InvalidRequest("a length that is none")
-            self._length = int(said[0])
-        return self._length
-
-    def is_at_fault(self, error: BaseException) -> bool:
-        """Whether the request failed because its client did not send the body, or not in time."""
-        is_late = isinstance(error, TimeoutError) and self._has_begun and not self._has_ended
-        return is_late or isinstance(error, UploadFailed)
-
-    async def run(self, connection: Connection, incoming: IncomingReply) -> None:
-        """Send the body; once it is sent, start the bound on the first byte."""
-        self._has_begun = True
-        self._has_ended = await connection.send(self._body, self._length)
-        if self._has_ended and incoming.head is None and incoming.connection is not None:
-            now = asyncio.get_running_loop().time()
-            connection.deadline.move(min(now + self._first_byte_s, self._deadline))
 
 
 def _expire(bound: asyncio.Timeout) -> None:

@@ -28,6 +28,18 @@ class ConnectionLost(OSError):
     """The connection ended before the reply did; the cause, if any, is the operating system's error."""
 
 
+class NoHttp2(NotConnected):
+    """The origin does not speak HTTP/2, or takes no request over it."""
+
+
+class RequestReset(ConnectionLost):
+    """The origin has reset the request's stream."""
+
+
+class Unprocessed(RequestReset):
+    """The origin says that it has not processed the request (RFC 9113 section 8.7)."""
+
+
 class UploadFailed(Exception):
     """The request's body ended early or did not have the announced length."""
 

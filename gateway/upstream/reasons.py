@@ -11,7 +11,7 @@ import ssl
 from typing import Final
 
 from gateway.http.outgoing import InvalidRequest
-from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected
+from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoHttp2, NoSlot, NotConnected, RequestReset
 
 _BY_ERRNO: Final = {
     errno.ECONNREFUSED: "connection refused",
@@ -39,6 +39,8 @@ def reason_of(error: BaseException) -> str:
             return "connect timed out"
         case NoSlot():
             return "no connection free"
+        case NoHttp2():
+            return "does not speak HTTP/2"
         case NotConnected(__cause__=socket.gaierror()):
             return "name does not resolve"
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):
@@ -50,6 +52,8 @@ def reason_of(error: BaseException) -> str:
             return _BY_ERRNO.get(number or 0, "cannot connect")
         case NotConnected():
             return "cannot connect"
+        case RequestReset():
+            return "request reset"
         case ConnectionLost(__cause__=OSError(errno=number)):
             return _BY_ERRNO.get(number or 0, "connection lost")
         case ConnectionLost():

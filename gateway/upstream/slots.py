@@ -1,6 +1,7 @@
 """Slots: who may use a connection to an origin now, and in which order the others get one.
 
-A slot is the right to one busy connection, from the first attempt to make it.  Every slot belongs to a `Lane`: the
+A slot is the right to one busy connection, or to one stream of an HTTP/2 connection, from the first attempt to make it.
+Every slot belongs to a `Lane`: the
 requests to one host, of one route, for one purpose.  A lane takes its slots from several shares at once, and needs room
 in each of them:
 

@@ -371,6 +371,18 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
             "gateway.toml:4: route.b.prefix: route 'default' already takes host '*' with '/'",
         ),
         (
+            (
+                '[[route]]\norigin = "http://a:80/x"\norigin_http = "2"\n\n'
+                '[[route]]\norigin = "http://b"\nleaders = ["http://a"]\nname = "b"\nprefix = "/b"\n'
+                'origin_http = "1.1"'
+            ),
+            "gateway.toml:10: route.b.origin_http: differs from route 'default', which has the same origin, http://a",
+        ),
+        (
+            '[[route]]\norigin = "http://a"\norigin_http = "h2"',
+            "gateway.toml:3: route.default.origin_http: should be '1.1' or '2', got 'h2'",
+        ),
+        (
             '[server]\nlisten = ":1"\nadmin = ":1"\n[[route]]\norigin = "http://a"',
             "gateway.toml:3: server.admin: is 0.0.0.0:1, the same as listen",
         ),

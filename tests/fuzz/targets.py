@@ -17,8 +17,10 @@ from pydantic import SecretStr
 
 from gateway.config import values
 from gateway.errors import LoopDetected
+from gateway.http.http2.blocks import request_block
+from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived, StreamReset
+from gateway.http.http2.events import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
 from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
 from gateway.http.reply import MOST_FRAMING_BYTES, Head, ReplyBroken, ReplyParser
@@ -154,6 +156,34 @@ def http2(data: bytes) -> None:
             sent += sum(map(len, session.take_out()))
             assert len(session.streams) <= 8
         # No more than an answer of one small frame for each frame, and the server's own settings.
+        is_bounded(sent, data, 13, 4_096)
+        return [*shown, session.failed]
+
+    same_in_slices(data, run)
+
+
+@_target
+def http2_reply(data: bytes) -> None:
+    """`http/http2/client_session.py`: frames of an origin that is asked twice; what is written and held is bounded."""
+
+    def run(pieces: list[bytes]) -> list[Any]:
+        session = ClientSession(SessionCounts())
+        shown: list[Any] = []
+        for is_head in (False, True):
+            session.begin(request_block(b"GET / HTTP/1.1\r\nHost: o\r\n\r\n", "http"), ends=True, is_head=is_head)
+        sent = -sum(map(len, session.take_out()))
+        for piece in [settings({}), *pieces]:
+            for event in session.receive(piece, 0.0):
+                match event:
+                    case ReplyReceived():
+                        assert 200 <= event.head.status <= 999
+                        shown.append((event.stream.id, event.head.status, list(event.head.headers.items())))
+                    case DataReceived():
+                        shown.append((event.stream.id, len(event.data)))
+                        session.acknowledge(event.stream, event.size)
+                    case BodyEnded() | StreamReset():
+                        shown.append((event.stream.id, type(event).__name__))
+            sent += sum(map(len, session.take_out()))
         is_bounded(sent, data, 13, 4_096)
         return [*shown, session.failed]
 

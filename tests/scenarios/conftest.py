@@ -19,6 +19,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
+from tests.http2_front import Http2Front
 from tests.scenarios.hostile import HostileOrigin, Script
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
@@ -232,7 +233,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ("" if transport == HTTP_1 else f"{transport}, ") + ("fast path" if is_fast else "strict")
         for transport, is_fast in ways
     ]
-    metafunc.parametrize(("transport", "fast_path"), ways, indirect=True, ids=ids)
+    found = [(transport, is_fast, "1.1") for transport, is_fast in ways]
+    if ways and _may_ask_over_http_2(metafunc):
+        # Once: the versions of the two sides know nothing of each other.
+        found.append((*ways[0], "2"))
+        ids.append("origin over HTTP/2")
+    metafunc.parametrize(("transport", "fast_path", "origin_http"), found, indirect=True, ids=ids)
+
+
+def _may_ask_over_http_2(metafunc: pytest.Metafunc) -> bool:
+    """Whether the test's origin is the in-memory one, which can be put behind a server of HTTP/2."""
+    return "edge" in metafunc.fixturenames and metafunc.definition.get_closest_marker("http_1_origin") is None
+
+
+@pytest.fixture
+def origin_http(request: pytest.FixtureRequest) -> str:
+    """The HTTP version that the origin is asked over; clients must not see a difference."""
+    value: str = request.param
+    return value
+
+
+@pytest.fixture
+async def fronts() -> AsyncIterator[list[Http2Front]]:
+    """Servers of HTTP/2 in front of the origins."""
+    running: list[Http2Front] = []
+    yield running
+    for front in running:
+        await front.stop()
+        assert front.errors == []
 
 
 @pytest.fixture
@@ -255,9 +283,25 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Trust:
     return made(tmp_path_factory.mktemp("trust"))
 
 
+async def _fronted(origin_url: str, fronts: list[Http2Front]) -> str:
+    """The URL of a server of HTTP/2 in front of an origin."""
+    for front in fronts:
+        if front.origin_url == origin_url:
+            return front.url
+    fronts.append(Http2Front(origin_url))
+    await fronts[-1].start()
+    return fronts[-1].url
+
+
 @pytest.fixture
 async def start(
-    clock: ManualClock, hostile: Hostile, fast_path: bool, transport: str, trust: Trust
+    clock: ManualClock,
+    hostile: Hostile,
+    fast_path: bool,
+    transport: str,
+    trust: Trust,
+    origin_http: str,
+    fronts: list[Http2Front],
 ) -> AsyncIterator[Start]:
     """Starts gateways, which stop before the hostile origins; before that each must become idle by itself."""
     edges: list[Edge] = []
@@ -265,8 +309,10 @@ async def start(
     async def start_one(origin_url: str, **settings: Any) -> Edge:
         settings = {
             **listening(transport, trust), "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0,
-            "fast_path": fast_path, **settings
+            "fast_path": fast_path, "origin_http": origin_http, **settings
         }  # fmt: skip
+        if origin_http == "2":
+            origin_url = await _fronted(origin_url, fronts)
         config = GatewayConfig.for_origin(origin_url, **settings)
         gateway = await start_gateway(config, clock=clock, rng=Random(7))
         kind = Http2Wire if transport in OVER_HTTP_2 else Wire

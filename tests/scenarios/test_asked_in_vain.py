@@ -314,6 +314,7 @@ async def test_live_readers_behind_the_tail_share_the_streams_one_live_request(e
     assert sum(counters.requests.values()) <= 1
 
 
+@pytest.mark.http_1_origin
 async def test_an_offset_that_the_tail_has_passed_is_fetched(edge: Edge, counters: Counters) -> None:
     """A reader behind that offset must not get the bytes before it."""
     await edge.put("/s", b"0123456789", "text/plain")

@@ -151,6 +151,7 @@ async def test_bytes_without_a_next_offset_are_a_502(edge: Edge, faults: Faults)
     assert (await edge.get("/s")).body == b"0123456789"
 
 
+@pytest.mark.http_1_origin
 async def test_an_offset_that_goes_back_means_another_stream(edge: Edge, faults: Faults, counters: Counters) -> None:
     await edge.put("/s", b"01234")
     await edge.post("/s", b"56789")
@@ -179,6 +180,7 @@ async def test_an_offset_that_goes_back_means_another_stream(edge: Edge, faults:
     ],
 )
 @pytest.mark.parametrize("target", ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
+@pytest.mark.http_1_origin
 async def test_a_reply_that_is_not_http_is_a_502(edge: Edge, faults: Faults, raw: bytes, target: str) -> None:
     await edge.send_to(
         edge.gateway.config.routes[0].members[0].url, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789"
@@ -314,6 +316,7 @@ async def test_a_chunked_json_reply_that_is_no_array_never_ends_cleanly(hostile:
     assert edge.gateway.engine.store.cost < 5_000
 
 
+@pytest.mark.http_1_origin
 async def test_an_origin_without_head_is_followed_once_for_all(edge: Edge, faults: Faults, counters: Counters) -> None:
     """Even if the HEAD is refused after the first bytes have arrived."""
     url = edge.gateway.config.routes[0].members[0].url

@@ -19,6 +19,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("content_type", TYPES)
+@pytest.mark.http_1_origin
 async def test_reads_at_a_followed_tail_cost_the_origin_nothing(
     edge: Edge, counters: Counters, content_type: str
 ) -> None:

@@ -40,6 +40,7 @@ async def test_an_unsolicited_reply_on_an_idle_connection_is_never_used(hostile:
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD", "PUT"])
+@pytest.mark.http_1_origin
 async def test_bytes_behind_a_complete_answer_are_never_used(
     edge: Edge, faults: Faults, counters: Counters, method: str
 ) -> None:
@@ -51,6 +52,7 @@ async def test_bytes_behind_a_complete_answer_are_never_used(
     faults.clear()
 
 
+@pytest.mark.http_1_origin
 async def test_connections_are_used_again(edge: Edge, origin: RunningOrigin, counters: Counters) -> None:
     await edge.put("/s", b"0123456789")
     for _ in range(20):

@@ -135,6 +135,7 @@ SAID: dict[Callable[..., Any], set[str]] = {
 # The crowd is aiohttp's client, which speaks nothing else.
 @pytest.mark.http_1
 @pytest.mark.parametrize("trouble", [lost, hung_up, failing])
+@pytest.mark.http_1_origin
 async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     edge: Edge,
     origin: RunningOrigin,
@@ -168,6 +169,7 @@ async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     assert said.removeprefix(f"origin {origin.url} ") in SAID[trouble]
 
 
+@pytest.mark.http_1_origin
 async def test_when_it_is_back_a_probe_finds_out_and_all_goes_on(
     edge: Edge, origin: RunningOrigin, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +213,7 @@ async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, o
         await again.stop(grace_s=0)
 
 
+@pytest.mark.http_1_origin
 async def test_a_refused_write_does_not_make_bytes_stale(edge: Edge, origin: RunningOrigin) -> None:
     """The origin never got the write: bytes in memory are as valid as before."""
     await edge.put("/s", b"hello", Stream_Closed="true")

@@ -174,6 +174,7 @@ async def test_every_content_type_is_carried_and_says_how(
         assert event.data == "bytes"
 
 
+@pytest.mark.http_1_origin
 async def test_every_data_event_has_its_control_event_and_offsets_only_grow(edge: Edge, counters: Counters) -> None:
     await edge.put("/s", b"[0]", "application/json")
     wire = await events(edge, counters)

@@ -20,7 +20,8 @@ from gateway.upstream.exchange import Exchanges
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits
-from tests.tls_origin import made, server_context
+from tests.tls_origin import behind_tls, made, server_context
+from tests.upstream.http2_peer import good, http2_origin
 
 BOUNDS = Bounds(20.0, 20.0, 20.0, 20.0)
 
@@ -169,3 +170,37 @@ def test_routes_may_not_contradict_each_other_about_an_origin(certificates: Path
     assert list(load_tls(both)) == ["https://origin.test"]
     plain = GatewayConfig.for_origin("http://origin.test", origin_tls={"server_name": "a"})
     assert load_tls(plain) == {}
+
+
+@pytest.mark.parametrize("offered", [["h2", "http/1.1"], ["http/1.1"], []])
+async def test_http_2_has_to_be_agreed_on(certificates: Path, offered: list[str]) -> None:
+    context = server_context(certificates)
+    if offered:
+        context.set_alpn_protocols(offered)
+    tls = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
+    exchanges = Exchanges(SlotLimits(4))
+    async with http2_origin(good) as plain, behind_tls(plain.url, context) as url:
+        config = GatewayConfig.for_origin(url, origin_http="2", origin_tls=tls)
+        exchanges.configure_tls(load_tls(config))
+        exchanges.configure_http2(config.http2_origins)
+        try:
+            reply = await exchanges.send("POST", url + "/s", CIMultiDict(), BOUNDS, b"x")
+            async with reply:
+                assert await reply.read(100) == b"good"
+            assert "h2" in offered
+        except UpstreamUnreachable as error:
+            assert "h2" not in offered
+            assert error.is_unsent
+            assert reason_of(error.__cause__ or error) == "does not speak HTTP/2"
+        finally:
+            await exchanges.close()
+
+
+async def test_over_http_2_an_origin_with_an_unknown_authority_is_refused(certificates: Path) -> None:
+    exchanges = Exchanges(SlotLimits(4))
+    async with http2_origin(good) as plain, behind_tls(plain.url, server_context(certificates)) as url:
+        exchanges.configure_http2([url])
+        with pytest.raises(UpstreamUnreachable) as failed:
+            await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
+        assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
+        await exchanges.close()

@@ -1,7 +1,7 @@
-"""Field blocks (RFC 7541): reading those of requests and writing those of answers.
+"""Field blocks (RFC 7541): reading those of the peer, and writing those of answers and requests.
 
-Answers are written without the dynamic table, which would tie their bytes to one connection: an answer that many
-clients get is encoded once, and a remembered answer is kept in encoded form.
+Blocks are written without the dynamic table, which would tie their bytes to one connection: an answer that many clients
+get is encoded once, and a remembered answer is kept in encoded form.
 
 A client that repeats a request sends the same block again, which consists of indexes and leaves the table unchanged.
 So the meaning of a block is remembered until the table changes.
@@ -15,6 +15,8 @@ from typing import Final, Generic, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
+
+from gateway.http.http2.fields import FORBIDDEN
 
 T = TypeVar("T")
 
@@ -30,11 +32,6 @@ _SIZE_UPDATE: Final = 0x20
 """The first three bits of a dynamic table size update."""
 EMPTY_TABLE_UPDATE: Final = b"\x20"
 """A dynamic table size update to zero (RFC 7541 section 6.3)."""
-
-_HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"},
-)
-"""Fields that concern a connection of HTTP/1.1 and must not be sent over HTTP/2 (RFC 9113 section 8.2.2)."""
 
 
 class Undecodable(Exception):
@@ -56,7 +53,7 @@ class _Table(HeaderTable):
 
 
 class BlockReader(Generic[T]):
-    """Decodes the blocks of one connection.  `understand` version the fields of a request into the value to return."""
+    """Decodes the blocks of one connection.  `understand` turns the fields of a head into the value to return."""
 
     def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
@@ -67,7 +64,7 @@ class BlockReader(Generic[T]):
         """Decoded bytes of the remembered blocks."""
 
     def read(self, block: bytes) -> T:
-        """The value for a request's block.  Raises Undecodable."""
+        """The value for the block of a head.  Raises Undecodable."""
         known = self._known.get(block)
         if known is not None:
             return known
@@ -111,6 +108,8 @@ def _changes_size(block: bytes) -> bool:
 
 _STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}
 """Indexes of static table entries that have both name and value."""
+_NEVER_INDEXED: Final = frozenset({b"authorization", b"cookie"})
+"""Secrets, which no party on the way may put into a table (RFC 7541 section 7.1.3)."""
 _NAMES: Final = {
     name: index for index, (name, _) in reversed([*enumerate(HeaderTable.STATIC_TABLE, 1)]) if name[:1] != b":"
 }
@@ -137,12 +136,12 @@ def _string(value: bytes) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _name(name: bytes) -> bytes:
-    """The name of a literal field without indexing (RFC 7541 section 6.2.2); empty if it must not be sent."""
+    """The name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3); empty if it must not be sent."""
     name = name.lower()
-    if name in _HOP_BY_HOP:
+    if name in FORBIDDEN:
         return b""
-    index = _NAMES.get(name)
-    return _integer(index, 4, 0) if index is not None else b"\0" + _string(name)
+    index, first = _NAMES.get(name), 0x10 if name in _NEVER_INDEXED else 0
+    return _integer(index, 4, first) if index is not None else bytes((first,)) + _string(name)
 
 
 @lru_cache(maxsize=64)
@@ -157,9 +156,35 @@ def block_of(head: bytes) -> bytes:
     """A field block made from a response head of HTTP/1.1, status line and empty line included."""
     first, *lines = head[:-4].split(b"\r\n")
     out = [status_block(first[9:12])]
+    _add_fields(out, lines)
+    return b"".join(out)
+
+
+_GET: Final = b"\x82"
+_SCHEMES: Final = {"http": b"\x86", "https": b"\x87"}
+_AUTHORITY, _METHOD, _PATH = b"\x01", b"\x02", b"\x04"
+"""Names of the static table, as those of literal fields without indexing."""
+
+
+def request_block(head: bytes, scheme: str) -> bytes:
+    """A field block made from a request head of HTTP/1.1 with one Host line, request line and empty line included.
+
+    The Host field becomes `:authority` (RFC 9113 section 8.3.1).
+    """
+    first, *lines = head[:-4].split(b"\r\n")
+    method, path, _ = first.split(b" ")
+    at = next(at for at, line in enumerate(lines) if line[:5].lower() == b"host:")
+    host = lines.pop(at)[6:]
+    out = [_GET if method == b"GET" else _METHOD + _string(method), _SCHEMES[scheme]]
+    out += (_AUTHORITY, _string(host), _PATH, _string(path))
+    _add_fields(out, lines)
+    return b"".join(out)
+
+
+def _add_fields(out: list[bytes], lines: list[bytes]) -> None:
+    """Add the literal fields for these lines of a head."""
     for line in lines:
         name, _, value = line.partition(b": ")
         if coded := _name(name):
             size = len(value)
             out += (coded, bytes((size,)) if size < 0x7F else _integer(size, 7, 0), value)
-    return b"".join(out)

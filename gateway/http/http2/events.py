@@ -1,4 +1,4 @@
-"""Events that a session derives from the client's frames."""
+"""Events that a session derives from the peer's frames."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
+from gateway.http.reply import Head
 
 
 class RequestReceived(NamedTuple):
@@ -17,8 +18,22 @@ class RequestReceived(NamedTuple):
     is_whole: bool
 
 
+class ReplyReceived(NamedTuple):
+    """The head of a final reply has arrived; `is_whole` if it has no body."""
+
+    stream: Stream
+    head: Head
+    is_whole: bool
+
+
+class InterimReceived(NamedTuple):
+    """An interim reply (1xx) has arrived, and is dropped."""
+
+    stream: Stream
+
+
 class DataReceived(NamedTuple):
-    """A piece of a request's body.  The receiver owes a call to `acknowledge` for `size` bytes."""
+    """A piece of a body.  The receiver owes a call to `acknowledge` for `size` bytes."""
 
     stream: Stream
     data: bytes
@@ -26,16 +41,16 @@ class DataReceived(NamedTuple):
 
 
 class BodyEnded(NamedTuple):
-    """A request's body is whole."""
+    """A body is whole."""
 
     stream: Stream
 
 
 class StreamReset(NamedTuple):
-    """A stream was reset, by the client or for an error of the client's."""
+    """A stream was reset, by the peer or for an error of the peer's; `stream.reset_code` says why."""
 
     stream: Stream
-    is_by_client: bool
+    is_by_peer: bool
 
 
 class StreamDrained(NamedTuple):
@@ -48,7 +63,16 @@ class ConnectionEvent(Enum):
     """An event of the connection as a whole."""
 
     PING_ACK = "ping ack"
-    """The client has answered a PING."""
+    """The peer has answered a PING."""
 
 
-Event = RequestReceived | DataReceived | BodyEnded | StreamReset | StreamDrained | ConnectionEvent
+Event = (
+    RequestReceived
+    | ReplyReceived
+    | InterimReceived
+    | DataReceived
+    | BodyEnded
+    | StreamReset
+    | StreamDrained
+    | ConnectionEvent
+)

@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113 sections 4 and 6): constants, and encoders of the frames that a server sends."""
+"""HTTP/2 frames (RFC 9113 sections 4 and 6): constants and encoders."""
 
 from __future__ import annotations
 
@@ -63,6 +63,12 @@ class ErrorCode(IntEnum):
     ENHANCE_YOUR_CALM = 0xB
     INADEQUATE_SECURITY = 0xC
     HTTP_1_1_REQUIRED = 0xD
+
+
+def error_code(payload: bytes) -> ErrorCode:
+    """The code in 4 bytes.  An unknown one is like INTERNAL_ERROR (RFC 9113 section 7)."""
+    code = int.from_bytes(payload, "big")
+    return ErrorCode(code) if code <= ErrorCode.HTTP_1_1_REQUIRED else ErrorCode.INTERNAL_ERROR
 
 
 class Setting(IntEnum):

@@ -13,6 +13,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.http.http2.blocks import FieldList
+from gateway.http.http2.fields import FORBIDDEN, is_length, is_name, is_value
 from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, Mark, RequestHead
 
 VERSION: Final = "2.0"
@@ -20,16 +21,11 @@ MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
 """Decoded bytes of a field list beyond which its sender counts as an attacker (sizes as in RFC 9113 section 6.5.2)."""
 _LONGEST_ALIAS: Final = 4_096
 
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
-_VALUE: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?").fullmatch
-"""A field value of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no whitespace at either end."""
 _PATH: Final = re.compile(rb"(?:/[!-\"$-~]*|\*)").fullmatch
 _AUTHORITY: Final = re.compile(rb"[!$-.0-;=A-\[\]_a-z~%&'()*+,]+").fullmatch
-_DIGITS: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _SCHEMES: Final = frozenset({b"http", b"https"})
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
-_FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
@@ -91,13 +87,13 @@ class Http2Request:
         for name, value in fields:
             size += len(name) + len(value)
             is_too_much = is_too_much or (len(name) + len(value) > LONGEST_LINE and name != b":path")
-            if not _VALUE(value):
+            if not is_value(value):
                 raise _Malformed
             if name[:1] == b":":
                 if regular or cookies or host is not None or name not in _PSEUDO or name in pseudo:
                     raise _Malformed
                 pseudo[name] = value
-            elif not _NAME(name) or name in _FORBIDDEN or (name == b"te" and value.lower() != b"trailers"):
+            elif not is_name(name) or name in FORBIDDEN or (name == b"te" and value.lower() != b"trailers"):
                 raise _Malformed
             elif name == b"host":
                 if host is not None:
@@ -107,7 +103,7 @@ class Http2Request:
                 # HTTP/1.1 has one Cookie line (RFC 9113 section 8.2.3).
                 cookies.append(value)
             elif name == b"content-length":
-                length = int(value) if _DIGITS(value) else -1
+                length = int(value) if is_length(value) else -1
                 if length < 0 or self.length not in (None, length):
                     raise _Malformed
                 if self.length is None:

@@ -1,4 +1,4 @@
-"""Flow control of request bodies on the server's side of HTTP/2 (RFC 9113 section 5.2).
+"""Flow control of the bodies that arrive over HTTP/2 (RFC 9113 section 5.2).
 
 The connection's window reopens as bytes arrive, so that one stalled body never blocks the others.  A stream's window
 reopens too, with two exceptions: if too much of its own body is unread, or if it has unread bytes while all bodies
@@ -15,7 +15,7 @@ from gateway.http.http2.sending import Sending
 from gateway.http.http2.streams import Stream
 
 CONNECTION_WINDOW: Final = 1 << 20
-"""Bytes of all request bodies that may be in flight."""
+"""Bytes of all arriving bodies that may be in flight."""
 STREAM_UNREAD_BYTES: Final = 1 << 18
 """Unread bytes of one body above which its window stays closed."""
 MOST_UNREAD_BYTES: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""Output on the server's side of HTTP/2: heads at once, DATA as flow control allows (RFC 9113 section 5.2).
+"""Output on either side of HTTP/2: heads at once, DATA as flow control allows (RFC 9113 section 5.2).
 
 DATA that fits the windows is written at once.  Otherwise it waits in its stream, and streams with queued data take
 turns, one frame each.
@@ -26,7 +26,7 @@ class Sending(ABC):
         """The error code with which the connection has ended; None while it is open."""
         self._send_window = frames.DEFAULT_WINDOW
         self._first_window = frames.DEFAULT_WINDOW
-        """The initial window of a stream, as the client's settings say."""
+        """The initial window of a stream, as the peer's settings say."""
         self._frame_bytes = frames.DEFAULT_FRAME_BYTES
         """The largest frame that is sent."""
         self._owes_size_update = False
@@ -42,7 +42,7 @@ class Sending(ABC):
 
     @abstractmethod
     def _close_if_ended(self, stream: Stream) -> None:
-        """Close the stream if its answer has ended."""
+        """Close the stream if it is over now that this side, or the peer, has ended."""
 
     def _write(self, frame: bytes) -> None:
         self.out.append(frame)
@@ -55,7 +55,7 @@ class Sending(ABC):
         return out
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False) -> None:
-        """Begin the answer; `ends` if it has no body."""
+        """Begin the answer or request; `ends` if it has no body."""
         if stream.reset_code is not None or self.failed is not None:
             return
         if self._owes_size_update:
@@ -67,7 +67,7 @@ class Sending(ABC):
             self._close_if_ended(stream)
 
     def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
-        """Send a part of the answer's body, now or when the windows allow."""
+        """Send a part of the body, now or when the windows allow."""
         size = len(data)
         if stream.reset_code is not None or self.failed is not None or not (size or ends):
             return
@@ -99,7 +99,7 @@ class Sending(ABC):
                 self.pump()
 
     def end(self, stream: Stream) -> None:
-        """End the answer."""
+        """End the body."""
         if stream.is_ended or stream.is_ending:
             return
         if stream.queue:

@@ -1,68 +1,40 @@
-"""One HTTP/2 connection on the server's side (RFC 9113): frames in, events and frames out.
+"""One HTTP/2 connection on the server's side (RFC 9113): requests in, answers out.
 
-This module parses and checks the client's frames.  An error of one stream resets the stream, an error of the connection
-ends it (`failed`), and frames that cost more than they are worth are limited (`budget`).  Header blocks are decoded
-even if their requests are dropped, because later blocks depend on the table.
+`reading` parses and checks the client's frames.  `sending` writes the output to `out`, in order.  The owner of the
+transport takes it from there, and sets `is_blocked` while no more DATA may be written.  `receiving` bounds the unread
+bytes of request bodies.
 
-`sending` writes the output to `out`, in order.  The owner of the transport takes it from there, and sets `is_blocked`
-while no more DATA may be written.
-
-`receiving` bounds the unread bytes of request bodies.
+An orderly end takes two GOAWAY frames: the first tells the client to begin no more requests, the second names the last
+request that is answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
-from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.budget import Kind
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.ending import Ending
-from gateway.http.http2.events import (
-    BodyEnded,
-    ConnectionEvent,
-    DataReceived,
-    Event,
-    RequestReceived,
-    StreamDrained,
-    StreamReset,
-)
+from gateway.http.http2.events import RequestReceived, StreamReset
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
+from gateway.http.http2.reading import Reading, SessionError
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
 
 
-class _SessionError(Exception):
-    """The connection has to end with an error code."""
-
-    def __init__(self, code: ErrorCode) -> None:
-        self.code = code
-
-
-class Session(Ending):
+class Session(Reading):
     """The protocol state of one connection."""
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
-        super().__init__(counts)
+        super().__init__(counts, MOST_LIST_BYTES)
         self._most_streams = most_streams
         self._reader = BlockReader(MOST_LIST_BYTES, Http2Request)
-        self._budget = Budget()
-        self._unparsed = b""
         self._has_preface = False
-        self._has_settings = False
-        self._now = 0.0
-        self._events: list[Event] = []
-        self.has_goaway = False
-        """Whether the client has sent GOAWAY: it begins no more requests."""
-        self._block: list[bytes] | None = None
-        """The fragments of an incomplete header block."""
-        self._block_bytes = 0
-        self._block_id = 0
-        self._block_ends = False
+        self._last_answered_id: int | None = None
+        """The last stream that is answered, once this side has named it."""
+        self._has_sent_goaway = False
+        """Whether this side has sent the first GOAWAY of an orderly end."""
         self._write(
             frames.settings(
                 {
@@ -74,116 +46,28 @@ class Session(Ending):
         )
         self._write(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
-    def __repr__(self) -> str:
-        state = "open" if self.failed is None else self.failed.name
-        counts = f"{len(self.streams)} streams, {len(self._turns)} waiting, {self._unread_bytes} unread"
-        return f"<Session {state}: {counts}, window {self._send_window}>"
-
-    # -- input
+    @property
+    def _last_peer_id(self) -> int:
+        return self._last_id
 
     @property
-    def is_greeted(self) -> bool:
-        """Whether the client has sent its preface and its first SETTINGS."""
-        return self._has_settings
-
-    @property
-    def is_mid_head(self) -> bool:
-        """Whether input ends within a frame other than DATA, or within a header block."""
-        rest = self._unparsed
-        return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of input that are held: an incomplete frame and header block, and unread request bodies."""
-        return len(self._unparsed) + self._block_bytes * (self._block is not None) + self._unread_bytes
-
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read."""
-        if self.failed is not None:
-            return []
-        self._now = now
-        events = self._events = []
-        if self._unparsed:
-            data = self._unparsed + data
-            self._unparsed = b""
-        try:
-            at = 0 if self._has_preface else self._read_preface(data)
-            if at >= 0:
-                self._read(data, at)
-        except _SessionError as failure:
-            self.fail(failure.code)
-        return events
+    def is_leaving(self) -> bool:
+        """Whether this side has named the last request that is answered."""
+        return self._last_answered_id is not None
 
     def _read_preface(self, data: bytes) -> int:
+        if self._has_preface:
+            return 0
         size = len(frames.PREFACE)
         if data[:size] == frames.PREFACE:
             self._has_preface = True
             return size
         if not frames.PREFACE.startswith(data):
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
         self._unparsed = data
         return -1
 
-    def _read(self, data: bytes, at: int) -> None:
-        end = len(data)
-        while end - at >= frames.HEAD_BYTES:
-            high, low, kind, flags, stream_id = frames.read_head(data, at)
-            size = high << 16 | low
-            stream_id &= frames.LAST_STREAM_ID
-            if size > frames.DEFAULT_FRAME_BYTES:
-                raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-            if not self._has_settings and (kind != frames.SETTINGS or flags & frames.ACK):
-                raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-            if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
-                raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-            begin = at + frames.HEAD_BYTES
-            if end - begin < size:
-                break
-            at = begin + size
-            take = _TAKERS.get(kind)
-            if take is None:
-                self._spend(Kind.IDLE)
-            else:
-                take(self, data[begin:at], flags, stream_id)
-        self._unparsed = data[at:]
-
-    def _spend(self, kind: Kind) -> None:
-        if not self._budget.spend(kind, self._now):
-            self._counts.floods[kind] += 1
-            raise _SessionError(ErrorCode.ENHANCE_YOUR_CALM)
-
-    # -- header blocks
-
-    def _take_headers(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if stream_id % 2 == 0:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        payload = _unpadded(payload, flags)
-        if flags & frames.HAS_PRIORITY:
-            if len(payload) < 5:
-                raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-            if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
-                raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-            payload = payload[5:]
-        ends = bool(flags & frames.END_STREAM)
-        if flags & frames.END_HEADERS:
-            self._take_block(stream_id, payload, ends)
-            return
-        if not payload:
-            self._spend(Kind.EMPTY)
-        self._block, self._block_bytes = [payload], len(payload)
-        self._block_id, self._block_ends = stream_id, ends
-
-    def _take_continuation(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if self._block is None:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        self._spend(Kind.CONTINUATION if payload else Kind.EMPTY)
-        self._block.append(payload)
-        self._block_bytes += len(payload)
-        if self._block_bytes > MOST_LIST_BYTES:
-            raise _SessionError(ErrorCode.ENHANCE_YOUR_CALM)
-        if flags & frames.END_HEADERS:
-            block, self._block = b"".join(self._block), None
-            self._take_block(stream_id, block, self._block_ends)
+    # -- requests
 
     def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
         try:
@@ -192,19 +76,16 @@ class Session(Ending):
                 return
             fields = self._reader.decode(block)
         except TooLarge:
-            raise _SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
         except Undecodable:
-            raise _SessionError(ErrorCode.COMPRESSION_ERROR) from None
+            raise SessionError(ErrorCode.COMPRESSION_ERROR) from None
         stream = self.streams.get(stream_id)
         if stream is None:
             self._take_for_ended(stream_id)
         elif not stream.is_receiving:
             self._reset_for_error(stream, ErrorCode.STREAM_CLOSED)
-        elif not ends or any(name[:1] == b":" or name.lower() != name for name, _ in fields):
-            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
         else:
-            # Trailers are dropped.
-            self._end_body(stream)
+            self._take_trailers(stream, fields, ends)
 
     def _begin(self, stream_id: int, request: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
@@ -225,195 +106,38 @@ class Session(Ending):
         stream.is_receiving = not ends
         self._events.append(RequestReceived(stream, request, ends))
 
-    def _take_for_ended(self, stream_id: int) -> None:
-        """Handle a HEADERS or DATA frame for a stream that has ended."""
-        if stream_id > self._last_id or stream_id % 2 == 0:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        if stream_id not in self._reset_ids:
-            raise _SessionError(ErrorCode.STREAM_CLOSED)
-        self._spend(Kind.IDLE)
+    # -- the end
 
-    # -- bodies
-
-    def _take_data(self, payload: bytes, flags: int, stream_id: int) -> None:
-        size = len(payload)
-        data = _unpadded(payload, flags)
-        self._receive_window -= size
-        if self._receive_window < 0:
-            raise _SessionError(ErrorCode.FLOW_CONTROL_ERROR)
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            self._take_for_ended(stream_id)
-            self._open_window(size)
-            return
-        stream.receive_window -= size
-        if not stream.is_receiving or stream.receive_window < 0:
-            closed = not stream.is_receiving
-            self._reset_for_error(stream, ErrorCode.STREAM_CLOSED if closed else ErrorCode.FLOW_CONTROL_ERROR)
-            self._open_window(size)
-            return
-        ends = bool(flags & frames.END_STREAM)
-        if stream.announced_bytes is not None:
-            stream.announced_bytes -= len(data)
-            if stream.announced_bytes < 0:
-                self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
-                self._open_window(size)
-                return
-        if data:
-            self._events.append(DataReceived(stream, data, size))
-        else:
-            self.acknowledge(stream, size)
-            if not ends:
-                self._spend(Kind.EMPTY)
-        if ends:
-            self._end_body(stream)
-
-    def _end_body(self, stream: Stream) -> None:
-        if stream.announced_bytes:
-            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
-            return
-        stream.is_receiving = False
-        self._events.append(BodyEnded(stream))
-        self._close_if_ended(stream)
-
-    # -- other frames
-
-    def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
-        self._spend(Kind.IDLE)
-        if not stream_id:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        if len(payload) != 5:
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-
-    def _take_reset(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if len(payload) != 4:
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        if stream_id > self._last_id or stream_id % 2 == 0:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
+    def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
         self._spend(Kind.RESET)
-        stream = self.streams.get(stream_id)
         if stream is not None:
             self._drop(stream, ErrorCode.CANCEL)
-            self._events.append(StreamReset(stream, is_by_client=True))
+            self._events.append(StreamReset(stream, is_by_peer=True))
 
-    def _take_settings(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if stream_id:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        if len(payload) % 6 or (flags & frames.ACK and payload):
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        self._spend(Kind.SETTINGS)
-        if flags & frames.ACK:
+    def _close_if_ended(self, stream: Stream) -> None:
+        """Close the stream if its answer has ended."""
+        if not stream.is_ended or stream.reset_code is not None:
             return
-        self._has_settings = True
-        for name, value in frames.read_setting(payload):
-            match name:
-                case Setting.HEADER_TABLE_SIZE:
-                    # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
-                    self._owes_size_update = self._owes_size_update or value < frames.DEFAULT_TABLE_BYTES
-                case Setting.ENABLE_PUSH if value > 1:
-                    raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-                case Setting.INITIAL_WINDOW_SIZE:
-                    if value > frames.LARGEST_WINDOW:
-                        raise _SessionError(ErrorCode.FLOW_CONTROL_ERROR)
-                    self._change_windows(value)
-                case Setting.MAX_FRAME_SIZE:
-                    if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
-                        raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        self._write(frames.SETTINGS_ACK)
-        self._events += map(StreamDrained, self.pump())
-
-    def _change_windows(self, value: int) -> None:
-        difference, self._first_window = value - self._first_window, value
-        for stream in self.streams.values():
-            stream.send_window += difference
-            if stream.send_window > frames.LARGEST_WINDOW:
-                raise _SessionError(ErrorCode.FLOW_CONTROL_ERROR)
-            if stream.queue and stream.send_window > 0:
-                self._turns[stream] = None
-
-    def _take_push(self, payload: bytes, flags: int, stream_id: int) -> None:
-        raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-
-    def _take_ping(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if stream_id:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        if len(payload) != 8:
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        self._spend(Kind.PING)
-        if flags & frames.ACK:
-            self._events.append(ConnectionEvent.PING_ACK)
+        if stream.is_receiving:
+            # The rest of the body has no use any more (RFC 9113 section 8.1).
+            self.reset(stream, ErrorCode.NO_ERROR)
         else:
-            self._write(frames.ping(payload, is_ack=True))
+            self._remove(stream)
 
-    def _take_goaway(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if stream_id:
-            raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-        if len(payload) < 8:
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        self._spend(Kind.IDLE)
-        self.has_goaway = True
+    def leave(self, *, is_final: bool) -> None:
+        """Ask the client to begin no more requests (RFC 9113 section 6.8).
 
-    def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
-        if len(payload) != 4:
-            raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-        increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
-        if self._free_updates > 0:
-            self._free_updates -= 1
-        else:
-            self._spend(Kind.WINDOW)
-        if not stream_id:
-            self._send_window += increment
-            if not increment or self._send_window > frames.LARGEST_WINDOW:
-                raise _SessionError(ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
-        elif (stream := self.streams.get(stream_id)) is not None:
-            stream.send_window += increment
-            if not increment or stream.send_window > frames.LARGEST_WINDOW:
-                self._reset_for_error(stream, ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
-                return
-            if stream.queue and stream.send_window > 0:
-                self._turns[stream] = None
-        else:
-            if not increment or stream_id > self._last_id or stream_id % 2 == 0:
-                raise _SessionError(ErrorCode.PROTOCOL_ERROR)
+        First with `is_final` False: a GOAWAY without a last stream, and a PING, whose answer shows that the client has
+        read it.  Then with `is_final` True: a GOAWAY that names the last request that is answered.
+        """
+        if self.failed is not None or self._last_answered_id is not None:
             return
-        if self._turns:
-            self._events += map(StreamDrained, self.pump())
-
-    # -- stream errors
-
-    def _reset_for_error(self, stream: Stream, code: ErrorCode) -> None:
-        """Reset a stream because of an error of the client's."""
-        self._spend(Kind.RESET)
-        self.reset(stream, code)
-        self._events.append(StreamReset(stream, is_by_client=False))
-
-    def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        super().abandon(code)
-        self._unparsed = b""
-        self._block = None
-
-
-def _unpadded(payload: bytes, flags: int) -> bytes:
-    if not flags & frames.PADDED:
-        return payload
-    if not payload:
-        raise _SessionError(ErrorCode.FRAME_SIZE_ERROR)
-    if payload[0] >= len(payload):
-        raise _SessionError(ErrorCode.PROTOCOL_ERROR)
-    return payload[1 : len(payload) - payload[0]]
-
-
-_TAKERS: Final[dict[int, Callable[[Session, bytes, int, int], None]]] = {
-    frames.DATA: Session._take_data,
-    frames.HEADERS: Session._take_headers,
-    frames.PRIORITY: Session._take_priority,
-    frames.RST_STREAM: Session._take_reset,
-    frames.SETTINGS: Session._take_settings,
-    frames.PUSH_PROMISE: Session._take_push,
-    frames.PING: Session._take_ping,
-    frames.GOAWAY: Session._take_goaway,
-    frames.WINDOW_UPDATE: Session._take_window,
-    frames.CONTINUATION: Session._take_continuation,
-}
+        if not self._has_sent_goaway:
+            self._counts.goaways[ErrorCode.NO_ERROR] += 1
+            self._has_sent_goaway = True
+        if is_final:
+            self._last_answered_id = self._last_id
+            self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
+        else:
+            self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))
+            self._write(frames.ping(b"leaving!", is_ack=False))

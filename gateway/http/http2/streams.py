@@ -12,6 +12,7 @@ class Stream:
 
     __slots__ = (
         "announced_bytes",
+        "has_head",
         "id",
         "is_ended",
         "is_ending",
@@ -29,23 +30,25 @@ class Stream:
     def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
         self.id = stream_id
         self.send_window = send_window
-        """Bytes of DATA that the client accepts; negative after the client has reduced its initial window."""
+        """Bytes of DATA that the peer accepts; negative after the peer has reduced its initial window."""
         self.receive_window = receive_window
-        """Bytes of DATA that the client may still send."""
+        """Bytes of DATA that the peer may still send."""
         self.unacknowledged_bytes = 0
         """Bytes received since the last window update."""
         self.unread_bytes = 0
         """Bytes of the body that wait to be read."""
         self.announced_bytes: int | None = None
         """Bytes of the body still to come, if the length was announced."""
+        self.has_head = True
+        """Whether the peer's head has arrived.  A client's stream begins without."""
         self.is_receiving = True
-        """Whether the client has not ended its side yet."""
+        """Whether the peer has not ended its side yet."""
         self.queue: deque[bytes | memoryview] = deque()
         self.queued_bytes = 0
         self.sent_bytes = 0
         """Bytes of DATA that have left the queue, or never waited."""
         self.is_ending = False
-        """Whether the answer ends with the queued data."""
+        """Whether this side ends with the queued data."""
         self.is_ended = False
         """Whether this side has ended the stream."""
         self.reset_code: ErrorCode | None = None
@@ -56,5 +59,5 @@ class Stream:
 
     @property
     def is_full(self) -> bool:
-        """Whether data waits for the client to open a window."""
+        """Whether data waits for the peer to open a window."""
         return self.queued_bytes > 0

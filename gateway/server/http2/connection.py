@@ -215,11 +215,11 @@ class Http2Connection(asyncio.Protocol):
             case BodyEnded(stream):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.end_body()
-            case StreamReset(stream, is_by_client):
+            case StreamReset(stream, is_by_peer):
                 if (channel := self._channels.get(stream)) is not None:
-                    channel.gone(is_by_client=is_by_client)
+                    channel.gone(is_by_client=is_by_peer)
                     self.check(channel)
-                elif not is_by_client:
+                elif not is_by_peer:
                     self.clients.on_bad_request(400, 0, self.client)
             case StreamDrained(stream):
                 if (channel := self._channels.get(stream)) is not None:

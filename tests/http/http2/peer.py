@@ -1,10 +1,12 @@
-"""A session under test, and frames as a client writes them."""
+"""Sessions under test, and frames as their peers write them."""
 
 from __future__ import annotations
 
 from hpack import Encoder
 
 from gateway.http.http2 import frames
+from gateway.http.http2.blocks import request_block
+from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import Event, RequestReceived
 from gateway.http.http2.frames import ErrorCode
@@ -74,21 +76,71 @@ class Server:
         self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, RequestReceived))
         return events
 
-    def said(self) -> list[tuple[int, int, int, bytes]]:
-        """The frames written since the last call: type, flags, stream id, payload."""
-        raw = b"".join(self.session.take_out())
-        found = []
-        while raw:
-            high, low, kind, flags, stream_id = frames.read_head(raw)
-            end = frames.HEAD_BYTES + (high << 16 | low)
-            found.append((kind, flags, stream_id, raw[frames.HEAD_BYTES : end]))
-            raw = raw[end:]
-        return found
+    def said(self) -> list[Frame]:
+        """The frames written since the last call."""
+        return frames_in(b"".join(self.session.take_out()))
 
     def resets(self) -> list[tuple[int, ErrorCode]]:
         """The streams reset since the last call."""
-        return [
-            (stream_id, ErrorCode(int.from_bytes(payload, "big")))
-            for kind, _, stream_id, payload in self.said()
-            if kind == frames.RST_STREAM
-        ]
+        return resets_in(self.said())
+
+
+Frame = tuple[int, int, int, bytes]
+"""Type, flags, stream id, payload."""
+
+
+def frames_in(raw: bytes) -> list[Frame]:
+    """These frames, taken apart."""
+    found = []
+    while raw:
+        high, low, kind, flags, stream_id = frames.read_head(raw)
+        end = frames.HEAD_BYTES + (high << 16 | low)
+        found.append((kind, flags, stream_id, raw[frames.HEAD_BYTES : end]))
+        raw = raw[end:]
+    return found
+
+
+def resets_in(said: list[Frame]) -> list[tuple[int, ErrorCode]]:
+    """The streams that these frames reset."""
+    return [(one, ErrorCode(int.from_bytes(code, "big"))) for kind, _, one, code in said if kind == frames.RST_STREAM]
+
+
+OK: Headers = [(":status", "200")]
+REQUEST_HEAD = b"GET /s HTTP/1.1\r\nHost: origin\r\n\r\n"
+
+
+def reply(stream_id: int, headers: Headers = OK, *, ends: bool = True) -> bytes:
+    return frames.header_frames(stream_id, block(headers), 1 << 14, ends=ends)
+
+
+def goaway(last_id: int, code: ErrorCode = ErrorCode.NO_ERROR) -> bytes:
+    return frames.goaway(last_id, code)
+
+
+class Client:
+    """A session towards an origin that has sent its settings; keeps what it has written."""
+
+    def __init__(self, *, is_greeted: bool = True) -> None:
+        self.counts = SessionCounts()
+        self.session = ClientSession(self.counts)
+        self.now = 0.0
+        self.events: list[Event] = []
+        if is_greeted:
+            self.take(NO_SETTINGS)
+            self.session.take_out()
+
+    def ask(self, head: bytes = REQUEST_HEAD, *, ends: bool = True) -> Stream:
+        return self.session.begin(request_block(head, "http"), ends=ends, is_head=head.startswith(b"HEAD"))
+
+    def take(self, *pieces: bytes) -> list[Event]:
+        events = self.session.receive(b"".join(pieces), self.now)
+        self.events += events
+        return events
+
+    def said(self) -> list[Frame]:
+        """The frames written since the last call."""
+        return frames_in(b"".join(self.session.take_out()))
+
+    def resets(self) -> list[tuple[int, ErrorCode]]:
+        """The streams reset since the last call."""
+        return resets_in(self.said())

@@ -160,7 +160,7 @@ def test_an_error_of_one_stream_resets_it_and_no_other(raw: bytes, code: ErrorCo
     events = server.take(raw)
     assert (1, code) in server.resets()
     assert isinstance(events[-1], StreamReset)
-    assert not events[-1].is_by_client
+    assert not events[-1].is_by_peer
     # Frames that arrive late for the stream are not an error.
     server.take(data(1, b"late", ends=True), window(1, 5), reset(1))
     (begun,) = server.take(request(3))

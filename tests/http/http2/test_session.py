@@ -113,7 +113,7 @@ def test_a_stream_reset_by_the_client_is_over() -> None:
     server.take(OPEN)
     (gone,) = server.take(reset(1))
     assert isinstance(gone, StreamReset)
-    assert gone.is_by_client
+    assert gone.is_by_peer
     server.session.send(server.streams[1], b"late", ends=True)
     assert server.said() == []
 

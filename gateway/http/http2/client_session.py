@@ -1,0 +1,175 @@
+"""One HTTP/2 connection on the client's side (RFC 9113): requests out, replies in.
+
+The peer is an origin, which may be faulty or hostile.  What it can make grow is bounded: heads in bytes and fields,
+interim replies, unread bodies by their windows, frames that bring nothing by a budget.  A reply that breaks the rules
+resets its stream; pushes are refused.  A reset costs the origin nothing of that budget as long as it answers a request.
+
+Trailers are dropped.  A request is reported as not processed (REFUSED_STREAM) if the origin says so, for one stream or
+by the last stream in GOAWAY (section 8.7).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.http.http2 import frames
+from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
+from gateway.http.http2.budget import Kind
+from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.events import InterimReceived, ReplyReceived, StreamReset
+from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.reading import Reading, SessionError
+from gateway.http.http2.receiving import CONNECTION_WINDOW
+from gateway.http.http2.reply_head import MOST_LIST_BYTES, Http2Reply
+from gateway.http.http2.streams import Stream
+from gateway.http.reply import MOST_INTERIM
+
+MOST_STREAMS: Final = 128
+"""Requests open at once on one connection, whatever the origin allows: the bound on what its loss ends."""
+REPLY_WINDOW: Final = 1 << 18
+"""Bytes of one reply's body that may be in flight."""
+LATE_FRAMES: Final = 256
+"""Frames that may still arrive for a stream that was reset, beyond the budget."""
+_MOST_LATE_FRAMES: Final = 1 << 16
+_NO_BODY: Final = frozenset({204, 304})
+
+
+class ClientSession(Reading):
+    """The protocol state of one connection."""
+
+    _most_push = 0
+
+    def __init__(self, counts: SessionCounts) -> None:
+        super().__init__(counts, MOST_LIST_BYTES)
+        self._reader = BlockReader(MOST_LIST_BYTES, Http2Reply)
+        self._late_frames = 0
+        self._bodiless: set[int] = set()
+        """Open streams whose reply has no body, because the request was a HEAD."""
+        self._interim: dict[int, int] = {}
+        """Interim replies on the streams that had any."""
+        self._write(frames.PREFACE)
+        self._write(
+            frames.settings(
+                {
+                    Setting.ENABLE_PUSH: 0,
+                    Setting.INITIAL_WINDOW_SIZE: REPLY_WINDOW,
+                    Setting.MAX_HEADER_LIST_SIZE: MOST_LIST_BYTES,
+                }
+            )
+        )
+        self._write(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+
+    @property
+    def _last_peer_id(self) -> int:
+        return 0
+
+    # -- requests
+
+    @property
+    def most_streams(self) -> int:
+        """Requests that may be open at once now; 0 if no more may begin."""
+        if self.failed is not None or self.has_goaway or self._last_id >= frames.LAST_STREAM_ID - 2:
+            return 0
+        return min(self.peer_streams, MOST_STREAMS)
+
+    def begin(self, block: bytes, *, ends: bool, is_head: bool = False) -> Stream:
+        """Begin a request; `ends` if it has no body, `is_head` if it is a HEAD.
+
+        The caller respects `most_streams`.
+        """
+        self._last_id += 2 if self._last_id else 1
+        stream = self.streams[self._last_id] = Stream(self._last_id, self._first_window, REPLY_WINDOW)
+        stream.has_head = False
+        if is_head:
+            self._bodiless.add(stream.id)
+        self.send_head(stream, block, ends=ends)
+        return stream
+
+    def leave(self) -> None:
+        """Tell the origin that the connection is about to be closed (section 6.8)."""
+        if self.failed is None:
+            self._counts.goaways[ErrorCode.NO_ERROR] += 1
+            self._write(frames.goaway(0, ErrorCode.NO_ERROR))
+            self.abandon()
+
+    def ping(self) -> None:
+        """Ask the origin for a sign of life."""
+        if self.failed is None:
+            self._write(frames.ping(b"alive?\0\0", is_ack=False))
+
+    # -- replies
+
+    def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
+        stream = self.streams.get(stream_id)
+        try:
+            if stream is not None and not stream.has_head:
+                self._take_reply(stream, self._reader.read(block), ends)
+                return
+            fields = self._reader.decode(block)
+        except TooLarge:
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
+        except Undecodable:
+            raise SessionError(ErrorCode.COMPRESSION_ERROR) from None
+        if stream is None:
+            self._take_for_ended(stream_id)
+        elif not stream.is_receiving:
+            self._reset_for_error(stream, ErrorCode.STREAM_CLOSED)
+        else:
+            self._take_trailers(stream, fields, ends)
+
+    def _take_reply(self, stream: Stream, reply: Http2Reply, ends: bool) -> None:
+        if reply.is_interim:
+            count = self._interim[stream.id] = self._interim.get(stream.id, 0) + 1
+            if ends or count > MOST_INTERIM:
+                self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+            else:
+                self._events.append(InterimReceived(stream))
+            return
+        head = reply.head
+        if head is None:
+            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        has_no_body = stream.id in self._bodiless or head.status in _NO_BODY
+        stream.announced_bytes = 0 if has_no_body else head.content_length
+        if ends and stream.announced_bytes:
+            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.has_head = True
+        stream.is_receiving = not ends
+        self._events.append(ReplyReceived(stream, head, ends))
+        if ends:
+            self._close_if_ended(stream)
+
+    # -- the end
+
+    def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
+        if stream is None:
+            self._spend(Kind.RESET)
+            return
+        self._drop(stream, code)
+        self._events.append(StreamReset(stream, is_by_peer=True))
+
+    def _end_unprocessed(self, last_id: int) -> None:
+        for stream in [stream for stream in self.streams.values() if stream.id > last_id]:
+            self._drop(stream, ErrorCode.REFUSED_STREAM)
+            self._reset_ids.append(stream.id)
+            self._events.append(StreamReset(stream, is_by_peer=True))
+
+    def _close_if_ended(self, stream: Stream) -> None:
+        if stream.is_ended and not stream.is_receiving and stream.reset_code is None:
+            self._remove(stream)
+
+    def _remove(self, stream: Stream) -> None:
+        super()._remove(stream)
+        self._bodiless.discard(stream.id)
+        self._interim.pop(stream.id, None)
+
+    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+        super()._send_reset(stream_id, code)
+        self._late_frames = min(self._late_frames + LATE_FRAMES, _MOST_LATE_FRAMES)
+
+    def _spend_late(self) -> None:
+        if self._late_frames:
+            self._late_frames -= 1
+        else:
+            super()._spend_late()

@@ -1,0 +1,371 @@
+"""The input of one HTTP/2 connection, on either side (RFC 9113): frames in, events out.
+
+An error of one stream resets the stream, an error of the connection ends it (`failed`), and frames that cost more than
+they are worth are limited (`budget`).  Header blocks are decoded even if their messages are dropped, because later
+blocks depend on the table.  What a block means differs between the sides, and is up to `session` and `client_session`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from gateway.http.http2 import frames
+from gateway.http.http2.blocks import FieldList
+from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.ending import Ending
+from gateway.http.http2.events import BodyEnded, ConnectionEvent, DataReceived, Event, StreamDrained, StreamReset
+from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.streams import Stream
+
+
+class SessionError(Exception):
+    """The connection has to end with an error code."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
+
+
+class Reading(Ending):
+    """The reading half of a session."""
+
+    _most_push = 1
+    """The largest valid value of ENABLE_PUSH (RFC 9113 section 6.5.2)."""
+
+    def __init__(self, counts: SessionCounts, most_block_bytes: int) -> None:
+        super().__init__(counts)
+        self._most_block_bytes = most_block_bytes
+        """Bound on a header block, and on what it decodes to."""
+        self._budget = Budget()
+        self._unparsed = b""
+        self._has_settings = False
+        self._now = 0.0
+        self._events: list[Event] = []
+        self.peer_streams = frames.LAST_STREAM_ID
+        """Streams that the peer lets this side have open at once; only clients open any."""
+        self.has_goaway = False
+        """Whether the peer has sent GOAWAY."""
+        self._block: list[bytes] | None = None
+        """The fragments of an incomplete header block."""
+        self._block_bytes = 0
+        self._block_id = 0
+        self._block_ends = False
+
+    def __repr__(self) -> str:
+        state = "open" if self.failed is None else self.failed.name
+        counts = f"{len(self.streams)} streams, {len(self._turns)} waiting, {self._unread_bytes} unread"
+        return f"<{type(self).__name__} {state}: {counts}, window {self._send_window}>"
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the peer has sent its first SETTINGS, and a client its preface."""
+        return self._has_settings
+
+    @property
+    def is_mid_head(self) -> bool:
+        """Whether input ends within a frame other than DATA, or within a header block."""
+        rest = self._unparsed
+        return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of input that are held: an incomplete frame and header block, and unread bodies."""
+        return len(self._unparsed) + self._block_bytes * (self._block is not None) + self._unread_bytes
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read."""
+        if self.failed is not None:
+            return []
+        self._now = now
+        events = self._events = []
+        if self._unparsed:
+            data = self._unparsed + data
+            self._unparsed = b""
+        try:
+            at = self._read_preface(data)
+            if at >= 0:
+                self._read(data, at)
+        except SessionError as failure:
+            self.fail(failure.code)
+        return events
+
+    def _read_preface(self, data: bytes) -> int:
+        """Where the frames begin in these bytes; -1 if more has to come first."""
+        return 0
+
+    def _read(self, data: bytes, at: int) -> None:
+        end = len(data)
+        while end - at >= frames.HEAD_BYTES:
+            high, low, kind, flags, stream_id = frames.read_head(data, at)
+            size = high << 16 | low
+            stream_id &= frames.LAST_STREAM_ID
+            if size > frames.DEFAULT_FRAME_BYTES:
+                raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+            if not self._has_settings and (kind != frames.SETTINGS or flags & frames.ACK):
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            begin = at + frames.HEAD_BYTES
+            if end - begin < size:
+                break
+            at = begin + size
+            take = _TAKERS.get(kind)
+            if take is None:
+                self._spend(Kind.IDLE)
+            else:
+                take(self, data[begin:at], flags, stream_id)
+        self._unparsed = data[at:]
+
+    def _spend(self, kind: Kind) -> None:
+        if not self._budget.spend(kind, self._now):
+            self._counts.floods[kind] += 1
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
+
+    # -- header blocks
+
+    def _take_headers(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id % 2 == 0:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        payload = _unpadded(payload, flags)
+        if flags & frames.HAS_PRIORITY:
+            if len(payload) < 5:
+                raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+            if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            payload = payload[5:]
+        ends = bool(flags & frames.END_STREAM)
+        if flags & frames.END_HEADERS:
+            self._take_block(stream_id, payload, ends)
+            return
+        if not payload:
+            self._spend(Kind.EMPTY)
+        self._block, self._block_bytes = [payload], len(payload)
+        self._block_id, self._block_ends = stream_id, ends
+
+    def _take_continuation(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if self._block is None:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        self._spend(Kind.CONTINUATION if payload else Kind.EMPTY)
+        self._block.append(payload)
+        self._block_bytes += len(payload)
+        if self._block_bytes > self._most_block_bytes:
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
+        if flags & frames.END_HEADERS:
+            block, self._block = b"".join(self._block), None
+            self._take_block(stream_id, block, self._block_ends)
+
+    @abstractmethod
+    def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
+        """Handle a complete header block; `ends` if it ends its side of the stream."""
+
+    def _take_trailers(self, stream: Stream, fields: FieldList, ends: bool) -> None:
+        """Handle the fields behind a body.  They are dropped."""
+        if not ends or any(name[:1] == b":" or name.lower() != name for name, _ in fields):
+            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._end_body(stream)
+
+    def _take_for_ended(self, stream_id: int) -> None:
+        """Handle a HEADERS or DATA frame for a stream that has ended."""
+        if stream_id > self._last_id or stream_id % 2 == 0:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        if stream_id not in self._reset_ids:
+            raise SessionError(ErrorCode.STREAM_CLOSED)
+        self._spend_late()
+
+    def _spend_late(self) -> None:
+        """Count a frame for a stream that this side has reset."""
+        self._spend(Kind.IDLE)
+
+    # -- bodies
+
+    def _take_data(self, payload: bytes, flags: int, stream_id: int) -> None:
+        size = len(payload)
+        data = _unpadded(payload, flags)
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._take_for_ended(stream_id)
+            self._open_window(size)
+            return
+        stream.receive_window -= size
+        if not stream.is_receiving or not stream.has_head or stream.receive_window < 0:
+            code = ErrorCode.FLOW_CONTROL_ERROR if stream.has_head else ErrorCode.PROTOCOL_ERROR
+            self._reset_for_error(stream, code if stream.is_receiving else ErrorCode.STREAM_CLOSED)
+            self._open_window(size)
+            return
+        ends = bool(flags & frames.END_STREAM)
+        if stream.announced_bytes is not None:
+            stream.announced_bytes -= len(data)
+            if stream.announced_bytes < 0:
+                self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+                self._open_window(size)
+                return
+        if data:
+            self._events.append(DataReceived(stream, data, size))
+        else:
+            self.acknowledge(stream, size)
+            if not ends:
+                self._spend(Kind.EMPTY)
+        if ends:
+            self._end_body(stream)
+
+    def _end_body(self, stream: Stream) -> None:
+        if stream.announced_bytes:
+            self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.is_receiving = False
+        self._events.append(BodyEnded(stream))
+        self._close_if_ended(stream)
+
+    # -- other frames
+
+    def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
+        self._spend(Kind.IDLE)
+        if not stream_id:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) != 5:
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+
+    def _take_reset(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if len(payload) != 4:
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        if stream_id > self._last_id or stream_id % 2 == 0:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        self._end_by_reset(self.streams.get(stream_id), frames.error_code(payload))
+
+    @abstractmethod
+    def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
+        """Handle RST_STREAM; None for a stream that has ended."""
+
+    def _take_settings(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) % 6 or (flags & frames.ACK and payload):
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.SETTINGS)
+        if flags & frames.ACK:
+            return
+        self._has_settings = True
+        for name, value in frames.read_setting(payload):
+            match name:
+                case Setting.HEADER_TABLE_SIZE:
+                    # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
+                    self._owes_size_update = self._owes_size_update or value < frames.DEFAULT_TABLE_BYTES
+                case Setting.ENABLE_PUSH if value > self._most_push:
+                    raise SessionError(ErrorCode.PROTOCOL_ERROR)
+                case Setting.MAX_CONCURRENT_STREAMS:
+                    self.peer_streams = value
+                case Setting.INITIAL_WINDOW_SIZE:
+                    if value > frames.LARGEST_WINDOW:
+                        raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
+                    self._change_windows(value)
+                case Setting.MAX_FRAME_SIZE:
+                    if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
+                        raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        self._write(frames.SETTINGS_ACK)
+        self._events += map(StreamDrained, self.pump())
+
+    def _change_windows(self, value: int) -> None:
+        difference, self._first_window = value - self._first_window, value
+        for stream in self.streams.values():
+            stream.send_window += difference
+            if stream.send_window > frames.LARGEST_WINDOW:
+                raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
+            if stream.queue and stream.send_window > 0:
+                self._turns[stream] = None
+
+    def _take_push(self, payload: bytes, flags: int, stream_id: int) -> None:
+        raise SessionError(ErrorCode.PROTOCOL_ERROR)
+
+    def _take_ping(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) != 8:
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.PING)
+        if flags & frames.ACK:
+            self._events.append(ConnectionEvent.PING_ACK)
+        else:
+            self._write(frames.ping(payload, is_ack=True))
+
+    def _take_goaway(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) < 8:
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.IDLE)
+        self.has_goaway = True
+        self._end_unprocessed(int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID)
+
+    def _end_unprocessed(self, last_id: int) -> None:
+        """Handle what GOAWAY says: the peer processes no stream of this side's after `last_id`."""
+
+    def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if len(payload) != 4:
+            raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+        increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
+        if self._free_updates > 0:
+            self._free_updates -= 1
+        else:
+            self._spend(Kind.WINDOW)
+        if not stream_id:
+            self._send_window += increment
+            if not increment or self._send_window > frames.LARGEST_WINDOW:
+                raise SessionError(ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
+        elif (stream := self.streams.get(stream_id)) is not None:
+            stream.send_window += increment
+            if not increment or stream.send_window > frames.LARGEST_WINDOW:
+                self._reset_for_error(stream, ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
+                return
+            if stream.queue and stream.send_window > 0:
+                self._turns[stream] = None
+        else:
+            if not increment or stream_id > self._last_id or stream_id % 2 == 0:
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            return
+        if self._turns:
+            self._events += map(StreamDrained, self.pump())
+
+    # -- stream errors
+
+    def _reset_for_error(self, stream: Stream, code: ErrorCode) -> None:
+        """Reset a stream because of an error of the peer's."""
+        self._spend(Kind.RESET)
+        self.reset(stream, code)
+        self._events.append(StreamReset(stream, is_by_peer=False))
+
+    def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        super().abandon(code)
+        self._unparsed = b""
+        self._block = None
+
+
+def _unpadded(payload: bytes, flags: int) -> bytes:
+    if not flags & frames.PADDED:
+        return payload
+    if not payload:
+        raise SessionError(ErrorCode.FRAME_SIZE_ERROR)
+    if payload[0] >= len(payload):
+        raise SessionError(ErrorCode.PROTOCOL_ERROR)
+    return payload[1 : len(payload) - payload[0]]
+
+
+_TAKERS: Final[dict[int, Callable[[Reading, bytes, int, int], None]]] = {
+    frames.DATA: Reading._take_data,
+    frames.HEADERS: Reading._take_headers,
+    frames.PRIORITY: Reading._take_priority,
+    frames.RST_STREAM: Reading._take_reset,
+    frames.SETTINGS: Reading._take_settings,
+    frames.PUSH_PROMISE: Reading._take_push,
+    frames.PING: Reading._take_ping,
+    frames.GOAWAY: Reading._take_goaway,
+    frames.WINDOW_UPDATE: Reading._take_window,
+    frames.CONTINUATION: Reading._take_continuation,
+}

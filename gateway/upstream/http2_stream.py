@@ -1,0 +1,255 @@
+"""One exchange on a stream of an HTTP/2 connection: what a `Connection` is for HTTP/1.1.
+
+It lasts from the first byte of its request until both its reply and its request have ended, or either side has reset
+it.  The request's body is sent while the reply arrives.  A body that the origin's windows hold back waits in the
+session, and its client waits with it.  A reply that is not read keeps the stream's window closed.
+
+The deadline is the exchange's own.  When it passes, the stream is reset, and the connection has to show that the origin
+is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from math import inf
+from typing import Protocol
+
+from gateway.http.http2.blocks import request_block
+from gateway.http.http2.client_session import ClientSession
+from gateway.http.http2.frames import ErrorCode
+from gateway.http.http2.streams import Stream
+from gateway.http.reply import END, Event, ReplyBroken
+from gateway.upstream.deadline import Deadline
+from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
+from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.upload import send_body
+
+
+class StreamOwner(Protocol):
+    """What a stream uses of its connection."""
+
+    endpoint: Endpoint
+    made_at: float
+    session: ClientSession
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent on it, as far as is known."""
+
+    def add(self, stream: Stream, carrier: Http2Stream) -> None:
+        """Pass the stream's events to `carrier` from now on."""
+
+    def ended(self, carrier: Http2Stream, *, is_complete: bool) -> None:
+        """The exchange is over; `is_complete` if its reply has arrived whole.  Called once."""
+
+    def take_repetition(self) -> bool:
+        """Whether one more failed request may be repeated: each complete reply allows one."""
+
+    def doubt(self) -> None:
+        """An exchange has timed out: find out whether the origin is still there."""
+
+    def flush(self) -> None:
+        """Write the session's output."""
+
+
+class Http2Stream:
+    """One exchange.  Owns the task that uploads a streamed body."""
+
+    __slots__ = (
+        "_drained",
+        "_incoming",
+        "_is_over",
+        "_loop",
+        "_reset_code",
+        "_upload",
+        "connection",
+        "deadline",
+        "endpoint",
+        "is_reading",
+        "made_at",
+        "stream",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: StreamOwner) -> None:
+        self.endpoint = connection.endpoint
+        self.made_at = connection.made_at
+        self.deadline = Deadline(loop, self._timed_out)
+        self.is_reading = True
+        self._loop = loop
+        self.connection = connection
+        self.stream: Stream | None = None
+        """None until the request is sent."""
+        self._incoming: IncomingReply | None = None
+        self._upload: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._reset_code: tuple[ErrorCode, bool] | None = None
+        """Why the stream was reset, and whether the origin did it."""
+        self._is_over = False
+
+    def __repr__(self) -> str:
+        return f"<Http2Stream {self.endpoint} {'over' if self._is_over else self.stream or 'unused'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent on it, as far as is known."""
+        return not self._is_over and self.connection.is_open
+
+    # -- the request
+
+    def ask(
+        self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
+    ) -> IncomingReply:
+        """Send the request, whose head is as in HTTP/1.1."""
+        assert self.stream is None
+        connection, session = self.connection, self.connection.session
+        block = request_block(request, self.endpoint.scheme)
+        stream = self.stream = session.begin(block, ends=not body and not is_upload, is_head=is_head)
+        connection.add(stream, self)
+        if body:
+            session.send(stream, body, ends=True)
+        incoming = self._incoming = IncomingReply(self)
+        self.deadline.move(by)
+        connection.flush()
+        return incoming
+
+    def uploading(self, task: asyncio.Task[None]) -> None:
+        """Adopt the task that sends the request's body by `send`."""
+        self._upload = task
+        task.add_done_callback(self._uploaded)
+
+    async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
+        """Send a body of `length` bytes, or of any length if None; returns whether it was sent."""
+        failure = await send_body(chunks, length, self._write)
+        if failure is not None:
+            self.fail(failure)
+            return False
+        if not self._is_over and self.stream is not None:
+            self.connection.session.end(self.stream)
+            self.connection.flush()
+            return True
+        return False
+
+    async def _write(self, data: bytes) -> None:
+        stream = self.stream
+        if stream is None or self._is_over:
+            return
+        self.connection.session.send(stream, data)
+        self.connection.flush()
+        while stream.is_full and not self._is_over:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def _uploaded(self, task: asyncio.Task[None]) -> None:
+        self._upload = None
+        if task.cancelled():
+            self.fail(UploadFailed("broken off"))
+        elif self._incoming is not None and self._incoming.has_ended:
+            self._end(is_complete=True)
+
+    def resume(self) -> None:
+        """The reader has taken what has arrived: let the origin send more."""
+        self.is_reading = True
+        if self.stream is not None and not self._is_over:
+            self.connection.session.unread(self.stream, 0)
+            self.connection.flush()
+
+    # -- from the connection
+
+    def drained(self) -> None:
+        """The queued part of the request's body has been written."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def interim(self) -> None:
+        """An interim reply has arrived."""
+        if self._incoming is not None:
+            self._incoming.has_received = True
+
+    def received(self, event: Event) -> None:
+        """Store a part of the reply; `notify` follows."""
+        incoming = self._incoming
+        if incoming is not None:
+            incoming.has_received = True
+            incoming.received([event])
+
+    def received_data(self, stream: Stream, data: bytes, size: int) -> None:
+        """Store a piece of the body, which came in a frame of `size` bytes; `notify` follows."""
+        session = self.connection.session
+        if self._incoming is not None:
+            self.received(data)
+            self.is_reading = False
+            session.unread(stream, self._incoming.unread_bytes)
+        session.acknowledge(stream, size)
+
+    def was_reset(self, code: ErrorCode, *, is_by_peer: bool) -> None:
+        """The stream was reset; `notify` follows."""
+        self._reset_code = code, is_by_peer
+
+    def notify(self) -> None:
+        """Tell the reader what has arrived since the last call."""
+        incoming = self._incoming
+        if incoming is None:
+            return
+        if self._reset_code is not None:
+            if incoming.has_ended:
+                # The origin does not need the rest of the request (RFC 9113 section 8.1).
+                self._end(is_complete=True)
+                incoming.on_change()
+            else:
+                self.fail(_failure(*self._reset_code))
+            return
+        if incoming.head is None:
+            return
+        self.deadline.at = inf
+        if incoming.has_ended and self._upload is None:
+            self._end(is_complete=True)
+        incoming.on_change()
+
+    def received_end(self) -> None:
+        """The reply is whole; `notify` follows."""
+        self.received(END)
+
+    # -- the end
+
+    def may_repeat(self) -> bool:
+        """Whether the request, which got no byte of an answer, may be sent once more."""
+        return self.connection.take_repetition()
+
+    def fail(self, error: BaseException) -> None:
+        """End the exchange with this error, and reset the stream."""
+        incoming = self._incoming
+        self._end(is_complete=False)
+        if incoming is not None:
+            incoming.fail(error)
+
+    def drop(self) -> None:
+        """End the exchange at once."""
+        self.fail(ConnectionLost())
+
+    def _end(self, *, is_complete: bool) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.connection = None
+        self.deadline.close()
+        if self._upload is not None:
+            self._upload.cancel()
+        self.drained()
+        if self.stream is not None:
+            self.connection.session.reset(self.stream, ErrorCode.CANCEL)
+        self.connection.ended(self, is_complete=is_complete)
+        self.connection.flush()
+
+    def _timed_out(self) -> None:
+        self.connection.doubt()
+        self.fail(TimeoutError())
+
+
+def _failure(code: ErrorCode, is_by_peer: bool) -> Exception:
+    if not is_by_peer:
+        return ReplyBroken("malformed reply")
+    return Unprocessed() if code is ErrorCode.REFUSED_STREAM else RequestReset()

@@ -1,0 +1,166 @@
+"""A reply as it arrives, and what carries it.
+
+A reply is collected in an `IncomingReply`, which the reader holds and which outlives the exchange: after a small reply
+its connection is free before the reader has seen it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Final, Protocol, cast
+
+from gateway.errors import bare
+from gateway.http.reply import END, Event, Head
+from gateway.upstream.deadline import Deadline
+from gateway.upstream.endpoint import Endpoint
+
+HIGH_WATER_BYTES: Final = 1 << 18
+
+
+class Carrier(Protocol):
+    """What carries one exchange: a connection of HTTP/1.1, or a stream of a connection of HTTP/2."""
+
+    endpoint: Endpoint
+    made_at: float
+    """When the connection was made, in seconds of the loop's clock."""
+    deadline: Deadline
+    """When the head, or the next piece of the body, is due."""
+    is_reading: bool
+    """False while `resume` is expected once the reader has taken what has arrived."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent on it, as far as is known."""
+
+    def ask(
+        self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
+    ) -> IncomingReply:
+        """Send a request, whose head is as in HTTP/1.1.  The reply's head must arrive by `by`, in seconds of the loop's
+        clock.  `is_upload` means that the body is streamed by `send`."""
+
+    def uploading(self, task: asyncio.Task[None]) -> None:
+        """Adopt the task that sends the request's body by `send`; it ends with the exchange."""
+
+    async def send(self, chunks: AsyncIterator[bytes], length: int | None) -> bool:
+        """Send a body of `length` bytes, or of any length if None; returns whether it was sent.  A body that breaks off
+        or has another length ends the exchange."""
+
+    def resume(self) -> None:
+        """The reader has taken what has arrived."""
+
+    def may_repeat(self) -> bool:
+        """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the exchange with this error, and drop what carries it."""
+
+    def drop(self) -> None:
+        """End it at once."""
+
+
+class IncomingReply:
+    """A reply as it arrives, for one reader at a time.
+
+    `end` abandons it, and ends the exchange unless the whole reply has arrived.
+    """
+
+    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "on_change")
+
+    def __init__(self, connection: Carrier) -> None:
+        self.connection: Carrier | None = connection
+        """None once the exchange is over."""
+        self.head: Head | None = None
+        self.has_received = False
+        """Whether any byte of the reply has arrived."""
+        self.has_ended = False
+        """Whether all of the reply has arrived."""
+        self.error: BaseException | None = None
+        """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        self.on_change: Callable[[], object] = no_op
+        """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def take(self) -> bytes | None:
+        """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
+        error once everything before it has been taken."""
+        pieces = self._pieces
+        if pieces:
+            taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._pieces = []
+            self._size = 0
+            if self.connection is not None and not self.connection.is_reading:
+                self.connection.resume()
+            return taken
+        if self.has_ended:
+            return b""
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def expect(self, by: float) -> None:
+        """Let it fail with TimeoutError unless more arrives by this time, in seconds of the loop's clock."""
+        if self.connection is not None:
+            self.connection.deadline.move(by)
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_change = partial(_wake, waiter)
+        try:
+            await waiter
+        finally:
+            self.on_change = no_op
+
+    # -- from the connection
+
+    def received(self, events: list[Event]) -> None:
+        """Store what has arrived."""
+        for event in events:
+            if event is END:
+                self.has_ended = True
+            elif type(event) is bytes:
+                self._pieces.append(event)
+                self._size += len(event)
+            else:
+                self.head = cast("Head", event)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the body that have not been taken."""
+        return self._size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the buffered data has reached the high-water mark."""
+        return self._size >= HIGH_WATER_BYTES
+
+    def fail(self, error: BaseException) -> None:
+        """No more will arrive."""
+        self.connection = None
+        if not self.has_ended and self.error is None:
+            self.error = bare(error)
+            self.on_change()
+
+    # -- from the reader
+
+    def time_out(self) -> None:
+        """Fail with TimeoutError now."""
+        self.end(TimeoutError())
+
+    def end(self, error: BaseException) -> None:
+        """Fail with this error unless the reply is complete, and end the exchange."""
+        connection = self.connection
+        if connection is not None:
+            connection.fail(error)
+
+
+def no_op() -> None:
+    """The callback while no reader waits."""
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,76 @@
+"""Sending a streamed request body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from multidict import CIMultiDict
+
+from gateway.http.outgoing import InvalidRequest
+from gateway.upstream.failures import UploadFailed
+from gateway.upstream.incoming import Carrier, IncomingReply
+
+
+class Upload:
+    """A request body that is being sent; it may fail through its client's fault."""
+
+    __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_has_ended", "_length")
+
+    def __init__(self, body: AsyncIterator[bytes], first_byte_s: float, deadline: float) -> None:
+        self._body = body
+        self._first_byte_s = first_byte_s
+        self._deadline = deadline
+        self._length: int | None = None
+        self._has_begun = False
+        self._has_ended = False
+
+    def measure(self, headers: CIMultiDict[str]) -> int | None:
+        """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
+        said = headers.getall("Content-Length", None)
+        if said is not None:
+            if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):
+                raise InvalidRequest("a length that is none")
+            self._length = int(said[0])
+        return self._length
+
+    def is_at_fault(self, error: BaseException) -> bool:
+        """Whether the request failed because its client did not send the body, or not in time."""
+        is_late = isinstance(error, TimeoutError) and self._has_begun and not self._has_ended
+        return is_late or isinstance(error, UploadFailed)
+
+    async def run(self, connection: Carrier, incoming: IncomingReply) -> None:
+        """Send the body; once it is sent, start the bound on the first byte."""
+        self._has_begun = True
+        self._has_ended = await connection.send(self._body, self._length)
+        if self._has_ended and incoming.head is None and incoming.connection is not None:
+            now = asyncio.get_running_loop().time()
+            connection.deadline.move(min(now + self._first_byte_s, self._deadline))
+
+
+async def send_body(
+    chunks: AsyncIterator[bytes], length: int | None, write: Callable[[bytes], Awaitable[None]]
+) -> UploadFailed | None:
+    """Write a body of `length` bytes, or of any length if None.  Returns the failure of a body that breaks off or has
+    another length."""
+    left = length
+    try:
+        async for chunk in chunks:
+            if left is not None:
+                left -= len(chunk)
+                if left < 0:
+                    return UploadFailed("longer than announced")
+            if chunk:
+                await write(chunk)
+    except Exception as error:
+        return _failure(error)
+    return UploadFailed("shorter than announced") if left else None
+
+
+def _failure(error: Exception) -> UploadFailed:
+    # Not in the function above: the error's traceback leads to its frame, which must not lead to the failure.
+    if isinstance(error, UploadFailed):
+        return error
+    failure = UploadFailed("broken off")
+    failure.__cause__ = error
+    return failure
