@@ -105,6 +105,11 @@ class S2Reads:
         """Whether requests that bring more records may be sent; False while the process is short of memory."""
         return self._store.may_grow
 
+    @property
+    def readers(self) -> list[SessionReader]:
+        """The sessions with clients, oldest first."""
+        return list(self._sessions)
+
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
@@ -385,7 +390,7 @@ class _UnaryRead:
                 continue
             left_s = until - clock.now()
             if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
-                return self._batch()
+                return self._batch(topic.tail)
 
     def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
         part = Part(tuple(self._found), self._size, self._at, is_closed=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 import orjson
@@ -52,10 +52,10 @@ class Client:
     http: aiohttp.ClientSession
     url: str
     token: str = "token"
-    headers: dict[str, str] = field(default_factory=dict)
 
     def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}", "s2-basin": BASIN, **self.headers, **more}
+        own = {"Authorization": f"Bearer {self.token}", "s2-basin": BASIN, "Accept-Encoding": "identity"}
+        return {**own, **more}
 
     async def send(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         """One request; names of headers with underscores."""

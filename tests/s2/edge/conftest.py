@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
@@ -57,3 +58,18 @@ async def edge(settings: dict[str, object], origin_settings: S2OriginSettings) -
     origin.origin.faults.clear()
     await gateway.stop()
     await origin.stop(grace_s=0)
+
+
+@pytest.fixture
+async def slow_client(edge: Edge) -> AsyncIterator[Client]:
+    """A client whose connections have room for little that it has not read."""
+
+    def socket_factory(info: aiohttp.AddrInfoType) -> socket.socket:
+        family, type_, proto, _, _ = info
+        found = socket.socket(family, type_, proto)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+        return found
+
+    connector = aiohttp.TCPConnector(socket_factory=socket_factory)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
+        yield Client(http, edge.client.url)

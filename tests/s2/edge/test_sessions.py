@@ -9,7 +9,8 @@ from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Done, Failure, Ping
-from tests.s2.edge.clients import Edge, SessionReader, SseReader
+from tests.s2.edge.clients import Client, Edge, SessionReader, SseReader
+from tests.waiting import eventually
 
 
 async def test_500_followers_in_mixed_formats_are_one_session_at_the_origin(edge: Edge) -> None:
@@ -151,7 +152,7 @@ async def test_the_session_at_the_origin_ends_some_time_after_the_last_reader(ed
     assert await reader.texts(1) == ["a"]
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     reader.close()
-    await edge.counters.until(lambda _: edge.gateway.engine.s2.sessions == 0)
+    await eventually(lambda: edge.gateway.engine.s2.sessions == 0)
     edge.clock.advance(5)
     await edge.counters.sessions_are(Call.READ_SESSION, 0)
     assert "0 in use" in repr(edge.gateway.engine.s2)
@@ -174,9 +175,9 @@ async def test_a_drain_ends_sessions_with_an_error(edge: Edge) -> None:
     assert b"server_draining" in failure.body
 
 
-async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge) -> None:
+async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge, slow_client: Client) -> None:
     await edge.client.append("first")
-    slow, quick = await edge.client.session(), await edge.client.session()
+    slow, quick = await slow_client.session(), await edge.client.session()
     assert await quick.texts(1) == ["first"]
     sent = []
     for number in range(40):
@@ -184,6 +185,8 @@ async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge) -> 
         sent.append(text)
         await edge.client.append(text)
         assert await quick.texts(1) == [text]
+    positions = [reader.at for reader in edge.gateway.engine.s2.readers]
+    assert min(positions) < max(positions) == 41
     assert await slow.texts(41) == ["first", *sent]
     assert edge.counters.sessions_peak[Call.READ_SESSION] == 1
     slow.close()
