@@ -74,6 +74,8 @@ class RequestContext:
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_relayed: bool = False
     """Whether a relay gives the answer."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
 
     @property
     def route_name(self) -> str:

@@ -18,6 +18,7 @@ from gateway.engine.core import Engine, route_for
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.s2.request import is_session
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import (
@@ -203,6 +204,7 @@ class RequestHandler:
         if route.is_s2:
             s2 = parse_s2(request, target, route, sharing, client)
             context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
+            context.is_session = request.body is not None and is_session(request.headers)
             return ParsedRequest(route, target, key, False, facts, None, client, s2)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER

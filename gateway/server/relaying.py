@@ -10,9 +10,10 @@ A small request body is read whole first (`body`), and only that takes a task.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, Final
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
@@ -31,6 +32,9 @@ from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
 
+SESSION_IDLE_S: Final = 600.0
+"""How long a client may send nothing in a session before its connection is given up."""
+
 
 class Relays:
     """Begins relays."""
@@ -40,6 +44,15 @@ class Relays:
         self.engine = engine
         self.access_log = access_log
         self._limits = limits
+        # What a session may send is bounded by the origin, and it may be idle for as long as a live read.
+        self._session_limits = limits.model_copy(
+            update={
+                "max_request_bytes": math.inf,
+                "client_min_rate": 0,
+                "client_body_timeout_s": math.inf,
+                "client_idle_timeout_s": SESSION_IDLE_S,
+            }
+        )
 
     def is_ready(self, request: Request) -> bool:
         """Whether the request can be sent to the origin without waiting for its body."""
@@ -59,6 +72,9 @@ class Relays:
         request, body = context.request, context.request.body
         if body is None:
             self.begin(context, parsed)
+            return
+        if context.is_session:
+            self._relay(context, parsed, body.chunks(self._session_limits))
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self._limits)
@@ -93,6 +109,7 @@ class Relays:
             upload,
             client,
             _is_whole if body is None else lambda: body.error is not None,
+            context.is_session,
         )
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
