@@ -136,7 +136,6 @@ class Engine:
         self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
-        self.limit_clients(limits)
         wheel = Wheel(clock)
         self._incarnations = Incarnations(self.store, self.absences, self._cold_reads, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
@@ -146,6 +145,7 @@ class Engine:
         self.s2 = S2Reads(
             upstream, self.store, clock, self.tasks, metrics, rng, access_log, limits.followed_streams, wheel
         )
+        self.limit_clients(limits)
 
     def __repr__(self) -> str:
         return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
@@ -276,7 +276,7 @@ class Engine:
 
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
-        self.live.most_per_client = limits.most_client_followed_streams
+        self.live.most_per_client = self.s2.streams.most_per_client = limits.most_client_followed_streams
         self._cold_reads.configure(limits.client_new_streams_per_s)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.live.topic import chunk
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format, encode_read_batch
 from gateway.s2.records import ReadBatch, Record, StreamPosition
@@ -12,7 +13,7 @@ from gateway.tape.records import Part
 class Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
-    __slots__ = ("_frames", "_jsons", "batch", "end", "size", "start")
+    __slots__ = ("_chunks", "_jsons", "batch", "end", "size", "start")
 
     def __init__(
         self, start: int, end: int, records: tuple[Record, ...], size: int, tail: StreamPosition | None = None
@@ -23,7 +24,7 @@ class Batch:
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
-        self._frames: dict[Compression, bytes] = {}
+        self._chunks: dict[Compression, tuple[bytes, int]] = {}
 
     def __repr__(self) -> str:
         return f"<Batch {self.start} to {self.end}>"
@@ -43,9 +44,10 @@ class Batch:
             found = self._jsons[format_] = encode_read_batch(self.batch, format_)
         return found
 
-    def frame(self, compression: Compression) -> bytes:
-        """The batch as one frame of a session."""
-        found = self._frames.get(compression)
+    def chunk(self, compression: Compression) -> tuple[bytes, int]:
+        """The batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without that."""
+        found = self._chunks.get(compression)
         if found is None:
-            found = self._frames[compression] = encode_message(protobuf.encode_read_batch(self.batch), compression)
+            frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
+            found = self._chunks[compression] = chunk(frame), len(frame)
         return found

@@ -40,8 +40,13 @@ _QUIET_BEATS: Final = 2
 class ReaderContext(Protocol):
     """What all sessions of a process share."""
 
-    clock: Clock
-    wheel: Wheel
+    @property
+    def clock(self) -> Clock:
+        """Times of heartbeats."""
+
+    @property
+    def wheel(self) -> Wheel:
+        """Deadlines of sessions."""
 
     def fetch(self, reader: SessionReader) -> None:
         """Fetch the records at the reader's position; call `fetched` or `failed` when done."""
@@ -168,6 +173,8 @@ class SessionReader:
         self.at = batch.end
         self._quiet_beats = 0
         form = self._form
+        if batch.batch.tail is not None:
+            self._owes_beat = False
         if form.reply is Reply.SSE:
             data = b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (
                 records[-1].seq_num,
@@ -175,11 +182,11 @@ class SessionReader:
                 self._size,
                 batch.json(form.format_),
             )
+            framed, size = chunk(data), len(data)
         else:
-            data = batch.frame(form.compression)
-        if batch.batch.tail is not None:
-            self._owes_beat = False
-        self._write(data)
+            framed, size = batch.chunk(form.compression)
+        self.stream.stream.count_sent(size)
+        self._wire.send(framed, size)
         if self._left.is_exhausted:
             self._finish(CloseReason.CLOSED)
         elif self._tick != NEVER:

@@ -26,7 +26,7 @@ from gateway.engine.s2.request import ReadRecords, Reply
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, TooManyFollowed, UpstreamBroken
+from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
@@ -90,7 +90,8 @@ class S2Reads:
         origin = OriginReads(upstream, clock, metrics, access_log)
         self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, max_followed)
         self._sessions: dict[SessionReader, S2Read] = {}
-        self._is_draining = False
+        self._drained_at: float | None = None
+        """When the last session is to end, if the gateway is draining (monotonic seconds)."""
 
     def __repr__(self) -> str:
         return f"<S2Reads {self.streams!r}>"
@@ -193,6 +194,8 @@ class S2Reads:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
         reader = SessionReader(session, wire, self)
         self._sessions[reader] = read
+        if self._drained_at is not None:
+            self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
         return reader
 
     def close(self, session: Session) -> None:
@@ -218,9 +221,10 @@ class S2Reads:
 
     def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
+        read = self._sessions[reader]
         try:
-            return self.streams.attach(reader.stream, tail, self._sessions[reader].linger_s)
-        except TooManyFollowed:
+            return self.streams.attach(reader.stream, tail, read.linger_s, read.source.client)
+        except GatewayError:
             return None
 
     def left(self, reader: SessionReader) -> None:
@@ -239,10 +243,22 @@ class S2Reads:
             self.streams.forget(stream)
 
     def leave(self, spread_s: float, within_s: float) -> None:
-        """End every session, spread over `spread_s` seconds, the last of them within `within_s`."""
+        """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""
+        within_s = min(spread_s, within_s)
+        self._drained_at = self.clock.now() + within_s
         for reader in tuple(self._sessions):
-            delay_s = min(self._rng.uniform(0, spread_s), within_s)
-            self.clock.call_later(delay_s, lambda reader=reader: reader.lost(DRAINING))  # type: ignore[misc]
+            self._drain(reader, self._rng.uniform(0, within_s))
+        for stream in self.streams:
+            if stream.topic is not None:
+                stream.topic.changed.fire()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether live reads are to end."""
+        return self._drained_at is not None
+
+    def _drain(self, reader: SessionReader, delay_s: float) -> None:
+        self.clock.call_later(delay_s, lambda: reader.lost(DRAINING))
 
     def end(self) -> None:
         """End everything; called at shutdown, after the clients have gone."""
@@ -361,7 +377,7 @@ class _UnaryRead:
         if not wait_s:
             return _unwritten(tail)
         streams, stream, linger_s = self._reads.streams, self._stream, self._read.linger_s
-        topic = streams.attach(stream, tail, linger_s)
+        topic = streams.attach(stream, tail, linger_s, self._read.source.client)
         try:
             return await self._wait(topic, wait_s)
         finally:
@@ -376,8 +392,8 @@ class _UnaryRead:
             self._stream.check()
             if self._take(self._stream.tape.read(self._at, self._left)) or self._found:
                 return self._batch(topic.tail)
-            if topic.error is not None:
-                return _refused(topic.error)
+            if topic.error is not None or self._reads.is_draining:
+                return _refused(topic.error or DRAINING)
             if topic.position > self._at:
                 # What has come was evicted before this read could take it.
                 fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)

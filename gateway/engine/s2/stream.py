@@ -70,6 +70,8 @@ class S2Stream:
         self.tape = tape
         self.source = source
         """By which the readers that share the stream ask for it."""
+        self.is_source_refused = False
+        """Whether the origin has refused its credentials."""
         self.users = 0
         self.topic: Topic | None = None
         self._fetches: dict[Start, _Fetch] = {}
@@ -216,7 +218,9 @@ class S2Stream:
 
     def refused(self, error: Refused) -> None:
         """The origin has answered with an error."""
-        if error.status == 404:
+        if error.status in (401, 403):
+            self.is_source_refused = True
+        elif error.status == 404:
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:

@@ -18,7 +18,10 @@ from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
-from gateway.errors import TooManyFollowed
+from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
+from gateway.limits.client_net import UNKNOWN
+from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
+from gateway.limits.usage import Tally
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
@@ -52,6 +55,11 @@ class S2Streams:
         self._timers: dict[S2Stream, Timer] = {}
         """For each followed stream, the next beat."""
         self._lingers: dict[S2Stream, Timer] = {}
+        self.most_per_client = max_followed
+        """The most streams that one client net may have followed."""
+        self._charged: dict[S2Stream, str] = {}
+        """The net that each followed stream is charged to."""
+        self._by_client = Tally()
 
     def __repr__(self) -> str:
         readers = sum(len(one.topic.readers) for one in self._runs if one.topic is not None)
@@ -88,6 +96,9 @@ class S2Streams:
         if stream is None:
             stream = self._streams[record] = S2Stream(self._shared, record, tape, source)
             record.hold()
+        if stream.is_source_refused:
+            # With shared credentials those of the first reader may have been revoked.
+            stream.source, stream.is_source_refused = source, False
         stream.users += 1
         return stream
 
@@ -106,15 +117,17 @@ class S2Streams:
 
     # -- live
 
-    def attach(self, stream: S2Stream, tail: StreamPosition, linger_s: float) -> Topic:
-        """Follow the stream, whose tail was `tail` a moment ago; `detach` must be called.
+    def attach(self, stream: S2Stream, tail: StreamPosition, linger_s: float, client: str) -> Topic:
+        """Follow the stream, whose tail was `tail` a moment ago, for a client of this net; `detach` must be called.
 
-        Raises TooManyFollowed.
+        Raises TooManyFollowed, ShortOfMemory or TooManyRequests.
         """
         topic = stream.topic
         if topic is None:
-            if len(self._runs) >= self._max_followed:
-                raise TooManyFollowed
+            self._admit(client)
+            if client != UNKNOWN:
+                self._charged[stream] = client
+                self._by_client.add(client)
             topic = stream.topic = Topic(tail)
             stream.users += 1
             stream.stream.has_topic = True
@@ -127,6 +140,16 @@ class S2Streams:
             linger.cancel()
         topic.users += 1
         return topic
+
+    def _admit(self, client: str) -> None:
+        """Raise if no further stream may be followed."""
+        if len(self._runs) >= self._max_followed:
+            raise TooManyFollowed
+        if not self._shared.store.may_grow:
+            raise ShortOfMemory
+        if client != UNKNOWN and self._by_client[client] >= self.most_per_client:
+            self._metrics.client_limited("client_followed_streams")
+            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
     def detach(self, stream: S2Stream, topic: Topic, linger_s: float) -> None:
         """A reader has left the topic."""
@@ -176,6 +199,8 @@ class S2Streams:
         stream.topic = None
         topic.lost(REPLACED)
         del self._runs[stream]
+        if (client := self._charged.pop(stream, None)) is not None:
+            self._by_client.remove(client)
         self._timers.pop(stream).cancel()
         if (linger := self._lingers.pop(stream, None)) is not None:
             linger.cancel()

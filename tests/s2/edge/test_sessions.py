@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import cycle
 
+import pytest
+
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import Terminal
@@ -202,3 +204,57 @@ async def test_a_tail_position_is_said_with_what_comes_live(edge: Edge) -> None:
     assert isinstance(batch, ReadBatch)
     assert batch.tail == StreamPosition(2, 7)
     session.close()
+
+
+async def test_a_drain_answers_reads_that_wait(edge: Edge) -> None:
+    await edge.client.append("a")
+    waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=60"))
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    await eventually(lambda: edge.gateway.engine.s2.streams.followed == 1)
+    edge.gateway.drain()
+    answer = await waiting
+    assert (answer.status, answer.json["code"]) == (503, "server_draining")
+    late = await edge.client.session()
+    assert await late.texts(1) == ["a"]
+    edge.clock.advance(2)
+    while isinstance(end := await late.next(), ReadBatch):
+        pass
+    assert isinstance(end, Terminal)
+
+
+class TestBounds:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"followed_streams": 2, "client_followed_streams": 1}
+
+    async def test_a_client_may_have_so_many_streams_followed(self, edge: Edge) -> None:
+        for stream in "ab":
+            await edge.client.append("x", stream=stream)
+        assert await (await edge.client.session(stream="a")).texts(1) == ["x"]
+        await edge.counters.sessions_are(Call.READ_SESSION, 1)
+        refused = await edge.client.read("seq_num=1&wait=60", stream="b")
+        assert (refused.status, refused.json["code"]) == (429, "rate_limited")
+        assert "Retry-After" in refused.headers
+        # A session has begun by the time it would wait.
+        session = await edge.client.session(stream="b")
+        assert await session.texts(1) == ["x"]
+        assert isinstance(await session.next(), Terminal)
+        assert edge.counters.sessions[Call.READ_SESSION] == 1
+
+
+class TestMemory:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"cache_bytes": "1MiB"}
+
+    async def test_sessions_go_on_although_the_tape_holds_little(self, edge: Edge, slow_client: Client) -> None:
+        texts = [f"{number}" + "x" * 300_000 for number in range(20)]
+        await edge.client.append(texts[0])
+        slow, quick = await slow_client.session(), await edge.client.events()
+        assert await quick.texts(1) == texts[:1]
+        for text in texts[1:]:
+            await edge.client.append(text)
+            assert await quick.texts(1) == [text]
+        assert await slow.texts(20) == texts
+        assert (await edge.client.read("seq_num=3&count=2")).texts == texts[3:5]
+        assert edge.gateway.engine.store.cost <= 1 << 20
