@@ -26,7 +26,7 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
-_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+MOST_BODY_BYTES: Final = 4 * 1024 * 1024
 """The largest answer to a read; its metered bytes are at most 1 MiB."""
 
 _MOST_ERROR_BYTES: Final = 64 * 1024
@@ -145,7 +145,7 @@ class OriginReads:
         async with reply:
             if (refused := await self._refusal(source, reply, asked_at, mode)) is not None:
                 return _at_tail(refused) or refused
-            body = await reply.read(_MOST_BODY_BYTES)
+            body = await reply.read(MOST_BODY_BYTES)
             self.received(source, len(body), mode)
             try:
                 return Found(protobuf.decode_read_batch(body).records)
