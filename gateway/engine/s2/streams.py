@@ -70,6 +70,11 @@ class S2Streams:
         """Streams with a session at the origin."""
         return len(self._runs)
 
+    def readers_of(self, record: Stream) -> int:
+        """Live readers of a stream, waiting unary reads included."""
+        stream = self._streams.get(record)
+        return stream.topic.users if stream is not None and stream.topic is not None else 0
+
     def __iter__(self) -> Iterator[S2Stream]:
         return iter(tuple(self._streams.values()))
 
