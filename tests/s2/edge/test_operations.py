@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import orjson
 import pytest
 
 from gateway.s2.records import ReadBatch
@@ -64,7 +65,8 @@ async def test_streams_are_listed_and_purged(edge: Edge) -> None:
     assert isinstance(await session.next(), ReadBatch)
     listed = await admin(edge, "GET", "/api/streams")
     assert listed.status == 200, listed
-    (row,) = listed.json["streams"]  # type: ignore[attr-defined]
+    rows: list[dict[str, object]] = orjson.loads(listed.body)["streams"]
+    (row,) = rows
     assert (row["path"], row["query"]) == (f"/v1/streams/{STREAM}", f"s2-basin={BASIN}")
     assert (row["tail"], row["bytes"], row["blocks"], row["readers"], row["is_followed"]) == ("1", 9, 1, 1, True)
     detail = await admin(edge, "GET", f"/api/streams/{row['id']}")
