@@ -121,7 +121,7 @@ def first_event(lines: Iterator[str]) -> list[str]:
             ["serve"],
             ["--origin", "--config", "--listen", "--admin", "--long-poll-timeout", "--sse-lifetime", "--cache-bytes"],
         ),
-        (["origin"], ["--listen", "--long-poll-timeout", "--sse-lifetime", "--max-chunk-bytes"]),
+        (["origin"], ["--listen", "--protocol", "--long-poll-timeout", "--sse-lifetime", "--max-chunk-bytes"]),
         (["check"], ["CONFIG"]),
     ],
 )
@@ -166,6 +166,8 @@ def test_the_version_is_the_package_s(start: Start) -> None:
         (["origin", "--listen", "localhost"], "--listen: expected HOST:PORT"),
         (["origin", "--max-chunk-bytes", "0"], "--max-chunk-bytes: should be at least 1, got 0"),
         (["origin", "--long-poll-timeout", "0"], "Invalid value for '--long-poll-timeout': "),
+        (["origin", "--protocol", "s3"], "Invalid value for '--protocol': "),
+        (["origin", "--protocol", "s2", "--sse-lifetime", "9"], "--sse-lifetime is not for --protocol s2"),
         (["dev", "--admin", "x"], "--admin: server.admin: expected HOST:PORT"),
         (["dev", "--origin-listen", "x"], "--origin-listen: expected HOST:PORT"),
         (["check"], "Missing argument 'CONFIG'. 'durable-gateway check --help' tells more."),
@@ -242,8 +244,25 @@ def test_the_origin_serves_and_leaves_in_order(start: Start, number: signal.Sign
     assert command.finished() == (0, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_s2_origin_serves_and_leaves_in_order(start: Start, number: signal.Signals) -> None:
+    command = start("origin", "--protocol", "s2", "--listen", "127.0.0.1:0").ready("origin")
+    with httpx.Client(base_url=command.urls["origin"], headers={"s2-basin": "basin-00"}) as http:
+        assert http.get("/health").text == "OK"
+        made = {"basin": "basin-00", "config": {"create_stream_on_append": True}}
+        assert http.post("/v1/basins", json=made).status_code == 201
+        assert http.post("/v1/streams/s/records", json={"records": [{"body": "a"}]}).status_code == 200
+        with http.stream("GET", "/v1/streams/s/records?seq_num=0", headers={"accept": "text/event-stream"}) as reply:
+            lines = reply.iter_lines()
+            assert first_event(lines)[0] == "event: batch"
+            command.process.send_signal(number)
+            assert any("server_draining" in line for line in lines)
+    assert command.finished() == (0, "", "")
+
+
 @pytest.mark.parametrize(
-    "arguments", [["origin"], ["serve", "--origin", "http://127.0.0.1:1", "--admin", "127.0.0.1:0"]]
+    "arguments",
+    [["origin"], ["origin", "--protocol", "s2"], ["serve", "--origin", "http://127.0.0.1:1", "--admin", "127.0.0.1:0"]],
 )
 def test_a_port_in_use_is_one_line_and_status_1(start: Start, arguments: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

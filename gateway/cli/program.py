@@ -14,6 +14,7 @@ import asyncio
 import errno
 import logging
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -28,6 +29,7 @@ from gateway.cli.servers import (
     run,
     run_dev,
     run_origin,
+    run_s2_origin,
     run_serve,
 )
 from gateway.commands.append import append
@@ -205,11 +207,23 @@ def serve(
     run(run_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
 
 
+class _OriginProtocol(StrEnum):
+    """What the in-memory origin speaks."""
+
+    DURABLE_STREAMS = "durable-streams"
+    S2 = "s2"
+
+
 @app.command()
 def origin(
+    context: typer.Context,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; port 0 picks one.")
     ] = _ORIGIN_LISTEN,
+    protocol: Annotated[
+        _OriginProtocol,
+        typer.Option("--protocol", metavar="NAME", help="durable-streams, or s2, which takes --listen alone."),
+    ] = _OriginProtocol.DURABLE_STREAMS,
     long_poll_timeout: Annotated[
         float, typer.Option("--long-poll-timeout", metavar="SECONDS", min=0.05, max=300, help="Longest long-poll.")
     ] = 30,
@@ -223,6 +237,13 @@ def origin(
 ) -> None:
     """Run the in-memory origin alone: the whole protocol, without persistence."""
     address = _address("--listen", listen)
+    if protocol is _OriginProtocol.S2:
+        for option in ("long_poll_timeout", "sse_lifetime", "max_chunk_bytes"):
+            source = context.get_parameter_source(option)
+            if source is not None and source.name != "DEFAULT":
+                raise ConfigError(f"--{option.replace('_', '-')} is not for --protocol s2")
+        run(run_s2_origin(address))
+        return
     chunk_bytes = _size("--max-chunk-bytes", max_chunk_bytes)
     run(run_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 

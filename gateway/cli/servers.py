@@ -125,6 +125,19 @@ async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_
         await shutdown.requested()
 
 
+async def run_s2_origin(address: Address) -> None:
+    """Run the in-memory S2 origin."""
+    from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
+
+    shutdown = Shutdown()
+    settings = S2OriginSettings(host=address.host, port=address.port)
+    async with AsyncExitStack() as stack:
+        running = await _started(start_s2_origin(settings), address)
+        stack.push_async_callback(running.stop, grace_s=ServerConfig().shutdown_timeout_s)
+        print_ready("origin", running.url)
+        await shutdown.requested()
+
+
 def _fit_open_files(config: GatewayConfig) -> GatewayConfig:
     """`config` with bounds on connections that the process's limit of open files allows; say so if they are lower."""
     limits = config.limits

@@ -19,4 +19,5 @@ has its own SSE writer, cursor rule and ETags, so that one encoding bug cannot c
     delivery    sends replies, applies faults and counts bytes
     handlers    from request to reply
     app         the composition: Origin, RunningOrigin, start_origin
+    s2          the same for S2, another protocol
 """

@@ -19,13 +19,14 @@ from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
 from gateway.errors import BodyTooLarge, GatewayError
+from gateway.live.places import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
-from gateway.server.request import Answered, Channel, Request
+from gateway.server.request import Answered, Channel, LiveUse, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
@@ -111,12 +112,29 @@ class Relays:
             _is_whole if body is None else lambda: body.error is not None,
             context.is_session,
         )
+        if context.is_session or context.mode in (Mode.LONGPOLL, Mode.SSE):
+            request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
 
 
 def _is_whole() -> bool:
     return False
+
+
+class _RelayedLiveUse:
+    """A live read that is relayed: counted as any other, and as a live request to the origin."""
+
+    __slots__ = ("_relayed", "_use")
+
+    def __init__(self, use: LiveUse | None, relayed: RelayedLive) -> None:
+        self._use = use
+        self._relayed = relayed
+
+    def end_live(self, sent_bytes: int) -> None:
+        self._relayed.end()
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
 
 
 class Relaying:

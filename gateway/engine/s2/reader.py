@@ -22,8 +22,8 @@ from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import Fetched, S2Stream
 from gateway.engine.s2.topic import Topic
+from gateway.live.reader import chunk
 from gateway.live.subscriber import Wire
-from gateway.live.topic import chunk
 from gateway.s2 import protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition

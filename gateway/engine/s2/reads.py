@@ -11,6 +11,7 @@ streams must not be joined.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,7 @@ from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamBroken
+from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
@@ -79,7 +81,7 @@ class S2Reads:
         metrics: MetricsRecorder,
         rng: random.Random,
         access_log: AccessLog,
-        max_followed: int,
+        begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
     ) -> None:
         self.clock = clock
@@ -88,7 +90,7 @@ class S2Reads:
         self._tasks = tasks
         self._rng = rng
         origin = OriginReads(upstream, clock, metrics, access_log)
-        self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, max_followed)
+        self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
         """When the last session is to end, if the gateway is draining (monotonic seconds)."""

@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived
+from h2.settings import SettingCodes, Settings
 
 from gateway.aio.clock import ManualClock
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
-from gateway.s2 import protobuf, sse
+from gateway.s2 import json_format, protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.json_format import Format
 from gateway.s2.records import AppendInput, AppendRecord, ReadBatch
@@ -339,23 +343,56 @@ async def test_an_append_session_that_ends_inside_a_frame_is_told_so(http: httpx
     assert (last.status, b"bad_frame" in last.body) == (400, True)
 
 
-async def test_an_append_session_over_one_connection_of_http_1_answers_while_it_is_sent(
-    origin: RunningS2Origin,
+async def test_an_append_session_over_http_1_answers_while_it_is_sent(
+    origin: RunningS2Origin, clock: ManualClock
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", origin.port)
     head = f"POST /v1{RECORDS} HTTP/1.1\r\nhost: x\r\ns2-basin: {BASIN}\r\ncontent-type: s2s/proto\r\n"
     writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
     frames = FrameReader()
+
+    async def answer(append_: AppendInput) -> Frame:
+        sent = frame(append_)
+        writer.write(b"%x\r\n%s\r\n" % (len(sent), sent))
+        size = int(await reader.readline(), 16)
+        (found,) = frames.feed(await reader.readexactly(size))
+        assert await reader.readline() == b"\r\n"
+        return found
+
     async with asyncio.timeout(BOUND_S):
         await reader.readuntil(b"\r\n\r\n")
         for number in range(3):
-            sent = frame(bodies("x"))
-            writer.write(b"%x\r\n%s\r\n" % (len(sent), sent))
-            size = int(await reader.readline(), 16)
-            (ack,) = frames.feed(await reader.readexactly(size))
+            ack = await answer(bodies("x"))
             assert isinstance(ack, Message)
             assert protobuf.decode_append_ack(ack.body).end.seq_num == number + 1
-            await reader.readline()
-        writer.write(b"0\r\n\r\n")
-        assert await reader.readline() == b"0\r\n"
+        # What is appended to a stream that is gone must not be acknowledged.
+        origin.origin.account.basin(BASIN).delete_stream("s", clock.wall())
+        terminal = await answer(bodies("x"))
+        assert isinstance(terminal, Terminal)
+        assert (terminal.status, b"unavailable" in terminal.body) == (503, True)
+        assert await reader.read() == b"0\r\n\r\n"
+    writer.close()
+
+
+async def test_an_answer_over_http_2_keeps_to_the_clients_window(origin: RunningS2Origin, clock: ManualClock) -> None:
+    stream = origin.origin.account.basin(BASIN).create_stream("s", {}, clock.wall())
+    stream.append(AppendInput((AppendRecord(bytes(5_000)),)), clock.wall())
+    reader, writer = await asyncio.open_connection("127.0.0.1", origin.port)
+    client = H2Connection(H2Configuration(client_side=True))
+    client.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    client.initiate_connection()
+    path = f"/v1{RECORDS}?seq_num=0"
+    fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "x", "s2-basin": BASIN}
+    client.send_headers(1, list(fields.items()), end_stream=True)
+    body = b""
+    async with asyncio.timeout(BOUND_S):
+        while not body.endswith(b"}"):
+            writer.write(client.data_to_send())
+            # h2 takes more than its window for an error of the connection.
+            for event in client.receive_data(await reader.read(65_536)):
+                if isinstance(event, DataReceived):
+                    body += event.data or b""
+                    if event.flow_controlled_length:
+                        client.acknowledge_received_data(event.flow_controlled_length, 1)
+    assert len(json_format.decode_read_batch(body, Format.RAW).records[0].body) == 5_000
     writer.close()
