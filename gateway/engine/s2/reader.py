@@ -292,7 +292,7 @@ class SessionReader:
     # -- the end
 
     def lost(self, error: Refused) -> None:
-        """The session cannot go on: end it with this error."""
+        """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return
         if self._form.reply is Reply.SSE:
