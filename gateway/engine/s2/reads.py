@@ -23,7 +23,7 @@ from gateway.aio.wheel import Wheel
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Refused, Source
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
-from gateway.engine.s2.request import ReadRecords, Reply
+from gateway.engine.s2.request import ReadRecords, Reply, key_query, parse_basin
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
@@ -38,7 +38,7 @@ from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, Rea
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.records import Limits, Part, cut
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import Stream
+from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.upstream import Upstream
@@ -243,6 +243,15 @@ class S2Reads:
         """Bytes or records of the stream were dropped."""
         if stream.records is not None:
             self.streams.forget(stream)
+
+    def deleted(self, origin: str, path: str) -> None:
+        """A path at this origin was deleted through this gateway: if it is a basin's, so were its streams."""
+        basin = parse_basin(path)
+        if basin is not None:
+            for stream in tuple(self._store):
+                key = stream.key
+                if stream.records is not None and key.group.origin == origin and key.query == key_query(basin):
+                    self._store.drop(stream, End.DELETED)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

@@ -214,6 +214,23 @@ class TestRecreation:
         await edge.client.append("new", timestamp=1)
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
 
+    async def test_a_delete_of_the_basin_drops_what_is_held(self, edge: Edge) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        assert (await edge.client.send("DELETE", f"/v1/basins/{BASIN}")).status < 300
+        config = {"basin": BASIN, "config": {"create_stream_on_append": True}}
+        assert (await edge.client.send("POST", "/v1/basins", config)).status < 300
+        await edge.client.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    async def test_a_stream_created_through_the_gateway_is_a_new_one(self, edge: Edge) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+        assert (await edge.client.send("PUT", f"/v1/streams/{STREAM}", {})).status == 201
+        await edge.direct.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
     async def test_a_delete_ends_live_readers_with_an_error(self, edge: Edge) -> None:
         await edge.client.append("old")
         session = await edge.client.session()
