@@ -7,8 +7,8 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
+from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import Source
-from gateway.engine.s2.reads import S2Read
 from gateway.engine.s2.request import (
     BASIN_HEADER,
     CheckTail,
