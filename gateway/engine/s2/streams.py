@@ -173,6 +173,7 @@ class S2Streams:
             stream.store_batch,
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
+            stream.replaced,
         )
         try:
             await follower.run()
