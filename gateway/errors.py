@@ -133,7 +133,7 @@ class LoopDetected(GatewayError):
 
 
 class TooManyFollowed(GatewayError):
-    """The number of streams followed live has reached the configured bound."""
+    """The number of live requests to origins has reached the configured bound."""
 
     status = 503
     text = "Too many live streams"

@@ -8,6 +8,7 @@ folders that are about Spark.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -80,6 +81,22 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that the processes come to their ends together.
     items.sort(key=lambda item: _place(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    # Thousands of tests are millions of objects that stay until the end: a full collection need not walk through them.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def _place(nodeid: str) -> int:

@@ -108,8 +108,8 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once. Reads, writes, one of several origins and one of several "
-        "routes get three quarters each at most. Each stream followed live has a connection of its own.",
+        description="Most connections to all origins at once; over HTTP/2, requests. Reads, writes, one of several "
+        "origins and one of several routes get three quarters each at most. Live requests come in addition.",
     )
     client_upstream_requests: int = Field(
         default=128,
@@ -135,14 +135,15 @@ class LimitsConfig(Model):
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Most streams followed live at once; live readers of further ones are answered 503.",
+        description="Most streams followed live at once, relayed live reads included; live readers of further ones are "
+        "answered 503.",
     )
     client_followed_streams: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Most streams followed live that one client network opened; live readers of further ones are "
-        "answered 429. 0 is half of followed_streams.",
+        description="Most streams followed live that one client network opened, its relayed live reads included; live "
+        "readers of further ones are answered 429. 0 is half of followed_streams.",
     )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="Longest time a client may take to send a request's head."

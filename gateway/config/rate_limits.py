@@ -23,7 +23,7 @@ class RateLimitConfig(Model):
     routes: tuple[RouteName, ...] = Field(
         default=(), strict=False, description="Names of the routes that the limit applies to; none is every route."
     )
-    requests_per_s: float | None = Field(default=None, gt=0, le=1_000_000, description="Most requests a second.")
+    requests_per_s: float | None = Field(default=None, ge=1e-6, le=1_000_000, description="Most requests a second.")
     burst: int | None = Field(
         default=None,
         ge=1,

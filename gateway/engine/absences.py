@@ -148,7 +148,7 @@ class Absences:
         client: str = UNKNOWN,
     ) -> None:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
-        only other HEADs.  Does nothing if `write_epoch` has changed since the request."""
+        only reads that begin with a HEAD.  Does nothing if `write_epoch` has changed since the request."""
         if write_epoch == self.write_epoch:
             self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
 

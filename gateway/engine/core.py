@@ -143,7 +143,7 @@ class Engine:
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
         self.s2 = S2Reads(
-            upstream, self.store, clock, self.tasks, metrics, rng, access_log, limits.followed_streams, wheel
+            upstream, self.store, clock, self.tasks, metrics, rng, access_log, self.live.begin_relayed, wheel
         )
         self.limit_clients(limits)
 
@@ -276,7 +276,7 @@ class Engine:
 
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
-        self.live.most_per_client = self.s2.streams.most_per_client = limits.most_client_followed_streams
+        self.live.limit_clients(limits.most_client_followed_streams)
         self._cold_reads.configure(limits.client_new_streams_per_s)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:

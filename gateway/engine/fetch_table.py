@@ -281,7 +281,8 @@ class FetchTable:
                     raise TailMovedBack
                 is_believed = is_current and stream.ended is None and not is_outdated(stream, flight)
                 if isinstance(head, OriginError) and is_believed:
-                    # An error to a HEAD lacks the body that a GET would be given, so it answers only HEADs.
+                    # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin
+                    # with a HEAD.
                     is_whole = head.status == 404 and not is_metadata
                     offset = None if is_whole else flight.start
                     self._absences.add(stream.key, offset, head, source.headers, route, asked_at, source.client)

@@ -14,8 +14,10 @@ from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from gateway.upstream.flight import METADATA, OriginError
 
 _INCARNATIONS = 3
 """How many incarnations a read tries before the changes count as an error; purged ones do not count."""
@@ -36,7 +38,7 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        if (absence := self._absences.find(read.key, read.start, read.source.headers)) is not None:
+        if (absence := self._absence(read)) is not None:
             return origin_error_answer(read.route, absence, Outcome.HIT)
         left = _INCARNATIONS
         while left:
@@ -59,6 +61,14 @@ class Incarnations:
             finally:
                 self._store.release(stream)
         raise UpstreamBroken("Stream changes faster than it can be read")
+
+    def _absence(self, read: Read) -> OriginError | None:
+        """The remembered error that answers this read."""
+        found = self._absences.find(read.key, read.start, read.source.headers)
+        if found is None and read.is_live and read.start != START:
+            # Such a read begins with a HEAD, so the error of an earlier HEAD is what it would be given.
+            found = self._absences.find(read.key, METADATA, read.source.headers)
+        return found
 
     def open(self, read: Read) -> Stream:
         """The read's stream; a new record if the known one may have expired, because only the origin knows what exists

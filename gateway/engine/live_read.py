@@ -61,8 +61,9 @@ class LiveReads:
         """
         fresh, tape, start = self.fetches.fresh_head, stream.tape, read.start
         head: Head | None = None
-        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.
-        first = start if start in (START, NOW) else METADATA
+        # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.  It also names
+        # the lifetime, without which the follower would ask for it.
+        first = start if start == START else METADATA
         if first == METADATA and self.fetches.pending(stream, START) is not None:
             # Another read's fetch carries the same facts; the follower will report the current tail.
             first = START
@@ -83,7 +84,7 @@ class LiveReads:
             if stream.content_type is None:
                 self.expect_stream(head)
             self.check_stored(stream, start, head if first == start else None)
-            head = head if first == start else None
+            head = head if first == start or (first, start) == (METADATA, NOW) else None
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
             tail = tape.tail or start
             reply = await fresh(stream, tail, read.route, read.source)

@@ -12,8 +12,6 @@ the origin is lost, the follower reconnects after growing, jittered pauses; read
 
 from __future__ import annotations
 
-import base64
-import binascii
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,12 +27,10 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
+from gateway.live.replies import decoded, end_of, unwrapped, why_not_shared
 from gateway.live.topic import Topic
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarding import Headers
-from gateway.protocol.freshness import parse_cache_control
-from gateway.protocol.json_array import NotAnArray, unwrap
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     EVENT_CONTROL,
@@ -50,7 +46,7 @@ from gateway.protocol.names import (
     is_true,
     media_type,
 )
-from gateway.protocol.offsets import START, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.offsets import START
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -218,9 +214,9 @@ class Follower:
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
             self._raise_for_status(reply.status)
-        if (why := self._why_not_shared(reply.headers)) is not None:
+        if (why := why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
-        end = _offset(stated_offset(reply.headers))
+        end = end_of(reply.headers)
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
         if reply.status == 200:
@@ -234,7 +230,7 @@ class Follower:
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
-                body = _unwrap(body)
+                body = unwrapped(body)
         if not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
@@ -258,7 +254,7 @@ class Follower:
             if reply.status != 200:
                 await self._check_offset(at, reply.status)
                 self._raise_for_status(reply.status)
-            if (why := self._why_not_shared(reply.headers)) is not None:
+            if (why := why_not_shared(reply.headers)) is not None:
                 self._refuse_sharing(why)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
@@ -304,7 +300,7 @@ class Follower:
             for event in events:
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
-                    waiting.append(self._decode(event.data, is_base64))
+                    waiting.append(decoded(event.data, is_base64=is_base64, is_json=self._stream.tape.is_json))
                     held += len(waiting[-1]) + _EVENT_COST
                     if held > self._most_held:
                         self._stop_sse()
@@ -328,16 +324,6 @@ class Follower:
     def _stop_sse(self) -> None:
         """Use long-poll for a while: it begins with a fetch, which shows the tail without holding a large body."""
         self._speaks_sse, self._tries_sse_again = False, True
-
-    def _decode(self, data: bytes, is_base64: bool) -> bytes:
-        if is_base64:
-            try:
-                return base64.b64decode(data.translate(None, b"\r\n"), validate=True)
-            except binascii.Error as error:
-                raise UpstreamBroken from error
-        if self._stream.tape.is_json:
-            return _unwrap(data)
-        return data
 
     # -- both
 
@@ -387,17 +373,6 @@ class Follower:
         self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
         return end
 
-    def _why_not_shared(self, headers: Headers) -> str | None:
-        """Why a live answer may not be shared; None if it may.  `no-store` is no reason, because a live answer is
-        passed on and not stored."""
-        if "Set-Cookie" in headers:
-            return "cookie"
-        if headers.get("Content-Encoding", "identity").lower() != "identity":
-            return "encoded"
-        if "private" in parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None):
-            return "Cache-Control"
-        return None
-
     def _refuse_sharing(self, why: str) -> None:
         """Stop following: the origin's live answers may not be shared, so live readers are relayed."""
         self._topic.not_shareable = NotShareable(why)
@@ -430,16 +405,3 @@ class Follower:
         self._topic.is_refused = 400 <= status < 500
         self._counted_failure = UpstreamBroken()
         raise self._counted_failure
-
-
-def _offset(value: str | None) -> str:
-    if value is None or not is_well_formed(value) or is_sentinel(value):
-        raise UpstreamBroken
-    return value
-
-
-def _unwrap(body: bytes) -> bytes:
-    try:
-        return unwrap(body)
-    except NotAnArray as error:
-        raise UpstreamBroken from error

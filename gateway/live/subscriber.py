@@ -11,7 +11,8 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
-from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, Topic, chunk
+from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, chunk
+from gateway.live.topic import BEATS, Topic
 from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17

@@ -14,9 +14,9 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -24,11 +24,12 @@ from cachetools import LRUCache
 from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
+from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
 from gateway.live.rounds import Rounds
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
-from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
+from gateway.protocol.sse import Control, encode_control, encode_data
 from gateway.tape.stream import End, Sighting, Stream
 from gateway.tape.tape import Reading
 from gateway.upstream.flight import Head, NotShareable
@@ -38,6 +39,10 @@ _log = logging.getLogger("gateway.live")
 
 Fetch = Callable[[str | None], Awaitable[Head]]
 """Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
+
+Fill = Callable[["Topic", str], Awaitable[bool]]
+"""Fetches the bytes after an offset of the topic if the follower will not bring them; returns whether that changed
+anything."""
 
 _FRAME_BYTES: Final = 1 << 20
 """Bytes of encoded frames kept for the next readers at the same offset."""
@@ -53,42 +58,6 @@ _CURSOR_REACH: Final = 1_000
 _HIGH_REACH: Final = 1 << 40
 """A cursor that is more intervals ahead than this does not raise the cursor of far-ahead clients either.  Events can
 never advance a cursor this far, and it is far below the largest valid cursor."""
-
-
-def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body (RFC 9112 §7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-HEARTBEAT_CHUNK: Final = chunk(HEARTBEAT)
-HEARTBEAT_BYTES: Final = len(HEARTBEAT)
-
-
-class LiveReader(Protocol):
-    """A live reader that is driven by its topic and connection, without a task."""
-
-    def pump(self) -> None:
-        """The topic has changed: read on."""
-
-    def gone(self) -> None:
-        """The client has disconnected."""
-
-    def account(self, sent: object) -> None:
-        """Account for what was sent while the topic pumped its readers."""
-
-    def beat(self) -> None:
-        """A beat has passed: send a heartbeat if one is due."""
-
-    def split(self) -> Iterable[LiveReader]:
-        """Itself and the clients that shared it, each as a reader of its own from now on."""
-
-    def leave(self, delay_s: float, within_s: float) -> None:
-        """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
-
-
-Fill = Callable[["Topic", str], Awaitable[bool]]
-"""Fetches the bytes after an offset of the topic if the follower will not bring them; returns whether that changed
-anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +78,6 @@ class LiveTimes(NamedTuple):
     heard_s: float = 0.0
     """How long, after the live request was last heard from, catch-up reads may repeat its tail; 0 if they must ask the
     origin."""
-
-
-class LargeEvent:
-    """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
-    receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
-
-    __slots__ = ("__weakref__", "data", "end")
-
-    def __init__(self, data: bytes, end: str) -> None:
-        self.data = data
-        self.end = end
-
-
-@dataclass(slots=True)
-class Step:
-    """What a reader at one offset is sent next; no data means that there is nothing to send now."""
-
-    data: bytes
-    """Whole frames as one chunk of a chunked body."""
-    size: int
-    """The size of the frames without the chunk framing."""
-    end: str
-    said_up_to_date: bool
-    """Whether the reader has been told that it is up to date here."""
-    cursor: int
-    is_last: bool = False
-    """Whether the response ends with this step."""
-    is_all: bool = False
-    """Whether nothing after this step can be sent now."""
-    needs_fill: bool = False
-    large: LargeEvent | None = None
-    """Replaces `data`: to be sent in parts, followed by its control event."""
 
 
 def _drop_failed(reader: LiveReader) -> None:

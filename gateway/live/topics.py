@@ -5,10 +5,11 @@ between any two of its requests.  A topic pins its stream, so one key has one to
 
 A topic may also be *hot*: followed because catch-up reads ask for its tail more often than a live request would.  It
 stays hot while it is read often enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the
-streams that may be followed; the other half is reserved for live readers.
+streams that may be followed, and one without readers gives its place to a live reader that finds none.
 
 A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
-stream and another live request, and one net must not use up all of them.
+stream and another live request, and one net must not use up all of them.  Relayed live reads take places of the same
+kind (`places`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
-from gateway.limits.client_net import UNKNOWN
-from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
-from gateway.limits.usage import Tally
+from gateway.errors import ShortOfMemory, TooManyFollowed
 from gateway.live.follower import Follower
+from gateway.live.places import Places, RelayedLive
 from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
@@ -57,7 +56,6 @@ class LiveTopics:
         max_flight_bytes: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
-        self._max_followed = max_followed
         self._max_flight_bytes = max_flight_bytes
         self._access_log = access_log
         self._upstream = upstream
@@ -66,11 +64,9 @@ class LiveTopics:
         self._tasks = tasks
         self._metrics = metrics
         self._rng = rng
-        self.most_per_client = max_followed
-        """The most topics that one client net may have followed."""
+        self._places = Places(max_followed, metrics, rng)
         self._charged: dict[Topic, str] = {}
         """The net that each topic is charged to."""
-        self._by_client = Tally()
         self._topics: dict[Stream, Topic] = {}
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
@@ -95,6 +91,15 @@ class LiveTopics:
     def find(self, stream: Stream) -> Topic | None:
         """The stream's topic, or None."""
         return self._topics.get(stream)
+
+    def limit_clients(self, most_per_client: int) -> None:
+        """One client net may cause at most this many live requests from now on."""
+        self._places.most_per_client = most_per_client
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are as many live requests as there may be."""
+        return len(self._runs) + self._places.relayed >= self._places.most
 
     @property
     def hot_count(self) -> int:
@@ -138,48 +143,61 @@ class LiveTopics:
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
-        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed or
-        ShortOfMemory, TooManyRequests."""
-        is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
-        if is_needed and len(self._runs) >= self._max_followed:
-            raise TooManyFollowed
-        if is_needed and not self._store.may_grow:
-            raise ShortOfMemory
-        if is_needed and not self._has_share(topic):
-            self._metrics.client_limited("client_followed_streams")
-            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
-        if is_needed and not topic.is_hot and self._topics.get(topic.stream) is topic:
-            self._charge(topic)
+        for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
+        ShortOfMemory or TooManyRequests."""
+        if topic not in self._runs and topic.stream.tape.closed_at is None:
+            self._make_room(topic.access.source.client, is_charged=topic in self._charged)
+            if self._topics.get(topic.stream) is topic:
+                self._charge(topic)
         self._follow(topic)
+
+    def begin_relayed(self, client: str) -> RelayedLive:
+        """Count a live read of the net `client` that is relayed; `RelayedLive.end` must follow.  Raises
+        TooManyFollowed, ShortOfMemory or TooManyRequests."""
+        self._make_room(client, is_charged=False)
+        return self._places.begin_relayed(client)
+
+    def _make_room(self, client: str, *, is_charged: bool) -> None:
+        """Make room for one more live request, for a live reader of this net; a hot topic may have to end for it.
+        `is_charged` says that the net is charged for the request already.  Raises what `begin_relayed` does."""
+        if not self._store.may_grow:
+            raise ShortOfMemory
+        if not is_charged and not self._places.has_share(client) and not self._remove_hot(client):
+            raise TooManyFollowed if self._is_full else self._places.refusal()
+        if self._is_full and not self._remove_hot(None):
+            raise TooManyFollowed
+
+    def _remove_hot(self, client: str | None) -> bool:
+        """End a hot topic without readers, of this net if one is given; False if there is none."""
+        for topic in self._coolings:
+            if topic in self._runs and not topic.readers and client in (None, self._charged.get(topic)):
+                self._remove(topic)
+                return True
+        return False
 
     def _follow(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
             self.expect(topic.stream)
 
-    def _has_share(self, topic: Topic) -> bool:
-        """Whether the topic's net may have one more topic followed, or has this one."""
-        net = topic.access.source.client
-        return topic in self._charged or net == UNKNOWN or self._by_client[net] < self.most_per_client
-
     def _charge(self, topic: Topic) -> None:
-        net = topic.access.source.client
-        if topic not in self._charged and net != UNKNOWN:
-            self._charged[topic] = net
-            self._by_client.add(net)
+        if topic not in self._charged:
+            net = self._charged[topic] = topic.access.source.client
+            self._places.take(net)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
         room."""
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
-        if len(self._coolings) >= self._max_followed // 2 or (
-            topic not in self._runs and (len(self._runs) >= self._max_followed or not self._store.may_grow)
-        ):
+        has_share = topic in self._charged or self._places.has_share(topic.access.source.client)
+        if not has_share or len(self._coolings) >= self._places.most // 2:
+            return
+        if topic not in self._runs and (self._is_full or not self._store.may_grow):
             return
         topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
-        # Charged to no client: the reads may be of many, and hot topics have a bound of their own.
+        self._charge(topic)
         self._follow(topic)
 
     def _cool_later(self, topic: Topic, least_reads: float) -> None:
@@ -333,7 +351,7 @@ class LiveTopics:
             return
         del self._topics[topic.stream]
         if (net := self._charged.pop(topic, None)) is not None:
-            self._by_client.remove(net)
+            self._places.give_back(net)
         topic.is_hot = False
         for timers in (
             self._lingers,

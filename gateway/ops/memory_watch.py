@@ -2,6 +2,9 @@
 
 The cache shrinks and grows, clients that hold the most are dropped, fetches and live requests are refused while there
 is no room for what they would bring, and at last new connections are refused.
+
+What dropped clients held is free, but the C library may keep it, and then it stays resident.  So it is returned to the
+system before the next look, or that look would drop other clients for the same bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ _NEAR_INTERVAL_S: Final = 0.1
 """Above this part of the limit memory is looked at more often: a second is enough for a flood to pass all marks."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
+_SHED_S: Final = 0.5
+"""The same after clients were dropped, and no others are dropped meanwhile."""
 
 _log = logging.getLogger("gateway.memory")
 
@@ -78,6 +83,8 @@ class MemoryWatch:
         self._clock = clock
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
+        self._has_shed = False
+        """Whether clients were dropped whose memory has not been returned to the system yet."""
         self._is_near = False
         """Whether the process was close to its limit at the latest look."""
         self.client_bytes = 0
@@ -126,6 +133,8 @@ class MemoryWatch:
     def _guard_memory(self, limit: int) -> None:
         store, guard = self._store, self._guard
         before, budget = guard.pressure, self._cache_budget()
+        if self._has_shed:
+            self._return_freed(_SHED_S)
         resident = self._resident()
         self._is_near = resident > _NEAR * limit
         found = guard.look(resident, limit, store.cost + store.lent, budget)
@@ -136,9 +145,16 @@ class MemoryWatch:
             store.resize(wanted)
         store.may_grow = found.pressure < Pressure.CLIENTS
         self._clients.refuse_new(found.pressure >= Pressure.CONNECTIONS)
-        if found.shed_bytes:
-            self._clients.drop_for_memory(found.shed_bytes)
+        if found.shed_bytes and not self._has_shed:
+            self._has_shed = self._clients.drop_for_memory(found.shed_bytes) > 0
+        if found.pressure and not self._has_shed:
+            # Not in the look that drops clients: their connections end in the loop's next turn.
+            self._return_freed(_TRIM_S)
+
+    def _return_freed(self, pause_s: float) -> None:
+        """Return freed memory to the system, unless that was done less than `pause_s` ago."""
         now = self._clock.now()
-        if found.pressure and now - self._trimmed_at >= _TRIM_S:
+        if now - self._trimmed_at >= pause_s:
             self._trimmed_at = now
+            self._has_shed = False
             self._trim()

@@ -1,6 +1,6 @@
 """The request handler, which answers every request that is not answered from its bytes.
 
-It parses the target, chooses the route, calls the engine and delivers the answer.  Requests that are not reads, or must
+It has the request parsed, calls the engine and delivers the answer.  Requests that are not reads, or must
 not be shared, go to a relay.  A `GatewayError` becomes a response by `ResponseRecorder.refuse`, in relays too.
 """
 
@@ -14,51 +14,39 @@ from multidict import CIMultiDict
 
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
-from gateway.engine.core import Engine, route_for
+from gateway.engine.core import Engine
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.s2.request import is_session
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import (
     BadRequest,
     GatewayError,
-    LoopDetected,
-    MethodRefused,
-    NoRoute,
     TooManyRequests,
-    VersionNotSupported,
 )
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
-from gateway.protocol.offsets import START, is_well_formed
-from gateway.protocol.target import BadTarget, Target, parse_target
+from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Aborted, Delivery
-from gateway.server.header_facts import HeaderFacts
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
+from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
-from gateway.server.s2_request import parse_s2, s2_mode
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
-
-_METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
-_RESERVED = "/__ds"
-"""The protocol's subscriptions live below this path; a path under it is never a stream."""
-_LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 class RequestHandler:
@@ -79,7 +67,7 @@ class RequestHandler:
         self._admission = admission
         self._client_net = admission.client_net
         self._engine = engine
-        self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self._parser = RequestParser(node, routes, admission.client_net)
         self._metrics = metrics
         self._joins = joins
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission)
@@ -155,7 +143,7 @@ class RequestHandler:
     def _begin(self, context: RequestContext) -> Answered | Work | None:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
         try:
-            parsed = self._parse(context)
+            parsed = self._parser.parse(context)
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             self._admit(context, parsed)
@@ -168,7 +156,7 @@ class RequestHandler:
                 return self._s2.answer(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
-                if context.mode in _LIVE and self._begins_live_at_once(context, read):
+                if context.mode in LIVE and self._begins_live_at_once(context, read):
                     return None
                 if context.mode is not Mode.HEAD or self._engine.knows(read):
                     return self._answer_shared(context, parsed, read)
@@ -181,51 +169,9 @@ class RequestHandler:
         except GatewayError as error:
             return self._recorder.refuse(context, error)
 
-    def _parse(self, context: RequestContext) -> ParsedRequest:
-        """Parse what the request asks for and choose its route.  Raises BadTarget and GatewayError."""
-        request = context.request
-        if request.version not in request.channel.versions:
-            raise VersionNotSupported
-        target = parse_target(request.target)
-        mode = context.mode = _mode(request.method, target)
-        if mode is Mode.OTHER and request.method == "TRACE":
-            raise MethodRefused
-        facts = self._facts(request)
-        if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
-            raise BadRequest("Exactly one Host header is needed")
-        route = context.route = route_for(self._routes, _host(target.authority or facts.host.lower()), target.path)
-        if route is None:
-            raise NoRoute
-        if facts.is_looping:
-            raise LoopDetected
-        sharing = facts.for_route(route)
-        key = route.key(target, sharing.partition)
-        config, client = route.config, self._client_net(request.client)
-        if route.is_s2:
-            s2 = parse_s2(request, target, route, sharing, client)
-            context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
-            context.is_session = request.body is not None and is_session(request.headers)
-            return ParsedRequest(route, target, key, False, facts, None, client, s2)
-        shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
-        is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
-        read: Read | None = None
-        if shares and is_read and not route.relays(target.offset or ""):
-            read = Read(
-                route,
-                key,
-                route.source(target, sharing.headers, client),
-                _start(target, mode),
-                target.cursor,
-                facts.if_none_match,
-                is_private=sharing.has_credentials and config.credentials != "shared",
-                accepted=sharing.accepted,
-                is_live=mode in _LIVE,
-            )
-        return ParsedRequest(route, target, key, shares, facts, read, client)
-
     def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Have the request counted.  Raises TooManyRequests."""
-        is_live, admission = context.mode in _LIVE, self._admission
+        is_live, admission = context.mode in LIVE, self._admission
         if not is_live and not admission.rates:
             return
         context.client = parsed.client
@@ -236,14 +182,6 @@ class RequestHandler:
         except TooManyRequests as error:
             context.fields = error.fields
             raise
-
-    def _facts(self, request: Request) -> HeaderFacts:
-        """What the request's header section means, computed at most once per section."""
-        known = request.head.fields.facts
-        facts = known.get(self)
-        if facts is None:
-            facts = known[self] = HeaderFacts(request.headers, self._node)
-        return facts
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
@@ -429,40 +367,3 @@ class RequestHandler:
             ),
             read.route.credential_names,
         )
-
-
-def _mode(method: str, target: Target) -> Mode:
-    path = target.path
-    if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
-        return Mode.OTHER
-    if method != "GET":
-        return _METHODS.get(method, Mode.OTHER)
-    match target.live:
-        case None:
-            return Mode.CATCHUP
-        case "long-poll":
-            return Mode.LONGPOLL
-        case "sse":
-            return Mode.SSE
-        case _:
-            return Mode.OTHER
-
-
-def _start(target: Target, mode: Mode) -> str:
-    offset = target.offset
-    if mode is Mode.HEAD:
-        return START
-    if offset is None:
-        if mode is not Mode.CATCHUP:
-            raise BadRequest("A live read needs an offset")
-        return START
-    if not is_well_formed(offset):
-        raise BadRequest("Invalid offset format")
-    return offset
-
-
-def _host(named: str) -> str:
-    """The host without its port (RFC 9112 §3.2)."""
-    if named.startswith("["):
-        return named.partition("]")[0] + "]"
-    return named.partition(":")[0]

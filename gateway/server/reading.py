@@ -16,7 +16,7 @@ from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.remembered import MAX_REQUEST_BYTES
+from gateway.server.request_keys import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14

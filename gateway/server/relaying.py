@@ -19,13 +19,14 @@ from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
 from gateway.errors import BodyTooLarge, GatewayError
+from gateway.live.places import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
-from gateway.server.request import Answered, Channel, Request
+from gateway.server.request import Answered, Channel, LiveUse, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
@@ -111,12 +112,29 @@ class Relays:
             _is_whole if body is None else lambda: body.error is not None,
             context.is_session,
         )
+        if context.is_session or context.mode in (Mode.LONGPOLL, Mode.SSE):
+            request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
 
 
 def _is_whole() -> bool:
     return False
+
+
+class _RelayedLiveUse:
+    """A live read that is relayed: counted as any other, and as a live request to the origin."""
+
+    __slots__ = ("_relayed", "_use")
+
+    def __init__(self, use: LiveUse | None, relayed: RelayedLive) -> None:
+        self._use = use
+        self._relayed = relayed
+
+    def end_live(self, sent_bytes: int) -> None:
+        self._relayed.end()
+        if self._use is not None:
+            self._use.end_live(sent_bytes)
 
 
 class Relaying:
@@ -206,6 +224,8 @@ class Relaying:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
+        if context.mode is Mode.DELETE and status < 300 and parsed.route.is_s2:
+            self._relays.engine.s2.deleted(parsed.key.group.origin, parsed.key.group.path)
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
                 parsed.key,

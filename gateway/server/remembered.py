@@ -4,10 +4,7 @@ The first time, a request goes to a handler.  If its answer is a plain hit, one 
 anything that is still in progress, the bytes of the request become a key to it.  Requests are judged by one parser
 only: a key is made of bytes that the parser has accepted.
 
-Requests that differ only in headers without influence on the answer (trace ids, user agents, cookies where they are not
-credentials) share one key: the request without those lines.  A line is taken out only if it has the one form that
-cannot hide anything: a known name in one of its two usual spellings, a colon, and printable characters up to the end of
-the line.
+Requests that differ only in headers without influence on the answer share one key (`gateway.server.request_keys`).
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes by
@@ -22,7 +19,6 @@ are kept, heads, joined bodies, and those bytes of a body that are not shared wi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
@@ -34,42 +30,11 @@ from gateway.http.http2.blocks import block_of
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.head import date_line, field_lines, status_line
+from gateway.server.request_keys import MEANINGLESS, lines_named, reduced
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
-
-MAX_REQUEST_BYTES: Final = 4_096
-"""Longer requests are not remembered.  The bound is far below what the strict parser accepts in one line."""
-
-_MEANINGLESS: Final = (
-    "accept",
-    "accept-language",
-    "baggage",
-    "cookie",
-    "dnt",
-    "referer",
-    "sec-ch-ua",
-    "sec-ch-ua-mobile",
-    "sec-ch-ua-platform",
-    "sec-fetch-dest",
-    "sec-fetch-mode",
-    "sec-fetch-site",
-    "sec-fetch-user",
-    "traceparent",
-    "tracestate",
-    "user-agent",
-    "x-correlation-id",
-    "x-request-id",
-)
-"""Headers that no answer depends on, unless a route uses them as credentials."""
-
-_MOST_LINES: Final = 64
-"""The most lines taken out of one request; beyond that, the strict parser has to apply its own bound."""
-
-_USER_AGENT: Final = b"\r\nuser-agent:"
-
-_HEAD_END: Final = b"\r\n\r\n"
 
 _JOINED_BYTES: Final = 1 << 14
 """A body up to this size is kept joined with its head, for one write without a list."""
@@ -269,10 +234,10 @@ class RememberedAnswers:
         for remembered in list(self._all):
             self._drop(remembered)
         by_route = [{name.lower() for name in names} for names in credential_headers]
-        self._loose_names = [name for name in _MEANINGLESS if not all(name in names for names in by_route)]
-        tight_names = [name for name in _MEANINGLESS if not any(name in names for names in by_route)]
-        self._loose = _lines(self._loose_names)
-        self._tight = _lines(tight_names) if tight_names != self._loose_names else None
+        self._loose_names = [name for name in MEANINGLESS if not all(name in names for names in by_route)]
+        tight_names = [name for name in MEANINGLESS if not any(name in names for names in by_route)]
+        self._loose = lines_named(self._loose_names)
+        self._tight = lines_named(tight_names) if tight_names != self._loose_names else None
 
     def __repr__(self) -> str:
         return f"<RememberedAnswers {len(self._all)} answers, {len(self._aliases)} aliases, {self.cost} bytes>"
@@ -318,12 +283,12 @@ class RememberedAnswers:
         return None
 
     def _find_reduced(self, request: bytes) -> RememberedAnswer | None:
-        if self._by_loose and (reduced := _reduce(self._loose, request)) is not None:
-            remembered = self._by_loose.get(reduced)
+        if self._by_loose and (key := reduced(self._loose, request)) is not None:
+            remembered = self._by_loose.get(key)
             if remembered is not None:
                 return remembered
-        if self._by_tight and self._tight is not None and (reduced := _reduce(self._tight, request)) is not None:
-            return self._by_tight.get(reduced)
+        if self._by_tight and self._tight is not None and (key := reduced(self._tight, request)) is not None:
+            return self._by_tight.get(key)
         return None
 
     def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
@@ -395,7 +360,7 @@ class RememberedAnswers:
         is_loose = self._tight is None or not any(name in credential_headers for name in self._loose_names)
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
-        key = _reduce(shape, request)
+        key = reduced(shape, request)
         if key is None or remembered.stream.ended is not None or remembered.stream.edition != remembered.edition:
             return
         cost = remembered.cost_under(key)
@@ -439,29 +404,3 @@ class RememberedAnswers:
 
 def _alias_cost(request: bytes) -> int:
     return _ALIAS_COST + len(request)
-
-
-def _lines(names: Sequence[str]) -> re.Pattern[bytes]:
-    """A pattern for a header line with one of these names, along with the line break before it.
-
-    Matches two spellings of each name, Any-Name and any-name (any-Name and Any-name as well): a pattern that ignores
-    case is three times as slow.
-    """
-    if not names:
-        return re.compile(rb"(?!)")
-    spelled = [
-        "-".join(f"[{part[0].upper()}{part[0]}]{re.escape(part[1:])}" for part in name.split("-")) for name in names
-    ]
-    return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*(?=\r\n)")
-
-
-def _reduce(shape: re.Pattern[bytes], request: bytes) -> bytes | None:
-    """The request without the lines that match `shape`; None unless it is exactly one head within the bounds."""
-    size = len(request)
-    if size > MAX_REQUEST_BYTES or request.find(_HEAD_END) != size - len(_HEAD_END):
-        return None
-    reduced, lines = shape.subn(b"", request)
-    if lines > 1 and request.lower().count(_USER_AGENT) > 1:
-        # The strict parser rejects a second User-Agent (RFC 9110 §5.3), which would be hidden in the reduced request.
-        return None
-    return reduced if lines <= _MOST_LINES else None

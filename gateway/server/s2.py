@@ -12,8 +12,9 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
+from gateway.engine.s2.answer import S2Answer, S2Read
 from gateway.engine.s2.reader import Session, SessionReader
-from gateway.engine.s2.reads import S2Answer, S2Read, S2Reads
+from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import CheckTail, Reply
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status

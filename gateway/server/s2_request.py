@@ -7,9 +7,17 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
+from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import Source
-from gateway.engine.s2.reads import S2Read
-from gateway.engine.s2.request import BASIN_HEADER, CheckTail, ReadRecords, is_session, parse_path, parse_read
+from gateway.engine.s2.request import (
+    BASIN_HEADER,
+    CheckTail,
+    ReadRecords,
+    is_session,
+    key_query,
+    parse_path,
+    parse_read,
+)
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.target import Target
@@ -54,9 +62,7 @@ def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFac
     if path is None or asked is None:
         return None
     basin = request.headers.get(BASIN_HEADER)
-    key = StreamKey(
-        Group(route.authority, path.stream), "" if basin is None else f"{BASIN_HEADER}={basin}", sharing.partition
-    )
+    key = StreamKey(Group(route.authority, path.stream), key_query(basin), sharing.partition)
     headers = CIMultiDict(sharing.headers)
     if basin is not None:
         headers[BASIN_HEADER] = basin

@@ -175,6 +175,11 @@ class RecordTape:
         return sum(len(block.records) for block in self._blocks.values())
 
     @property
+    def size(self) -> int:
+        """Metered bytes held."""
+        return sum(block.size for block in self._blocks.values())
+
+    @property
     def end(self) -> int:
         """The sequence number after the last one covered; 0 if none is."""
         return self._blocks[self._starts[-1]].end if self._starts else 0

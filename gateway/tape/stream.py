@@ -243,6 +243,18 @@ class Stream:
         """Blocks of bytes or records that are held."""
         return self.tape.block_count if self.records is None else self.records.block_count
 
+    @property
+    def size(self) -> int:
+        """Stream bytes held; of an S2 stream, metered."""
+        return self.tape.size if self.records is None else self.records.size
+
+    @property
+    def furthest(self) -> str | None:
+        """The furthest offset or sequence number that the origin has named; None if there is none."""
+        if self.records is None:
+            return self.tape.tail
+        return str(self.records.end) if self.records.block_count else None
+
     def drop_oldest(self) -> int:
         """Drop the oldest block; return the cost freed.  Only the `TapeStore` calls this."""
         return self.tape.drop_oldest() if self.records is None else self.records.drop_oldest()

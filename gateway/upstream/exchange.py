@@ -76,8 +76,8 @@ T = TypeVar("T")
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded by the number of clients rather than by `limits`.  They last
-    for minutes, and in a shared pool would leave no slots for other requests.
+    Live requests have a pool of their own, bounded by those who begin them (`gateway.live.places`) rather than by
+    `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:

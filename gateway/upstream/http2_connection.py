@@ -1,11 +1,13 @@
 """One HTTP/2 connection to an origin: many exchanges at a time, each on a stream of its own.
 
 A request is sent only after the origin's SETTINGS have arrived.  Only then it is known that the origin speaks HTTP/2,
-and how many requests it takes at once.  Until then a failure is one to connect, and the request may go to another
-origin.  Over TLS the origin has to agree to `h2` by ALPN; without TLS it is known beforehand (RFC 9113 section 3.3).
+and how many requests it takes at once.  An earlier failure counts as a failure to connect, so the requests may go to
+another origin.  Over TLS the origin has to agree to `h2` by ALPN; without TLS the configuration says that it speaks
+HTTP/2 (RFC 9113 section 3.3).
 
-The connection is used until the origin says GOAWAY, breaks the protocol, or is silent.  An exchange that times out does
-not end it: the others may be in order.  It raises a doubt: a PING has to be answered, and until then no request begins.
+The connection is used until the origin sends GOAWAY, breaks the protocol, or is silent.  An exchange that times out
+does not end the connection, because its other exchanges may be fine.  The connection sends a PING instead, and begins
+no request until the PING is answered.
 
 There is one moving deadline: for the answer to the PING, or for a connection without exchanges.
 """

@@ -1,4 +1,4 @@
-"""Good clients beside abusive ones: what the good ones notice.
+"""Good clients next to abusive ones: what the good clients notice.
 
 Four processes on loopback: the gateway on a core of its own; on the other core the in-memory origin, the good clients,
 and, with lower priority, the abusive clients.  Each good client has a source address of its own; the abusive clients of

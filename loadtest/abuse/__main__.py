@@ -48,11 +48,13 @@ def main() -> int:
             plans["clients"] = Plan(options.seconds, options.good, share * len(kinds), kinds)
         if origins:
             plans["origins"] = Plan(options.seconds, options.good, callers * len(origins), (), origins)
-    kept: dict[str, Any] = {"machine": description()}
+    kept: dict[str, Any] = {}
     is_bad = False
     try:
         for name, plan in plans.items():
-            figures = kept[name] = document(run(plan, options.out / name.replace(" ", "-")))
+            machine = description()
+            figures = document(run(plan, options.out / name.replace(" ", "-")))
+            kept[name] = {"machine": machine, **figures}
             print(f"\n{name}\n\n{good_table(figures)}\n{gateway_table(figures)}\n{got_table(figures)}", flush=True)
             complaints = faults(figures) + slow(figures)
             print("\n".join(complaints + figures["examples"] if complaints else ["nothing is refused, wrong or slow"]))

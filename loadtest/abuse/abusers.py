@@ -1,7 +1,7 @@
-"""Ten kinds of abusive clients.  Each is a coroutine that goes on until it is cancelled.
+"""Ten kinds of abusive clients.  Each is a coroutine that runs until it is cancelled.
 
-What is slow by nature holds connections and costs the load generator nothing.  What is a flood has a rate: all clients
-of the kind together send so many a second, which one core could serve if it served nothing else.
+Slow clients hold connections and cost the load generator nothing.  Floods have a rate: all clients of the kind together
+send that many requests a second, as many as one core could serve if it did nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AGAIN_S: Final = 1.0
 _PATIENCE_S: Final = 10.0
 _READ: Final = "/hot/0?offset=-1"
 _HEAD_LISTS: Final = (7, 25, 120)
-"""Lists in a huge head: some 56, 200 and 960 kB."""
+"""Lists in a huge head: about 56, 200 and 960 kB."""
 _SLOW_UPLOADS: Final = 6
 _POLLS: Final = 110
 _RESETS: Final = 100
@@ -35,7 +35,7 @@ _RESETS: Final = 100
 
 @dataclass
 class Spot:
-    """One abusive client: where it connects from, how often it strikes, and what it got."""
+    """One abusive client: its source address, its rate, and the outcomes of its strikes."""
 
     port: int
     source: str
@@ -46,7 +46,7 @@ class Spot:
     """Strikes, and how they ended: statuses, `cut`, `no answer`.  Shared by all clients of the kind."""
 
     def name(self) -> str:
-        """An invented name."""
+        """A random name."""
         return f"{self.rng.getrandbits(64):016x}"
 
     async def strikes(self, strike: Callable[[], Awaitable[None]]) -> None:
@@ -56,7 +56,7 @@ class Spot:
             await self.struck(strike)
 
     async def struck(self, strike: Callable[[], Awaitable[None]], bound_s: float = _PATIENCE_S) -> None:
-        """Strike once, and count how it ends."""
+        """Strike once, and count the outcome."""
         self.got["tries"] += 1
         try:
             async with asyncio.timeout(bound_s):
@@ -70,7 +70,7 @@ class Spot:
         """Send a request on a connection of its own; read the whole reply."""
         wire = await Wire.open(self.port, self.source)
         try:
-            # A server may answer, and stop reading, before it has the whole of a request.
+            # A server may answer and stop reading before it has received the whole request.
             sending = asyncio.ensure_future(wire.send(data))
             try:
                 self.got[str((await wire.reply()).status)] += 1
@@ -113,7 +113,7 @@ async def slow_bodies(spot: Spot) -> None:
 
 
 async def stops_reading(spot: Spot) -> None:
-    """Ask for 1 MiB and take none of it: from the cache, with credentials and with a query of its own."""
+    """Request 1 MiB and read none of it: from the cache, with credentials and with a query of its own."""
 
     async def strike() -> None:
         ways: tuple[tuple[str, dict[str, str]], ...]
@@ -137,12 +137,12 @@ async def unknown_names(spot: Spot) -> None:
 
 
 async def invented_credentials(spot: Spot) -> None:
-    """Read a stream with credentials that were never seen before."""
+    """Read a stream with credentials that are new every time."""
     await spot.strikes(lambda: spot.read(request("GET", _READ, {"Authorization": f"Bearer {spot.name()}"})))
 
 
 async def huge_heads(spot: Spot) -> None:
-    """Send long lists of content codings, each list another one."""
+    """Send long lists of content codings, each different."""
 
     async def strike() -> None:
         line = f"Accept-Encoding: {spot.name()}," + "a," * 4_000 + "\r\n"
@@ -167,7 +167,7 @@ async def storms(spot: Spot) -> None:
 
 
 async def poll_floods(spot: Spot) -> None:
-    """Hold 110 long-polls with invented queries on one HTTP/2 connection; ask anew for each that ends."""
+    """Hold 110 long-polls with random queries on one HTTP/2 connection; replace each that ends."""
 
     async def strike() -> None:
         wire = await Http2.open(spot.port, spot.source)
@@ -186,7 +186,7 @@ async def poll_floods(spot: Spot) -> None:
 
 
 async def compression(spot: Spot) -> None:
-    """Read a text of 1 MiB in each coding, by queries that are not known yet."""
+    """Read a text of 1 MiB in each coding, by queries that are new every time."""
 
     async def strike() -> None:
         coding = spot.rng.choice(("br", "zstd", "gzip"))
@@ -197,7 +197,7 @@ async def compression(spot: Spot) -> None:
 
 
 async def cancelled(spot: Spot) -> None:
-    """Ask and leave at once; or ask a hundred times over HTTP/2 and take each request back (rapid reset)."""
+    """Send a request and leave at once; or send a hundred over HTTP/2 and reset each (rapid reset)."""
 
     async def strike() -> None:
         if spot.rng.random() < 0.02:
@@ -226,7 +226,7 @@ async def _for_ever(spot: Spot, strike: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _dripped(spot: Spot, wire: Wire, every_s: float) -> None:
-    """Send a byte every so often until the gateway has had enough."""
+    """Send a byte at regular intervals until the gateway ends the connection."""
 
     async def drip() -> None:
         while True:
@@ -255,4 +255,4 @@ KINDS: Final[dict[str, tuple[Kind, float]]] = {
     "compression": (compression, 4),
     "cancelled requests": (cancelled, 50),
 }
-"""Each kind, and how often all its clients together strike in a second; 0: as often as their connections end."""
+"""Each kind, with the rate of all its clients together (strikes a second); 0: as often as their connections end."""

@@ -1,8 +1,8 @@
-"""The processes beside the gateway: `python -m loadtest.abuse.child ROLE JSON`, ended by SIGTERM.
+"""The processes next to the gateway: `python -m loadtest.abuse.child ROLE JSON`, ended by SIGTERM.
 
-`origin` serves an in-memory origin at `port`, and its count of requests, as text, to each connection at `count_port`.
-`abusers` strikes at `port`, and on SIGTERM prints as JSON what each kind got.  `hostile` serves `ports`, by kind.
-`callers` reads from the routes of hostile origins, and prints what it got.
+`origin` serves an in-memory origin at `port`, and sends its count of requests, as text, to each connection at
+`count_port`.  `abusers` strikes at `port`, and on SIGTERM prints the outcomes of each kind as JSON.  `hostile` serves
+`ports`, by kind.  `callers` reads from the routes of hostile origins, and prints the outcomes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES: Final = 4
 
 
 async def origin(port: int, count_port: int) -> None:
-    """An in-memory origin that tells how many requests it has had."""
+    """An in-memory origin that reports the number of its requests."""
     running = await start_origin(OriginSettings(port=port))
 
     async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,9 +46,9 @@ async def origin(port: int, count_port: int) -> None:
 
 
 async def strike(port: int, origin_port: int, kinds: list[str], count: int, flood: float) -> None:
-    """`count` abusive clients, as many of each kind; floods strike at the share `flood` of their rates.
+    """`count` abusive clients, the same number of each kind; floods strike at the share `flood` of their rates.
 
-    Prints what they got when it is cancelled.
+    Prints their outcomes when it is cancelled.
     """
     words = b" ".join(body(str(n), 64).hex().encode() for n in range(abusers.TEXT_BYTES // 129))
     streams = {
@@ -81,7 +81,7 @@ async def strike(port: int, origin_port: int, kinds: list[str], count: int, floo
 
 
 async def call(port: int, kinds: list[str], count: int) -> None:
-    """`count` clients that read and write at the routes of hostile origins; prints what they got."""
+    """`count` clients that read and write at the routes of hostile origins; prints their outcomes."""
     got = {kind: Counter[str]() for kind in kinds}
     rng = random.Random(1)
     each = max(1, count // len(kinds))
@@ -143,7 +143,7 @@ async def _main(role: str, arguments: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] != "origin":
-        # They run when nothing that is measured wants the core.
+        # They run when no measured process needs the core.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,8 +1,8 @@
 """Good clients: five kinds, each request on a kept connection, every answer checked.
 
 The writer and the readers of a live stream are in one process, so that the time of an append and the time of its
-arrival are of one clock.  A request that is due while the client still waits for the one before is counted from the
-time it was due: a gateway that stops for a second is noticed by all the requests of that second.
+arrival are read from one clock.  The time of a request that becomes due while the client still waits for the previous
+one counts from when it was due: if the gateway stops for a second, all requests of that second notice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from loadtest.abuse.wire import HOST, Cut, Reply, Wire
 from loadtest.reading import NOW, EventReader, Fault, Message, Reader
 
 PATIENCE_S: Final = 30.0
-"""Time without an answer after which a good client calls itself refused."""
+"""Time without an answer after which a request counts as refused."""
 KINDS: Final = ("hit", "miss", "append", "long-poll", "sse", "join")
 HOT: Final = 4
-"""Streams that hits read."""
+"""Streams that are read as hits."""
 _HOT_BYTES: Final = 4_096
 _COLD_BYTES: Final = 2_048
 _MESSAGE_BYTES: Final = 200
 _PER_S: Final = {"hit": 10.0, "miss": 2.0, "append": 1.0, "join": 1.0}
-"""Requests a second of one client; the live readers get what is appended."""
+"""Requests a second of one client; live readers read what is appended."""
 _BINARY: Final = {"Content-Type": "application/octet-stream", "Stream-Closed": "true"}
 _JSON: Final = {"Content-Type": "application/json"}
 _AGAIN_S: Final = 0.5
@@ -38,13 +38,13 @@ _EXAMPLES: Final = 5
 
 @dataclass
 class Tally:
-    """What the good clients saw in one phase."""
+    """Outcomes of the good clients' requests in one phase."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refused: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
-    """The first refusals and faults, in words."""
+    """The first refusals and faults, as text."""
 
     def say(self, text: str) -> None:
         """Keep an example."""
@@ -57,13 +57,13 @@ class Refused(Exception):
 
 
 def body(name: str, size: int) -> bytes:
-    """The bytes of a stream that is named so: another name, other bytes."""
+    """The content of the stream with this name; it differs between names."""
     seed = blake2b(name.encode(), digest_size=64).digest()
     return (seed * (size // 64 + 1))[:size]
 
 
 class Good:
-    """All good clients.  `tally` is that of the phase under way."""
+    """All good clients.  `tally` is that of the current phase."""
 
     def __init__(self, gateway: int, origin: int, rng: Callable[[], float]) -> None:
         self.tally = Tally()
@@ -71,7 +71,7 @@ class Good:
         self._origin = origin
         self._rng = rng
         self._acknowledged: dict[int, int] = {}
-        """For each live stream, the number of the last message that was acknowledged."""
+        """The number of the last acknowledged message of each live stream."""
 
     async def prepare(self, count: int) -> None:
         """Create the streams that `count` clients of a kind use.  Raises Cut and Refused."""
@@ -123,7 +123,7 @@ class Good:
     async def _appends(self, client: Client, number: int) -> None:
         async for start in self._turns("append"):
             sequence = self._acknowledged[number] + 1
-            # A message without an acknowledgement is sent again by the same number, and the origin takes it once.
+            # A message without an acknowledgement is sent again with the same number, and the origin accepts it once.
             producer = {"Producer-Id": f"writer-{number}", "Producer-Epoch": "0", "Producer-Seq": str(sequence)}
             message = Message(sequence, time.monotonic()).encode(_MESSAGE_BYTES)
             reply = await client.answer("POST", f"/live/{number}", {**_JSON, **producer}, message)
@@ -151,7 +151,7 @@ class Good:
             reader.rewind()
 
     async def _joins(self, client: Client, number: int) -> None:
-        """Begin to follow a stream that has no other reader, each time another one."""
+        """Follow a stream without other readers, each time a new one."""
         with Client(self._origin) as origin:
             async for _ in self._turns("join"):
                 name = f"/joined/{number}/{secrets.token_hex(6)}"
@@ -169,7 +169,7 @@ class Good:
                 self._took("join", start)
                 client.close()
 
-    # -- what a client makes of it
+    # -- requests of a client
 
     async def _turns(self, kind: str) -> AsyncIterator[float]:
         """The times at which the requests of one client start: now, or when they were due if that is past."""
@@ -202,7 +202,7 @@ class Good:
 
 
 class Client:
-    """One client's connection, made when it is needed.  Raises Cut, Refused and TimeoutError."""
+    """One client's connection, opened when it is needed.  Raises Cut, Refused and TimeoutError."""
 
     def __init__(self, port: int, source: str = HOST) -> None:
         self._port = port

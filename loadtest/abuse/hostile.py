@@ -1,6 +1,6 @@
-"""Ten kinds of hostile origins.  Each serves one connection until it is cancelled or the gateway has left.
+"""Ten kinds of hostile origins.  Each serves one connection until it is cancelled or the gateway has disconnected.
 
-What goes on for ever is paced: `_PART` every `_PACE_S`, which is 1.3 MB/s a connection.
+Endless data is paced: `_PART` every `_PACE_S`, which is 1.3 MB/s per connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def _asked(reader: asyncio.StreamReader) -> bytes:
-    """The head of the next request.  Raises IncompleteReadError once the gateway has left."""
+    """The head of the next request.  Raises IncompleteReadError once the gateway has disconnected."""
     return await reader.readuntil(b"\r\n\r\n")
 
 
@@ -31,7 +31,7 @@ async def _for_ever(writer: asyncio.StreamWriter, part: bytes, pace_s: float = _
 
 
 async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Take requests, and say nothing."""
+    """Accept requests, and never answer."""
     while await reader.read(1 << 16):
         pass
 
@@ -46,7 +46,7 @@ async def trickles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def endless_events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send SSE data events for ever, and never a control event."""
+    """Send SSE data events for ever, never a control event."""
     await _asked(reader)
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nStream-Next-Offset: 0001\r\n\r\n")
     await _for_ever(writer, b"event: data\ndata: " + _PART + b"\n\n")
@@ -80,7 +80,7 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def huge_heads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send heads that do not end."""
+    """Send heads that never end."""
     await _asked(reader)
     writer.write(_OK)
     await _for_ever(writer, b"X-Large: " + b"x" * 8_000 + b"\r\n")
@@ -98,7 +98,7 @@ async def lies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 REFUSES: Final = "refuses connections"
-"""The kind that has no listener."""
+"""The kind without a listener."""
 
 KINDS: Final[dict[str, Serve]] = {
     "hangs": hangs,
@@ -111,7 +111,7 @@ KINDS: Final[dict[str, Serve]] = {
     "huge heads": huge_heads,
     "false lengths": lies,
 }
-"""Each kind that listens."""
+"""The kinds with a listener."""
 
 
 def prefix(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""As much of HTTP/2 as an abusive client needs: requests without bodies, resets, and which requests have ended."""
+"""The parts of HTTP/2 that an abusive client needs: requests without bodies, resets, and which requests have ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Http2:
         return cls(wire)
 
     async def ask(self, target: str, *, resets: bool = False) -> None:
-        """Send a request, and take it back at once where asked."""
+        """Send a request, and reset it at once if asked."""
         fields = ((":method", "GET"), (":scheme", "http"), (":authority", "edge.test"), (":path", target))
         data = _frame(_HEADERS, _ENDS_STREAM | _ENDS_HEADERS, self._next_id, self._encoder.encode(fields))
         if resets:
@@ -44,7 +44,7 @@ class Http2:
         await self._wire.send(data)
 
     async def ended(self, got: Counter[str], for_s: float) -> int:
-        """Read for so long; return how many requests have ended, and count their statuses."""
+        """Read for that long; return the number of requests that have ended, and count their statuses."""
         count = 0
         try:
             async with asyncio.timeout(for_s):

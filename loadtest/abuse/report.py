@@ -1,11 +1,13 @@
-"""The figures of a run, as a document that is kept and as tables.
+"""The figures of a run, as a document and as tables.
 
-`python -m loadtest.abuse.report FILE` keeps a run's `abuse.json` as `docs/abuse.json`, and writes its tables into
-`docs/abuse.md`.
+`python -m loadtest.abuse.report FILE` keeps the runs of a file `abuse.json` in `docs/abuse.json`, and writes their
+tables into `docs/abuse.md`.  A run that the file lacks stays as it was.  If a run cannot be shown, neither file
+changes, and the exit status is 2.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,13 +23,20 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 MOST_RATIO: Final = 1.5
 """Bound on p99 beside abusive clients, as a multiple of p99 alone."""
 
-
 MOST_WAITED: Final = 0.05
-"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times mean little."""
+"""Share of the time alone that either loop may wait for a core; above it the machine is busy, and times are
+unreliable."""
+
+MOST_STOLEN: Final = 0.01
+"""Share of the time that the machine's host may take from a core in either phase.  A p99 is made of the slowest
+hundredth, and no process on the machine causes such a delay."""
+
+_RUNS: Final = ("clients", "origins")
+"""The runs that the page shows."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed; 0 of none."""
+    """The quantile `share` of the values; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -68,13 +77,14 @@ def _phase(phase: Phase) -> dict[str, Any]:
         "busy": round(phase.busy, 3),
         "waited": round(phase.waited, 3),
         "clients_waited": round(phase.clients_waited, 3),
+        "stolen": round(phase.stolen, 4),
         "origin_per_s": round(sum(phase.origin_per_s) / max(1, len(phase.origin_per_s)), 1),
         "origin_most_per_s": round(max(phase.origin_per_s, default=0.0), 1),
     }
 
 
 def faults(figures: Mapping[str, Any]) -> list[str]:
-    """What a run must not show, except for what depends on the machine's other work: in one line each."""
+    """Failures of a run that do not depend on other load on the machine, one line each."""
     found = []
     for kind, both in figures["kinds"].items():
         for phase, of in both.items():
@@ -88,13 +98,23 @@ def faults(figures: Mapping[str, Any]) -> list[str]:
 
 
 def slow(figures: Mapping[str, Any]) -> list[str]:
-    """The kinds of good requests whose p99 is above its bound; if the machine was busy, that it was."""
-    if max(figures["alone"]["waited"], figures["alone"]["clients_waited"]) > MOST_WAITED:
-        return ["times are not judged: other work had the cores"]
+    """The kinds of good requests whose p99 is above its bound; or why times are not judged."""
+    if why := _why_not_judged(figures):
+        return [f"times are not judged: {why}"]
     ratios = {
         kind: both["beside"]["p99_ms"] / (both["alone"]["p99_ms"] or 1) for kind, both in figures["kinds"].items()
     }
     return [f"{kind}: p99 is {ratio:.2f} x" for kind, ratio in ratios.items() if ratio > MOST_RATIO]
+
+
+def _why_not_judged(figures: Mapping[str, Any]) -> str | None:
+    """Why the run's times say nothing of the gateway; None if they do."""
+    alone, beside = figures["alone"], figures["beside"]
+    if (stolen := max(alone["stolen"], beside["stolen"])) > MOST_STOLEN:
+        return f"the machine's host took {stolen:.1%} of a core"
+    if max(alone["waited"], alone["clients_waited"]) > MOST_WAITED:
+        return "other work had the cores"
+    return None
 
 
 def good_table(figures: Mapping[str, Any]) -> str:
@@ -113,7 +133,7 @@ def good_table(figures: Mapping[str, Any]) -> str:
 
 
 def gateway_table(figures: Mapping[str, Any]) -> str:
-    """What the gateway and the origin took, in Markdown."""
+    """The resources that the gateway and the origin used, in Markdown."""
     lines = ["| | alone | beside |", "|---|--:|--:|"]
     alone, beside = figures["alone"], figures["beside"]
     bound = figures["memory_bound_bytes"] / 1e6
@@ -125,13 +145,15 @@ def gateway_table(figures: Mapping[str, Any]) -> str:
         ("clients_waited", "the good clients for theirs"),
     ):
         lines.append(f"| {what} | {alone[name]:.0%} | {beside[name]:.0%} |")
+    stolen = f"{alone['stolen']:.1%} | {beside['stolen']:.1%}"
+    lines.append(f"| time that the machine's host took from a core | {stolen} |")
     lines.append(f"| requests at the origin, a second | {alone['origin_per_s']:.0f} | {beside['origin_per_s']:.0f} |")
     lines.append(f"| most in one second | {alone['origin_most_per_s']:.0f} | {beside['origin_most_per_s']:.0f} |")
     return "\n".join(lines) + "\n"
 
 
 def got_table(figures: Mapping[str, Any]) -> str:
-    """What the abusive clients got, in Markdown."""
+    """The outcomes of the abusive clients, in Markdown."""
     lines = ["| kind | tries | what they got |", "|---|--:|---|"]
     for kind, counts in figures["got"].items():
         ends = ", ".join(f"{count:,} {what}" for what, count in counts.items() if what != "tries")
@@ -140,22 +162,50 @@ def got_table(figures: Mapping[str, Any]) -> str:
 
 
 def tables(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of the page, by name."""
-    return {
-        name: f"{good_table(kept[name])}\n{gateway_table(kept[name])}\n{got_table(kept[name])}"
-        for name in ("clients", "origins")
-    }
+    """The parts of the page for the runs that were kept, by name."""
+    return {name: _part(kept[name]) for name in _RUNS if name in kept}
 
 
-def main() -> None:
-    """Keep a run, and show it."""
-    kept = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    (DOCS / "abuse.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    page = (DOCS / "abuse.md").read_text(encoding="utf-8")
-    for name, text in tables(kept).items():
+def _part(figures: Mapping[str, Any]) -> str:
+    why = _why_not_judged(figures)
+    warning = f"Times are not judged: {why}.\n\n" if why else ""
+    return f"{warning}{good_table(figures)}\n{gateway_table(figures)}\n{got_table(figures)}"
+
+
+def main(arguments: Sequence[str], docs: Path = DOCS) -> int:
+    """Keep the runs of a file in `docs`, and show them there; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.abuse.report", description=__doc__)
+    parser.add_argument("file", type=Path, help="a run's abuse.json")
+    file: Path = parser.parse_args(arguments).file
+    try:
+        kept, page = _with_runs(file, docs)
+    except (OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    (docs / "abuse.json").write_text(kept, encoding="utf-8")
+    (docs / "abuse.md").write_text(page, encoding="utf-8")
+    return 0
+
+
+def _with_runs(file: Path, docs: Path) -> tuple[str, str]:
+    """The texts of `abuse.json` and `abuse.md` with the runs of a file.  Raises OSError or ValueError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not the JSON of a run") from error
+    runs = {name: found[name] for name in _RUNS if isinstance(found, dict) and name in found}
+    if not runs:
+        raise ValueError(f"{file} has no run of {' or '.join(_RUNS)}")
+    page = (docs / "abuse.md").read_text(encoding="utf-8")
+    for name, figures in runs.items():
+        try:
+            text = _part(figures)
+        except KeyError as error:
+            raise ValueError(f"{file} lacks {error} in the run of {name}") from error
         page = with_part(page, name, text)
-    (DOCS / "abuse.md").write_text(page, encoding="utf-8")
+    kept = json.loads((docs / "abuse.json").read_text(encoding="utf-8"))
+    return json.dumps({**kept, **runs}, indent=1) + "\n", page
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

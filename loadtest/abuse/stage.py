@@ -1,4 +1,4 @@
-"""One run: the processes, the two phases, and what was measured in them."""
+"""One run: its processes, its two phases, and their measurements."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ import uvloop
 from loadtest.abuse import abusers, hostile
 from loadtest.abuse.good import Good, Tally
 from loadtest.abuse.wire import HOST
-from loadtest.bench.machine import BenchError, Cores, busy_s, pinned
+from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
 
 MEMORY_BYTES: Final = 512 << 20
-"""Bound on the gateway's memory: `limits.memory_max_bytes`, and what a run is judged by."""
+"""Bound on the gateway's memory: `limits.memory_max_bytes`, by which a run is judged."""
 CACHE_BYTES: Final = 128 << 20
 NEW_STREAMS_PER_S: Final = 20
 REQUESTS_PER_S: Final = 50
-"""What the gateway admits of each client network in a second; a good client needs a tenth and a fifth of it."""
+"""Requests that the gateway admits from each client network per second; a good client needs a tenth and a fifth of
+it."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _START_S: Final = 30.0
 _STOP_S: Final = 15.0
@@ -38,14 +39,14 @@ _STOP_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run."""
+    """The settings of a run."""
 
     seconds: float
     """Length of each phase."""
     good: int = 100
     abusive: int = 1_000
     kinds: tuple[str, ...] = tuple(abusers.KINDS)
-    """Kinds of abusive clients; none: hostile origins, and `abusive` clients that call them."""
+    """Kinds of abusive clients; if empty, hostile origins and `abusive` clients that call them."""
     origins: tuple[str, ...] = (*hostile.KINDS, hostile.REFUSES)
     """Kinds of hostile origins."""
     flood: float = 1.0
@@ -58,41 +59,43 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where everything listens."""
+    """The ports of all processes."""
 
     gateway: int
     origin: int
     count: int
-    """Where the origin tells how many requests it has had."""
+    """The port at which the origin reports the number of its requests."""
     hostile: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class Phase:
-    """What was measured in one phase."""
+    """Measurements of one phase."""
 
     tally: Tally = field(default_factory=Tally)
     peak_bytes: int = 0
-    """Most resident memory of the gateway."""
+    """Peak resident memory of the gateway."""
     busy: float = 0.0
     """Share of a core that the gateway used."""
     waited: float = 0.0
     """Share of the time in which the gateway's loop was ready to run and another process had its core."""
     clients_waited: float = 0.0
-    """The same of the good clients' loop: what it waited is in their times, and is not the gateway's."""
+    """The same share for the good clients' loop: its waiting is in their times, and is not the gateway's."""
+    stolen: float = 0.0
+    """Share of the time that the machine's host took from a core that the run uses: the largest of any core."""
     origin_per_s: list[float] = field(default_factory=list)
-    """Requests at the good origin, in each second."""
+    """Requests at the good origin, per second."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What a run has shown."""
+    """The result of a run."""
 
     plan: Plan
     alone: Phase
     beside: Phase
     got: dict[str, dict[str, int]]
-    """What each kind of abusive client, or each caller of a hostile origin, got."""
+    """Outcomes of each kind of abusive client, or of each caller of a hostile origin."""
 
 
 def run(plan: Plan, folder: Path) -> Result:
@@ -106,23 +109,24 @@ def run(plan: Plan, folder: Path) -> Result:
     command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
     cores = Cores.of_this_machine() if plan.is_pinned else None
     server, load = (cores.server, cores.load) if cores else (None, None)
+    used = (cores.server, cores.load) if cores else tuple(os.sched_getaffinity(0))
     with (
         pinned(load) if load is not None else nullcontext(),
         _child("origin", {"port": origin, "count_port": count}, folder, load, origin),
         _process("gateway", command, folder, server, gateway) as pid,
     ):
-        return uvloop.run(_phases(plan, folder, ports, pid, load))
+        return uvloop.run(_phases(plan, folder, ports, pid, load, used))
 
 
-async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | None) -> Result:
+async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | None, used: Sequence[int]) -> Result:
     good = Good(ports.gateway, ports.origin, random.Random(2).random)
     each = max(2, plan.good // 5)
     await good.prepare(each)
     tasks = [asyncio.ensure_future(client) for client in good.clients(each)]
     try:
-        alone = await _phase(plan, good, ports, pid)
+        alone = await _phase(plan, good, ports, pid, used)
         with _abuse(plan, folder, ports, core) as log:
-            beside = await _phase(plan, good, ports, pid)
+            beside = await _phase(plan, good, ports, pid, used)
     finally:
         for task in tasks:
             task.cancel()
@@ -134,7 +138,8 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
 
 @contextmanager
 def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator[Path]:
-    """The abusive clients, or the hostile origins and their callers, at work; what they got is in the file then."""
+    """Run the abusive clients, or the hostile origins and their callers, during the block; their outcomes are in the
+    file after it."""
     work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
     if plan.kinds:
         work |= {"origin_port": ports.origin, "kinds": plan.kinds, "flood": plan.flood}
@@ -150,20 +155,21 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
         yield folder / "callers.log"
 
 
-async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
-    """Let everything run for a while, then count for `plan.seconds`; refusals count from the start."""
+async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence[int]) -> Phase:
+    """Let everything run for a while, then measure for `plan.seconds`; refusals count from the start."""
     phase = Phase()
     good.tally = phase.tally
     _forget_peak(pid)
     await asyncio.sleep(plan.warm_s)
     phase.tally.seconds.clear()
-    before = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
+    before, stolen = (busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())), _stolen_s(cores)
     began = time.monotonic()
     async with _counting(ports.count, phase.origin_per_s):
         await asyncio.sleep(plan.seconds)
     passed = time.monotonic() - began
     after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
     phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
+    phase.stolen = max((b - a) / passed for a, b in zip(stolen, _stolen_s(cores), strict=True))
     phase.peak_bytes = _peak_bytes(pid)
     good.tally = Tally()
     return phase
@@ -171,7 +177,7 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int) -> Phase:
 
 @asynccontextmanager
 async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
-    """Note the origin's requests in each second."""
+    """Record the number of the origin's requests every second."""
 
     async def count() -> int:
         reader, writer = await asyncio.open_connection(HOST, port)
@@ -218,7 +224,7 @@ def _config(ports: Ports, admin: int) -> str:
 
 @contextmanager
 def _child(role: str, arguments: dict[str, Any], folder: Path, core: int | None, port: int = 0) -> Iterator[int]:
-    """One of `loadtest.abuse.child`."""
+    """Start a process of `loadtest.abuse.child`."""
     command = (sys.executable, "-m", "loadtest.abuse.child", role, json.dumps(arguments))
     with _process(role, command, folder, core, port) as pid:
         yield pid
@@ -249,7 +255,7 @@ def _process(name: str, command: Sequence[str], folder: Path, core: int | None, 
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports without a listener, below those that the kernel gives to the thousands of connections of a run."""
+    """Free ports below the range from which the kernel assigns ports to the thousands of connections of a run."""
     lowest = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
     candidates = random.sample(range(lowest // 2, lowest), 4 * count)
     free = [port for port in candidates if _is_free(port)]
@@ -274,7 +280,7 @@ def _accepts(port: int) -> bool:
 
 
 def _said(log: Path) -> dict[str, dict[str, int]]:
-    """What a child printed when it ended."""
+    """The output of a child after it ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     if not lines or not lines[-1].startswith("{"):
         raise BenchError(f"{log.name} ends without figures: {lines[-1:]}")
@@ -285,6 +291,10 @@ def _said(log: Path) -> dict[str, dict[str, int]]:
 def _waited_s(pid: int) -> float:
     """Seconds that the main thread of a process has been ready without a core (schedstat, in sched-stats.rst)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
+def _stolen_s(cores: Sequence[int]) -> list[float]:
+    return [core_time(core).stolen_s for core in cores]
 
 
 def _peak_bytes(pid: int) -> int:

@@ -15,7 +15,7 @@ _LIMIT: Final = 1 << 20
 
 
 class Cut(Exception):
-    """The connection was refused, or ended before the reply did."""
+    """The connection was refused, or ended before the reply was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Reply:
 
 
 class Wire:
-    """One connection.  Every method raises Cut if it ends; bounds on time are the caller's."""
+    """One connection.  Every method raises Cut if it ends; callers bound the time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.is_over = False
-        """Whether the peer takes no further request."""
+        """Whether the peer accepts no further request."""
 
     @classmethod
     async def open(cls, port: int, source: str = HOST, receive_bytes: int = 0) -> Self:

@@ -1,7 +1,8 @@
 """`python -m loadtest.bench`: start all servers, measure in interleaved rounds, report.
 
-A round measures every peer of a benchmark once, in an order that turns from round to round, so that no peer always
-runs on the core that another has just warmed.  Exit statuses: 0 measured, whatever the figures say; 1 it could not be.
+A round measures every peer of a benchmark once, in an order that rotates from round to round, so that no peer always
+runs on a core that the same other peer has just warmed.  Exit statuses: 0 measured, whatever the figures; 1 not
+measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FOREIGN_IS_MUCH = 0.1
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the benchmarks that the command line selects."""
     options = _options()
     try:
         result = _measure(options)
@@ -82,7 +83,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
 
 
 def _run(benchmark: Benchmark, stage: Stage, rounds: int) -> list[str]:
-    """Fill the benchmark's rows; a line for each peer that could not be measured."""
+    """Fill the benchmark's rows; return one line for each peer that could not be measured."""
     rows = {row.key: row for row in benchmark.rows}
     failed: dict[str, str] = {}
     for number in range(min(rounds, benchmark.most_rounds)):

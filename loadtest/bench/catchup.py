@@ -1,15 +1,15 @@
 """Cached catch-up reads and relayed requests, loaded by wrk.
 
-A cached read is one that needs no origin: the stream is closed and its answer was given before.  That the origins
-stayed idle is checked in every round, by their processor time.
+A cached read needs no origin: the stream is closed and its answer has been given before.  Every round checks, by their
+processor time, that the origins stayed idle.
 
-A cold read is the first of its stream: everything is asked of the origin, and nginx beside it keeps nothing.  Relayed
-are the methods that are no reads.  In both the responder behind them costs less than either, and that it was asked is
-checked, too.
+A cold read is the first read of its stream: everything is requested from the origin, and nginx stores nothing.
+Requests with methods other than reads are relayed.  In both cases the responder behind the servers costs less than
+either server, and every round checks that it was asked.
 
-A read that ends at the tail of an open stream needs none either while the stream's live request is open.  It stands
-beside a read of as many bytes that ends inside the same gateway's tape, and beside nginx's hit, in requests and in the
-processor time of the server's process.
+A read that ends at the tail of an open stream needs no origin either while the stream's live request is open.  It is
+compared with a read of as many bytes that ends inside the same gateway's tape, and with nginx's hit, in requests and in
+the server's processor time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSIDE: Final = "inside the tape"
 _COLD_CACHE: Final = "16MiB"
 _WARM_UPS: Final = 3
 _FOLLOWING_READS: Final = 50
-"""Reads of a tail after which it is surely followed."""
+"""Number of tail reads after which the stream is certainly followed."""
 
 _numbers = itertools.count(1)
 
@@ -76,7 +76,7 @@ def _relayed(name: str, load: wrk.Load, stage: Stage, peer: str) -> Mapping[str,
 
 
 def _cold(name: str, size: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
-    """A gateway of its own, whose cache is so small that it is soon full: what is laid down then makes others go."""
+    """A gateway of its own, with a cache so small that it is soon full and every stored stream evicts others."""
     with ExitStack() as stack:
         server = stage.peers.servers[peer]
         if peer == GATEWAY:
@@ -95,7 +95,7 @@ def _unseen(size: str) -> wrk.Load:
 
 
 def _tail(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    """A stream of one reply, or the first of the two replies of another; nginx has a closed one."""
+    """Reads up to the tail of a stream of one reply, or of the first of two replies; nginx has a closed stream."""
     server = stage.peers.servers["nginx" if peer == "nginx" else GATEWAY]
     path = "/1k/tail"
     if peer != "nginx":
@@ -113,7 +113,7 @@ def _tail(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _create(port: int, path: str, size: int) -> None:
-    """An open stream of so many bytes, at its origin."""
+    """Create an open stream of that many bytes at its origin."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("PUT", path, bytes(size), {"Content-Type": "application/octet-stream"})
     reply = connection.getresponse()
@@ -131,7 +131,7 @@ def _benchmark(name: str, title: str, peers: tuple[str, ...], targets: tuple[Tar
 
 
 def benchmarks() -> list[Benchmark]:
-    """Everything that wrk can load."""
+    """All benchmarks that wrk can load."""
     strict = (STRICT,) if HAS_FAST_PATH_SWITCH else ()
     same = (GATEWAY, *strict, "nginx", "varnish", "bare")
     three = (GATEWAY, "nginx", "varnish")

@@ -1,4 +1,4 @@
-"""TLS for the servers: one certificate for all of them, and the lines of configuration that have each use it.
+"""TLS for the servers: one certificate for all, and the lines of configuration that make each server use it.
 
 nginx and nchan speak HTTP/2 on the same port, by ALPN, as the gateway does.
 """
@@ -14,15 +14,15 @@ from typing import Final
 from loadtest.bench.machine import BenchError
 
 HAS_HTTP2: Final = find_spec("h2") is not None
-"""Whether the gateway speaks HTTP/2, for which it needs this library; without it those rows are left out."""
+"""Whether the gateway speaks HTTP/2, for which it needs this library; otherwise those rows are left out."""
 
 _STREAMS: Final = 128
-"""At once on a connection, as nginx has it by itself."""
+"""Concurrent streams of a connection: nginx's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Two files in PEM, of an ECDSA key on P-256."""
+    """Two PEM files with an ECDSA key on P-256."""
 
     certificate: Path
     key: Path
@@ -35,12 +35,12 @@ def make_certificate(openssl: Path, folder: Path) -> Certificate:
     command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", made.key, "-out", made.certificate]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BenchError(f"openssl: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+        raise BenchError(f"openssl: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     return made
 
 
 def nginx_tls(port: int, certificate: Certificate) -> str:
-    """What stands in an nginx `server` beside its plain listener."""
+    """The lines that an nginx `server` needs in addition to its plain listener."""
     return f"""\
     listen 127.0.0.1:{port} ssl http2 backlog=4096;
     ssl_certificate {certificate.certificate};
@@ -51,7 +51,7 @@ def nginx_tls(port: int, certificate: Certificate) -> str:
 
 
 def gateway_tls(port: int, certificate: Certificate) -> str:
-    """What stands in the gateway's TOML beside its plain listener."""
+    """The lines that the gateway's TOML needs in addition to its plain listener."""
     return f"""
 [[listener]]
 address = "127.0.0.1:{port}"

@@ -1,7 +1,7 @@
-"""The result as two SVG pictures, drawn by hand: bars side by side, and lines of growth.
+"""The result as two hand-drawn SVG pictures: bars side by side, and lines of growth.
 
-Every benchmark has its own scale, because units differ: the longest bar of a group is its full width.  What is judged
-by processor time is drawn by it.  Figures in, text out; the colours hold on white and on dark pages.
+Every benchmark has its own scale, because units differ: the longest bar of a group has the full width.  Benchmarks
+judged by processor time are drawn by it.  Figures in, text out; the colours work on light and dark pages.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bars(rows: Sequence[Row]) -> str:
 
 
 def lines(growths: Sequence[Growth]) -> str:
-    """Throughput and memory over the number of streams and of connections, on logarithmic counts."""
+    """Throughput and memory by the number of streams and of connections, on logarithmic axes."""
     panels: list[tuple[str, Growth, Callable[[GrowthPoint], float], str]] = []
     for growth in growths:
         panels.append((f"requests/s by {growth.of}", growth, _rate, COLOURS[GATEWAY]))

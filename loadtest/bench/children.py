@@ -1,4 +1,4 @@
-"""Child processes: started on a core, waited for until their port answers, ended by their own pid."""
+"""Child processes: started on a core, awaited until their port accepts, ended by their own pid."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Child:
     port: int
     pid: int
     secure_port: int = 0
-    """Where it accepts TLS; 0 where it does not."""
+    """The port that accepts TLS; 0 without TLS."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process that was started and those below it now: some accept before they have forked."""
+        """The started process and its current descendants; some servers accept before they have forked."""
         return family(self.pid)
 
     @property
@@ -67,7 +67,7 @@ def _wait_for(name: str, process: subprocess.Popen[bytes], port: int, log: Path)
                 return
         time.sleep(0.02)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    raise BenchError(f"{name} does not accept on port {port}: {lines[-1] if lines else 'it said nothing'}")
+    raise BenchError(f"{name} does not accept on port {port}: {lines[-1] if lines else 'no output'}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""One request on one connection, answered as raw bytes: what the bare responder repeats and what a hit is judged by."""
+"""One request on one connection, answered as raw bytes: the bare responder repeats them, and hits are recognised by
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _TIMEOUT_S = 20.0
 
 
 def fetch_raw(port: int, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> bytes:
-    """Head and body of an answer that has a Content-Length or none of a body."""
+    """Head and body of an answer that has a Content-Length or no body."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{fields}\r\n".encode("ascii"))
@@ -26,7 +27,7 @@ def fetch_raw(port: int, path: str, headers: Mapping[str, str] | None = None, me
 
 
 def header(answer: bytes, name: str) -> str:
-    """A field's value in a raw answer; empty where it is missing."""
+    """A field's value in a raw answer; empty if it is missing."""
     head = answer.partition(b"\r\n\r\n")[0].decode("latin-1")
     found = re.search(rf"^{re.escape(name)}:[ \t]*(.*?)[ \t]*\r?$", head, re.IGNORECASE | re.MULTILINE)
     return found[1] if found else ""

@@ -1,7 +1,7 @@
-"""Samples, medians, and what they are held to.
+"""Samples, medians, and the targets for them.
 
-A row is one figure of one benchmark, with the samples of every peer, one a round.  A target speaks of the gateway's
-median in that row: as a multiple of another peer's, as a difference to it, or in itself.  Pure.
+A row is one figure of one benchmark, with one sample per round and peer.  A target applies to the gateway's median in
+that row: as a multiple of another peer's median, as a difference to it, or by itself.  Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, assert_never
 
 GATEWAY: Final = "gateway"
 LOAD_BOUND_BELOW: Final = 0.9
-"""A server that was less busy than this was not the limit of what was measured."""
+"""A server less busy than this was not the bottleneck of the measurement."""
 
 
 class Relation(Enum):
@@ -55,7 +55,7 @@ class Target:
                 assert_never(self.relation)
 
     def is_reached(self, row: Row) -> bool | None:
-        """Whether the row's gateway reaches it; None when one of the two was not measured."""
+        """Whether the row's gateway reaches it; None if either was not measured."""
         if self.relation is Relation.AT_MOST_CPU:
             ratio = row.cpu_ratio_to(self.reference)
             return None if ratio is None else ratio <= self.value
@@ -84,48 +84,48 @@ class Sample:
 
     value: float
     busy: float | None = None
-    """How busy the server was meanwhile: processor seconds per second."""
+    """Load of the server during the round: processor seconds per second."""
     foreign: float | None = None
-    """What others took of the server's core meanwhile: processor seconds per second."""
+    """Load of the server's core by other processes during the round: processor seconds per second."""
     cpu_us: float | None = None
-    """Processor time of the server an operation, user and kernel, all its processes together: microseconds."""
+    """Processor time of the server per operation, user and kernel, over all its processes: microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one benchmark, of every peer."""
+    """One figure of one benchmark, for every peer."""
 
     key: str
     title: str
     unit: str
     targets: Sequence[Target] = ()
     digits: int = 0
-    """Decimal places worth showing."""
+    """Number of decimal places shown."""
     is_rate: bool = True
-    """Whether more is better and the server's processor is what limits it."""
+    """Whether more is better and the server's processor is the limit."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
     def add(self, peer: str, sample: Sample) -> None:
-        """Take a round's figure."""
+        """Add a round's figure."""
         self.samples.setdefault(peer, []).append(sample)
 
     def median_of(self, peer: str) -> float | None:
-        """The middle of a peer's samples."""
+        """The median of a peer's samples."""
         samples = self.samples.get(peer)
         return median(sample.value for sample in samples) if samples else None
 
     def busy_of(self, peer: str) -> float | None:
-        """How busy the peer's server was, in the middle."""
+        """Median load of the peer's server."""
         known = [sample.busy for sample in self.samples.get(peer, ()) if sample.busy is not None]
         return median(known) if known else None
 
     def cpu_us_of(self, peer: str) -> float | None:
-        """Median processor time of the server per operation, which other load on the machine affects little."""
+        """Median processor time of the server per operation; other load on the machine hardly affects it."""
         known = [sample.cpu_us for sample in self.samples.get(peer, ()) if sample.cpu_us is not None]
         return median(known) if known else None
 
     def is_load_bound(self, peer: str) -> bool:
-        """Whether neither the server nor others on its core were the limit: the load generator was."""
+        """Whether the load generator was the bottleneck: neither the server nor others on its core were."""
         shares = [
             sample.busy + (sample.foreign or 0.0) for sample in self.samples.get(peer, ()) if sample.busy is not None
         ]
@@ -133,21 +133,21 @@ class Row:
 
     @property
     def is_judged_by_cpu(self) -> bool:
-        """Whether processor time is what the row is about, and its rate the load's."""
+        """Whether the row is about processor time, at a rate given by the load."""
         return any(target.relation is Relation.AT_MOST_CPU for target in self.targets)
 
     def ratio_to(self, peer: str) -> float | None:
-        """The gateway's median over a peer's."""
+        """The gateway's median divided by a peer's."""
         return _ratio(self.median_of(GATEWAY), self.median_of(peer))
 
     def cpu_ratio_to(self, peer: str) -> float | None:
-        """The same of the processor time an operation."""
+        """The same ratio for processor time per operation."""
         return _ratio(self.cpu_us_of(GATEWAY), self.cpu_us_of(peer))
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthPoint:
-    """The gateway with so many of something."""
+    """The gateway's figures at one count."""
 
     count: int
     requests_per_s: float
@@ -157,7 +157,7 @@ class GrowthPoint:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How cost grows with one thing."""
+    """Growth of cost with one count."""
 
     of: str
     points: Sequence[GrowthPoint]

@@ -22,7 +22,7 @@ _WARM_UPS: Final = 3
 _SPARE_FILES: Final = 256
 _MANY: Final = 1_000
 _CONNECTING_S: Final = 2.0
-"""What wrk is given to open thousands of connections, before the middle of the run is looked at."""
+"""Time that wrk gets to open thousands of connections, before the middle of the run is measured."""
 
 
 def measure(stage: Stage) -> list[Growth]:
@@ -58,7 +58,7 @@ def _point(stage: Stage, gateway: Child, streams: int, connections: int, count: 
 
 
 def _warm(port: int, streams: Iterable[int]) -> None:
-    """Have the gateway know these streams, and the requests for them: what is measured is not how that comes about."""
+    """Load these streams, and the requests for them, into the gateway: filling the cache is not measured."""
     numbers = list(streams)
 
     def read(part: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""h2load: how it is called, and its report as figures."""
+"""h2load: its call, and its report as figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class H2Report:
-    """What one run showed."""
+    """The result of one run."""
 
     requests_per_s: float
     requests: int
-    """Answered."""
+    """Answered requests."""
     errors: int
     """Requests that failed, timed out, or were answered with 4xx or 5xx."""
 
@@ -27,9 +27,9 @@ class H2Report:
 def run(
     h2load: Path, port: int, path: str, seconds: float, core: int, *, connections: int = 10, streams: int = 10
 ) -> H2Report:
-    """Load a server over HTTP/2 and TLS for so long, with so many requests at once on each connection.
+    """Load a server over HTTP/2 and TLS for that long, with that many concurrent requests on each connection.
 
-    Raises BenchError when anything at all went wrong: a failed request is a fast one.
+    Raises BenchError if any request failed, because a failed request is a fast one.
     """
     command = [str(h2load), "-D", str(max(1, round(seconds))), "-c", str(connections), "-m", str(streams)]
     command += ["-H", "user-agent: bench", f"https://127.0.0.1:{port}{path}"]
@@ -37,7 +37,7 @@ def run(
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"h2load was not over {_PATIENCE_S:g} s after its time") from error
+            raise BenchError(f"h2load did not end within {_PATIENCE_S:g} s after its time") from error
     if done.returncode:
         raise BenchError(f"h2load failed: {((done.stderr or done.stdout).strip().splitlines() or [''])[-1]}")
     report = parse(done.stdout)
@@ -47,7 +47,7 @@ def run(
 
 
 def parse(text: str) -> H2Report:
-    """h2load's report.  Raises BenchError when it is none, or not of HTTP/2."""
+    """h2load's report as figures.  Raises BenchError if it is unreadable or not of HTTP/2."""
     if not re.search(r"^Application protocol: h2\s*$", text, re.MULTILINE):
         raise BenchError("h2load's report is not of HTTP/2")
     rate = re.search(r"^finished in [^,]+, ([\d.]+) req/s", text, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Live readers, by the thousand, who stay: held and counted by a C client (`live_client.py`).
+"""Thousands of live readers that stay connected, held and counted by a C client (`live_client.py`).
 
-"Spaced out" means one event at a time: the next is published when the last has reached everybody.  "Saturation" keeps
-a window of events on the way: as fast as it can, without anyone losing any.
+"Spaced out" means one event at a time: the next is published once the last has reached every reader.  "Saturation"
+keeps a window of events in flight: the highest rate at which no reader loses an event.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, S
 
 
 def _stalled(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    """Messages large enough for the stalled ones' buffers to be full before counting begins."""
+    """Messages large enough that the stalled readers' buffers are full before counting begins."""
     server = stage.peers.servers[GATEWAY if peer == NONE_STALLED else peer]
     argv = live_client.arguments(stage, peer, server)
     argv += ["--subscribers", str(SUBSCRIBERS - STALLED), "--window", "1", "--gap-us", "10000"]
@@ -83,7 +83,7 @@ def _delay(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 @contextmanager
 def _held(stage: Stage, peer: str, server: Child, mode: str, count: int, secure: Path | None) -> Iterator[Sample]:
-    """So many idle live readers, until the end of the block; gives what it took the server to let them in."""
+    """That many idle live readers, until the end of the block; yields the rate at which they were accepted."""
     argv = live_client.arguments(stage, peer, server, is_long_poll=mode == "longpoll", is_secure=secure is not None)
     argv += ["--mode", mode, "--subscribers", str(count)]
     with pinned(stage.cores.load):
@@ -100,7 +100,7 @@ def _held(stage: Stage, peer: str, server: Child, mode: str, count: int, secure:
         assert process.stderr is not None
         line = process.stdout.readline()
         if not line:
-            raise BenchError(f"live idle: {process.stderr.read().strip() or 'it said nothing'}")
+            raise BenchError(f"live idle: {process.stderr.read().strip() or 'no output'}")
         report = json.loads(line)
         if report["open"] != count:
             raise BenchError(f"{peer} holds {report['open']} of {count} idle readers")
@@ -115,9 +115,9 @@ def _memory(mode: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def memory_each(stage: Stage, peer: str, mode: str, most: int, secure: Path | None = None) -> Sample:
-    """Bytes for each of at most so many idle readers; `secure` is the client that speaks TLS, where they do."""
+    """Bytes per reader, for at most that many idle readers; `secure` is the client that speaks TLS, if they do."""
     count = min(most, stage.max_files - _SPARE_FILES)
-    # A process of its own: what earlier benchmarks freed would be taken again, and hide what this one costs.
+    # A process of its own: memory freed by earlier benchmarks would be reused, and hide the cost of this one.
     with fresh(peer, stage.tools, stage.cores, stage.peers, stage.folder) as server:
         with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS, secure):
             pass
@@ -128,7 +128,7 @@ def memory_each(stage: Stage, peer: str, mode: str, most: int, secure: Path | No
 
 
 def benchmarks() -> list[Benchmark]:
-    """Everything with live readers."""
+    """All benchmarks with live readers."""
     both = (GATEWAY, NCHAN)
     return [
         Benchmark(

@@ -1,7 +1,7 @@
-"""The C clients of live readers (`clients/live.c`, `poll.c`, `join.c`): how they are called, their reports as figures.
+"""The C clients of live readers (`clients/live.c`, `poll.c`, `join.c`): their calls, and their reports as figures.
 
-Each is writer and readers in one process, so a delay is read from one clock.  For the gateway it is also the origin,
-and publishing writes to every follower; for nchan it publishes by POST.
+Each is writer and readers in one process, so a delay is measured with one clock.  For the gateway it is also the
+origin, and publishing writes to every follower; for nchan it publishes by POST.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 def arguments(
     stage: Stage, peer: str, server: Child | None, *, is_long_poll: bool = False, is_secure: bool = False
 ) -> list[str]:
-    """Whom to read from, how to publish and whose time to read; a stream of its own each time.
+    """Arguments for the server to read from, the way to publish, the measured process, and a new stream.
 
     Without a server the client reads from itself.
     """
@@ -46,7 +46,7 @@ def arguments(
 
 
 def run(stage: Stage, program: Path, argv: list[str]) -> dict[str, Any]:
-    """A client's report.  Raises BenchError with its last line when it failed: it ends at the first thing amiss."""
+    """A client's report.  Raises BenchError with its last line if it failed; it ends at the first error."""
     patience_s = _PATIENCE_S + stage.seconds
     with pinned(stage.cores.load):
         try:
@@ -54,15 +54,15 @@ def run(stage: Stage, program: Path, argv: list[str]) -> dict[str, Any]:
                 [str(program), *argv], capture_output=True, text=True, timeout=patience_s, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"{program.name} was not over after {patience_s:g} s") from error
+            raise BenchError(f"{program.name} did not end after {patience_s:g} s") from error
     if done.returncode:
-        raise BenchError(f"{program.name}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+        raise BenchError(f"{program.name}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
 def rate(report: dict[str, Any], operations: int) -> Sample:
-    """So many operations in a report's window, a second and in the server's processor time."""
+    """Operations in a report's window, as a rate and with the server's processor time."""
     seconds, server_s, core_s = report["seconds"], report["server_s"], report["core_s"]
     if operations == 0:
         raise BenchError("not one operation was completed in the window")

@@ -20,12 +20,13 @@ _CPUCLOCK_SCHED = 2
 
 
 class BenchError(Exception):
-    """A benchmark cannot run or its result would mean nothing; the text is one line."""
+    """A benchmark cannot run, or its result would be meaningless; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which core serves and which one loads.  Origins run on a third where there is one, else beside the load."""
+    """The core of the server and the core of the load.  Origins run on a third core if there is one, else on that of
+    the load."""
 
     server: int
     load: int
@@ -33,7 +34,7 @@ class Cores:
 
     @classmethod
     def of_this_machine(cls) -> Cores:
-        """The last cores that this process may use: interrupts tend to go to the first."""
+        """The last cores available to this process, because interrupts tend to go to the first."""
         allowed = sorted(os.sched_getaffinity(0))
         if len(allowed) < 2:
             raise BenchError("two cores are needed: one for the server, one for the load")
@@ -42,7 +43,7 @@ class Cores:
 
 @contextmanager
 def pinned(core: int) -> Iterator[None]:
-    """This process, and what it starts meanwhile, on one core."""
+    """Pin this process, and children it starts in the block, to one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -52,7 +53,7 @@ def pinned(core: int) -> Iterator[None]:
 
 
 def family(pid: int) -> tuple[int, ...]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     children = [
         int(child)
         for task in (_PROC / str(pid) / "task").glob("*/children")
@@ -62,26 +63,40 @@ def family(pid: int) -> tuple[int, ...]:
 
 
 def busy_s(pids: Iterable[int]) -> float:
-    """Processor time of these processes so far, in seconds, user and kernel, of all their threads ever.
+    """Processor time of these processes so far, in seconds: user and kernel, of all their threads ever.
 
-    Read from their own clocks: what /proc/PID/stat says of it is rounded to a tick of 10 ms.
+    It is read from the processes' own clocks, because /proc/PID/stat is rounded to a tick of 10 ms.
     """
     return sum(time.clock_gettime_ns(_clock_of(pid)) for pid in pids) / 1e9
 
 
 def _clock_of(pid: int) -> int:
-    """What clock_getcpuclockid(3) gives for a process; Python has it for threads alone."""
+    """The clock id of a process, as from clock_getcpuclockid(3); Python has it for threads only."""
     return (~pid << 3) | _CPUCLOCK_SCHED
 
 
-def core_busy_s(core: int) -> float:
-    """Processor time that this core has given to anybody, its interrupts included, in seconds."""
-    stat = (_PROC / "stat").read_text(encoding="ascii")
+@dataclass(frozen=True, slots=True)
+class CoreTime:
+    """What a core has given so far, in seconds."""
+
+    busy_s: float
+    """Processor time of everything on it, its interrupts and stolen time included."""
+    stolen_s: float
+    """Time in which something was ready to run and the machine's host had the core (proc_stat(5), `steal`)."""
+
+
+def core_time(core: int) -> CoreTime:
+    """What this core has given.  Raises BenchError if there is none of that number."""
+    return parse_core_time((_PROC / "stat").read_text(encoding="ascii"), core)
+
+
+def parse_core_time(stat: str, core: int) -> CoreTime:
+    """The times of a core in the text of /proc/stat."""
     found = re.search(rf"^cpu{core} (.*)$", stat, re.MULTILINE)
     if found is None:
         raise BenchError(f"/proc/stat does not know core {core}")
     user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, found[1].split())
-    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+    return CoreTime((user + nice + system + irq + softirq + steal) / _TICKS_PER_S, steal / _TICKS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class Memory:
 
 
 def memory(pids: Iterable[int]) -> Memory:
-    """Memory of these processes together."""
+    """Total memory of these processes."""
     all_of_them = [parse_smaps_rollup((_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii")) for pid in pids]
     return Memory(sum(one.rss_bytes for one in all_of_them), sum(one.pss_bytes for one in all_of_them))
 
@@ -105,7 +120,7 @@ def parse_smaps_rollup(text: str) -> Memory:
 
 
 def description() -> dict[str, str | int]:
-    """What a reader of the figures must know of the machine."""
+    """What readers of the figures have to know of the machine."""
     cpuinfo = (_PROC / "cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*:\s*(.*)", cpuinfo, re.MULTILINE)
     return {

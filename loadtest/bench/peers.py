@@ -1,19 +1,19 @@
-"""The peers: how each is configured, so that like is compared with like.
+"""The peers, configured alike so that the comparison is fair.
 
-All serve one process on one core, keep connections alive, log nothing, and stand in front of the same origins, whose
-answers say `public, max-age=3600` and are small enough to stay in memory.
+Each is one process on one core, keeps connections alive, logs nothing, and stands in front of the same origins, whose
+answers have `public, max-age=3600` and are small enough to stay in memory.
 
 | peer    | configuration                                                                                             |
 |---------|-----------------------------------------------------------------------------------------------------------|
-| gateway | as `serve` runs it: metrics counted, Cache-Status sent; cookies are no credentials on these routes        |
+| gateway | as `serve` runs it: metrics counted, Cache-Status sent; cookies are not credentials on these routes       |
 | nginx   | one worker, proxy_cache on tmpfs, open_file_cache, sendfile, keep-alive to clients and origins            |
 | varnish | malloc storage, one thread pool; cookies ignored                                                          |
-| nchan   | one worker, memory store (no Redis), a buffer as long as the fan-out's window                             |
-| bare    | a C epoll loop that writes the gateway's own answer to whatever is asked: the upper bound                 |
+| nchan   | one worker, memory store (no Redis), a buffer as long as the window of the fan-out                        |
+| bare    | a C epoll loop that writes the gateway's own answer to any request: the upper bound                       |
 
-`/1k`, `/64k` and `/1m` are closed streams of that size; nginx keeps none of those below their `/cold`.  `/pass` is
-relayed by the gateway and by nginx; `/live` is the load client's own stream.  `/tail` is the in-memory origin,
-which knows live requests and answers no more than 1 KB at once.
+`/1k`, `/64k` and `/1m` are closed streams of that size; nginx stores none of those below their `/cold`.  `/pass` is
+relayed by the gateway and by nginx; `/live` is the load client's own stream.  `/tail` is the in-memory origin, which
+supports live requests and answers at most 1 KB at a time.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ HAS_FAST_PATH_SWITCH: Final = "fast_path" in ServerConfig.model_fields
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Everybody, running."""
+    """All running servers."""
 
     servers: dict[str, Child]
     origins: dict[str, Child]
     live_port: int
-    """Where the load client serves `/live` while it runs."""
+    """The port where the load client serves `/live` while it runs."""
     certificate: Certificate
-    """Of all who speak TLS, where TLS is measured."""
+    """The certificate of all servers that speak TLS; None if TLS is not measured."""
 
 
 def closed_stream(size: int) -> bytes:
-    """An origin's answer to a read of a closed stream of so many bytes."""
+    """An origin's answer to a read of a closed stream of that many bytes."""
     head = (
         "HTTP/1.1 200 OK\r\n"
         "Content-Type: application/octet-stream\r\n"
@@ -93,7 +93,7 @@ def gateway_config(
     cache: str = _CACHE,
     tls: str = "",
 ) -> str:
-    """The gateway's TOML.  `fast_path` None leaves that key out; `tls` are the lines of a listener."""
+    """The gateway's TOML.  With `fast_path` None that key is left out; `tls` has the lines of a listener."""
     switch = "" if fast_path is None else f"fast_path = {str(fast_path).lower()}\n"
     routes = "".join(
         f"""
@@ -133,7 +133,7 @@ live_first_byte_timeout_s = 600
 
 
 def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path, tls: str = "") -> str:
-    """nginx as a caching proxy; what lies below /pass or another's /cold is relayed."""
+    """nginx as a caching proxy; paths below /pass, and below another's /cold, are relayed."""
     upstreams = "".join(
         f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
     )
@@ -163,7 +163,7 @@ http {{
 
 
 def nchan_config(listen: int, folder: Path, module: Path, tls: str = "") -> str:
-    """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to what comes."""
+    """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to future messages."""
     return f"""load_module {module};
 {_nginx_head(folder)}
 http {{
@@ -223,7 +223,7 @@ sub vcl_backend_response {{ set beresp.ttl = 1h; }}
 
 @contextmanager
 def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
-    """Start everybody; end everybody."""
+    """Start all servers; stop them at the end of the block."""
     with ExitStack() as stack:
         answers = {name: _Answers.of_closed_stream(size) for name, size in SIZES.items()}
         answers["pass"] = _Answers(closed_stream(1024), HEAD_ANSWER, POST_ANSWER)
@@ -253,7 +253,7 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
 
 @contextmanager
 def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path, *, cache: str = _CACHE) -> Iterator[Child]:
-    """One more gateway, with so large a cache, or nchan, untouched by anything measured before."""
+    """Another gateway with a cache of that size, or another nchan, unaffected by earlier measurements."""
     home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
     origins = {name: child.port for name, child in peers.origins.items()}
     match peer:
@@ -353,7 +353,7 @@ def _removing(folder: Path, inner: _Running) -> Iterator[Child]:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What a responder says to each method."""
+    """The responder's answer to each method."""
 
     get: bytes
     head: bytes

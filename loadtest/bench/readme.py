@@ -1,6 +1,6 @@
-"""A run's JSON as the tables of `docs/performance.md`: they show what was measured, number for number.
+"""Turns a run's JSON into the tables of `docs/performance.md`, which show the measured figures unchanged.
 
-`python -m loadtest.bench.readme build/bench` keeps a whole run: JSON and pictures under docs/, tables in the page.
+`python -m loadtest.bench.readme build/bench` publishes a whole run: JSON and pictures under docs/, tables in the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END: Final = "<!-- /bench -->"
 
 
 def tables(document: dict[str, Any]) -> str:
-    """The figures beside the peers', and how cost grows, in Markdown."""
+    """The figures compared with the peers', and growth of cost, in Markdown."""
     lines = [
         "| benchmark | gateway | cpu µs | beside | | cpu µs | ratio | of cpu µs | aim | |",
         "|---|---:|---:|---|---:|---:|---:|---:|---|---|",
@@ -36,9 +36,9 @@ def tables(document: dict[str, Any]) -> str:
 
 
 def keep(run: Path, home: Path) -> None:
-    """Have the project at `home` show the run that `make bench` left in the folder `run`.
+    """Make the project at `home` show the run that `make bench` left in the folder `run`.
 
-    Raises ValueError for a run of chosen benchmarks only: the page's rows are those of one run.
+    Raises ValueError for a run of selected benchmarks only: the page's rows are those of one run.
     """
     document = orjson.loads((run / "bench.json").read_bytes())
     if not document["growth"]:
@@ -61,7 +61,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     left = {target["target"]: target["is_reached"] for target in row["targets"]}
     lines: list[str] = []
     for name, peer in (peers or {"": {}}).items():
-        # An aim that names no peer stands beside the first.
+        # A target without a peer is shown next to the first peer.
         aims = [text for text in left if _is_of(text, name) or not (lines or any(_is_of(text, one) for one in peers))]
         aim = aims[0] if aims else ""
         reached = {True: "yes", False: "**no**", None: ""}[left.pop(aim, None)]

@@ -13,12 +13,12 @@ from rich.console import Console
 from loadtest.bench.figures import GATEWAY, Growth, Row
 
 PEERS: Final = ("fast path off", "none stalled", "inside the tape", "nginx", "varnish", "nchan", "bare", "direct")
-"""Those beside the gateway, in the order of the table."""
+"""The gateway's peers, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of everything."""
+    """A whole run."""
 
     machine: dict[str, str | int]
     versions: dict[str, str]
@@ -26,7 +26,7 @@ class Result:
     rows: Sequence[Row]
     growth: Sequence[Growth]
     notes: Sequence[str]
-    """What was not measured, and what a reader must know, a line each."""
+    """One line each for what was not measured and what readers must know."""
 
 
 def to_json(result: Result) -> bytes:
@@ -64,7 +64,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def foreign_share(rows: Sequence[Row]) -> float | None:
-    """What others took of the server's core, in the middle of all samples."""
+    """Median load of the server's core by other processes, over all samples."""
     shares = [
         sample.foreign
         for row in rows
@@ -76,7 +76,7 @@ def foreign_share(rows: Sequence[Row]) -> float | None:
 
 
 def table(result: Result) -> str:
-    """The one table: under each benchmark a line a peer, with what the gateway's figure is of it and must be."""
+    """The table: for each benchmark a line per peer, with the ratio of the gateway's figure to it and the target."""
     lines = [_line("", "median", "gateway's", "cpu µs", "gateway's", "must", "reached")]
     for row in result.rows:
         lines += ["", f"{row.title}, {row.unit}"]
@@ -115,14 +115,14 @@ def _microseconds(time_us: float | None) -> str:
 
 
 def verdict(is_reached: bool | None) -> str:
-    """A word for a verdict."""
+    """The word for a verdict."""
     if is_reached is None:
         return "not measured"
     return "yes" if is_reached else "no"
 
 
 def show(result: Result, console: Console) -> None:
-    """Print the table, what its signs mean, growth, and the notes."""
+    """Print the table, its legend, growth, and the notes."""
     console.print(table(result), end="\n\n")
     console.print(
         "cpu µs: processor time of all the server's processes an operation: a request, a delivery, a reader let in.\n"

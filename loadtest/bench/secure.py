@@ -1,6 +1,6 @@
-"""Over TLS and HTTP/2: hits, and live readers, beside nginx and nchan with the same certificate.
+"""Over TLS and HTTP/2: hits and live readers, compared with nginx and nchan with the same certificate.
 
-Handshakes are over before anything is counted, but for those of the few connections that load the hits.
+Handshakes are complete before counting begins, except those of the few connections that load the hits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtest.bench.stage import Benchmark, Stage, Watch
 
 IDLE: Final = 2_000
 STREAMS: Final = 100
-"""Readers on one connection of HTTP/2."""
+"""Readers on one HTTP/2 connection."""
 _WARM_UPS: Final = 3
 _PATH: Final = "/1k/secure"
 
@@ -40,7 +40,7 @@ def _hits(name: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _fanout(name: str, window: int, stage: Stage, peer: str) -> Mapping[str, Sample]:
-    """Of readers that have a connection each, or share one among a hundred."""
+    """Benchmarks of readers with a connection each, and of a hundred readers on one."""
     argv = live_client.arguments(stage, peer, stage.peers.servers[peer], is_secure=True)
     argv += ["--subscribers", str(live.SUBSCRIBERS), "--window", str(window), "--seconds", str(stage.seconds)]
     report: dict[str, Any]
@@ -56,12 +56,12 @@ def _memory(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def benchmarks() -> list[Benchmark]:
-    """Everything over TLS; over HTTP/2 where the gateway speaks it."""
+    """All benchmarks over TLS, and over HTTP/2 if the gateway speaks it."""
     return [one for one in every_benchmark() if HAS_HTTP2 or not one.name.startswith("h2")]
 
 
 def every_benchmark() -> list[Benchmark]:
-    """Everything over TLS."""
+    """All benchmarks over TLS."""
     cached, both = (GATEWAY, "nginx"), (GATEWAY, NCHAN)
     at_least = (Target(Relation.AT_LEAST_TIMES, 1.2, "nginx"),)
     at_most = (Target(Relation.AT_MOST, 12 * 1024),)

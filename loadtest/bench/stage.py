@@ -1,4 +1,4 @@
-"""The stage: everybody who runs, and how long each may be measured; what every benchmark gets."""
+"""The stage: all running servers, and the time for each measurement; the argument of every benchmark."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from loadtest.bench.children import Child
 from loadtest.bench.figures import Row, Sample
-from loadtest.bench.machine import BenchError, Cores, busy_s, core_busy_s
+from loadtest.bench.machine import BenchError, Cores, busy_s, core_time
 from loadtest.bench.peers import Peers
 from loadtest.bench.tools import Tools
 
 _LEAST_ORIGIN_US = 1.0
-"""A request and its answer are two calls of the kernel: no responder does with less."""
+"""Least processor time of a responder per request (microseconds): two system calls, for the request and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What there is to measure with."""
+    """The means of measurement."""
 
     tools: Tools
     cores: Cores
@@ -27,12 +27,12 @@ class Stage:
     folder: Path
     seconds: float
     max_files: int
-    """How many connections one process may hold."""
+    """Most connections of one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Something measured of several peers in turn: `measure` gives a sample for each row that it can fill."""
+    """A benchmark that measures several peers in turn; `measure` returns a sample for each row that it can fill."""
 
     name: str
     rows: Sequence[Row]
@@ -54,7 +54,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.server_s = busy_s(self.server.pids)
-        self.core_s = core_busy_s(self.stage.cores.server)
+        self.core_s = core_time(self.stage.cores.server).busy_s
         self.origin_s = self._origins_s()
         self.began = time.monotonic()
 
@@ -62,14 +62,16 @@ class Watch:
         return busy_s(child.pid for child in self.stage.peers.origins.values())
 
     def sample(self, value: float, operations: int) -> Sample:
-        """A figure with the processor time since: the server's a second and an operation, and what others took."""
+        """A figure with the processor time since the start: the server's, per second and per operation, and that of
+        others."""
         took = time.monotonic() - self.began
         used_s = busy_s(self.server.pids) - self.server_s
-        core = (core_busy_s(self.stage.cores.server) - self.core_s) / took
+        core = (core_time(self.stage.cores.server).busy_s - self.core_s) / took
         return Sample(value, used_s / took, max(0.0, core - used_s / took), used_s / operations * 1e6)
 
     def expect_origin(self, operations: int) -> None:
-        """Raise BenchError when the origins did not work for every operation: then something was answered for them."""
+        """Raise BenchError unless the origins worked for every operation: otherwise some requests were answered from a
+        cache."""
         each_us = (self._origins_s() - self.origin_s) / operations * 1e6
         if each_us < _LEAST_ORIGIN_US:
             raise BenchError(
@@ -77,7 +79,7 @@ class Watch:
             )
 
     def expect_no_origin(self) -> None:
-        """Raise BenchError when the origins worked: then it was no cached read that was measured."""
+        """Raise BenchError if the origins worked: then the measured reads were not cached ones."""
         share = (self._origins_s() - self.origin_s) / (time.monotonic() - self.began)
         if share > 0.03:
             raise BenchError(f"{self.server.name}: the origins were {share:.0%} busy in a benchmark of cached reads")

@@ -1,7 +1,7 @@
-"""What the benchmarks need beside Python: the peers and wrk from the system, and the C clients, built here.
+"""The tools that the benchmarks need besides Python: the peers and wrk from the system, and the C clients, built here.
 
-On Debian, as root, what is missing is installed; elsewhere it is taken from PATH.  What cannot be had is named in one
-line.
+On Debian, as root, missing tools are installed; elsewhere they are taken from PATH.  Tools that cannot be had are named
+in one line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PACKAGES: Final = {
 }
 
 _SECURE_PACKAGES: Final = {"h2load": "nghttp2-client", "openssl": "openssl", _SSL_HEADER: "libssl-dev"}
-"""What is needed beside those where TLS is measured."""
+"""Further tools that are needed if TLS is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecureTools:
-    """What loads a server over TLS."""
+    """The load generator over TLS."""
 
     openssl: Path
     h2load: Path
@@ -48,7 +48,7 @@ class SecureTools:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Where everything is."""
+    """The paths of all tools."""
 
     nginx: Path
     varnishd: Path
@@ -61,7 +61,7 @@ class Tools:
     secure: SecureTools
 
     def versions(self) -> dict[str, str]:
-        """Each peer's own word on its version."""
+        """The version that each peer reports."""
         spoken = {"nginx": [self.nginx, "-v"], "varnish": [self.varnishd, "-V"], "wrk": [self.wrk, "-v"]}
         return {name: _first_line([str(part) for part in argv]) for name, argv in spoken.items()}
 
@@ -87,7 +87,7 @@ def prepare(build: Path) -> Tools:
 
 
 def live_clients(build: Path) -> dict[str, Path]:
-    """The clients of live readers, built into `build`, by name.  Raises BenchError when one cannot be."""
+    """The clients of live readers, built into `build`, by name.  Raises BenchError if one cannot be built."""
     return {name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join")}
 
 
@@ -122,7 +122,7 @@ def _packages(names: Iterable[str]) -> list[str]:
 def _install(names: Iterable[str]) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
-    # RUNLEVEL=1: the packages' own services are not to be started.
+    # RUNLEVEL=1: do not start the packages' own services.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     packages = _packages(names)
     print(f"installing {' '.join(packages)}", flush=True)

@@ -1,8 +1,9 @@
-"""Live readers who come back: long-polls that read on, and SSE readers who join and leave.
+"""Live readers that come back: long-polls that read on, and SSE readers that join and leave.
 
-What a stream's readers cost is how often they ask.  A long-poll asks again after every message; an SSE reader whenever
-its page is opened, its network changes or its lifetime is over.  A server that keeps up with its long-polls gives the
-answers a second that the schedule asks for; what tells two such servers apart is the processor time an answer.
+The cost of a stream's readers depends on how often they ask.  A long-poll client asks again after every message; an SSE
+client whenever its page is opened, its network changes or its lifetime is over.  A server that keeps up with its
+long-polls gives as many answers a second as the schedule asks for; two such servers are compared by processor time per
+answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from loadtest.bench.stage import Benchmark, Stage
 
 READERS: Final = 1_000
 GAP_US: Final = 50_000
-"""The least time between two messages; the most is twice that."""
+"""The least time between two messages; the most is twice as long."""
 JOINING: Final = 50
 
 
@@ -44,7 +45,7 @@ def _expect_one_upstream(peer: str, requests: int) -> None:
 
 
 def benchmarks() -> list[Benchmark]:
-    """Everything with readers who come back."""
+    """All benchmarks with readers that come back."""
     both = (GATEWAY, NCHAN)
     return [
         Benchmark(

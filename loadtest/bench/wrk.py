@@ -1,4 +1,4 @@
-"""wrk: how it is called, and its report as figures."""
+"""wrk: its call, and its report as figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZE_UNITS: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class WrkReport:
-    """What one run showed."""
+    """The result of one run."""
 
     requests_per_s: float
     bytes_per_s: float
@@ -34,7 +34,7 @@ class WrkReport:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked, of whom, and how hard."""
+    """The requests, their server, and the load."""
 
     path: str
     scheme: str = "http"
@@ -45,7 +45,7 @@ class Load:
 
 
 def run(wrk: Path, port: int, load: Load, seconds: float, core: int) -> WrkReport:
-    """Load a server for so long.  Raises BenchError when anything at all went wrong: a failed request is a fast one."""
+    """Load a server for that long.  Raises BenchError if any request failed, because a failed request is a fast one."""
     command = [
         str(wrk),
         "-t1",
@@ -64,7 +64,7 @@ def run(wrk: Path, port: int, load: Load, seconds: float, core: int) -> WrkRepor
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"wrk was not over {_PATIENCE_S:g} s after its time") from error
+            raise BenchError(f"wrk did not end within {_PATIENCE_S:g} s after its time") from error
     if done.returncode:
         raise BenchError(f"wrk failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     report = parse(done.stdout)
@@ -74,7 +74,7 @@ def run(wrk: Path, port: int, load: Load, seconds: float, core: int) -> WrkRepor
 
 
 def parse(text: str) -> WrkReport:
-    """wrk's report, with --latency.  Raises BenchError when it is none."""
+    """wrk's report, made with --latency, as figures.  Raises BenchError if it is unreadable."""
     rate = re.search(r"^Requests/sec:\s+([\d.]+)", text, re.MULTILINE)
     size = re.search(r"^Transfer/sec:\s+([\d.]+)(B|KB|MB|GB)", text, re.MULTILINE)
     count = re.search(r"^\s*(\d+) requests in ", text, re.MULTILINE)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from tests.chaos.chaos import Result, chaos
 from tests.chaos.mutant import Mutant
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS
+from tests.server.fast_and_strict import tells
+
+_MOST_TRAFFIC = 400
+"""Runs of traffic in which a mutant of the fast path is to be told."""
 
 
 def main() -> int:
@@ -21,8 +26,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.mutants is not None:
         chosen = [one for one in MUTANTS if not arguments.mutants or one.name in arguments.mutants]
+        of_hits = [one for one in FAST_PATH_MUTANTS if not arguments.mutants or one.name in arguments.mutants]
         seconds = 60.0 if arguments.seconds == parser.get_default("seconds") else arguments.seconds
-        caught = [_hunted(one, arguments.seed, seconds) for one in chosen]
+        caught = [_hunted(one, arguments.seed, seconds) for one in chosen] + [_compared(one) for one in of_hits]
         _say(f"{sum(caught)} of {len(caught)} mutants caught")
         return int(not all(caught))
     found = 0
@@ -45,6 +51,16 @@ def _hunted(mutant: Mutant, seed: int, seconds: float) -> bool:
     _say(f"caught {mutant.name:<48} {found.answers:>6} answers in {result.seconds:4.1f} s")
     _say(f"       {found.asked[:100]}: {found.why[:200]}")
     return True
+
+
+def _compared(mutant: Mutant) -> bool:
+    """Whether a gateway with the fault answers other than one that remembers nothing."""
+    began = time.monotonic()
+    with mutant.at_work():
+        is_told = tells(_MOST_TRAFFIC)
+    verdict, seconds = "caught" if is_told else "MISSED", time.monotonic() - began
+    _say(f"{verdict} {mutant.name:<48} beside a gateway without a fast path, in {seconds:4.1f} s ({mutant.breaks})")
+    return is_told
 
 
 def _summary(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Every mutant."""
+"""Every mutant, by what is to tell it from a gateway without a fault."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import Final
 
 from tests.chaos.mutant import Mutant
 from tests.chaos.mutants_of_bytes import BYTES
+from tests.chaos.mutants_of_hits import HITS
 from tests.chaos.mutants_of_lives import LIVES
 
 MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES)
+"""Chaos is to tell these."""
+
+FAST_PATH_MUTANTS: Final[tuple[Mutant, ...]] = tuple(HITS)
+"""The same traffic for two gateways is to tell these (`tests/server/fast_and_strict.py`)."""

@@ -15,7 +15,7 @@ from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Partition
-from gateway.server import remembered
+from gateway.server import remembered, request_keys
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Flight, FlightReader
@@ -102,7 +102,7 @@ def remembered_answer_ignores_authorization() -> Patches:
         reset(self, [()])
 
     return [
-        (remembered, "_MEANINGLESS", (*remembered._MEANINGLESS, "authorization")),
+        (remembered, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),
         (RememberedAnswers, "reset", taken),
     ]
 

@@ -13,6 +13,9 @@ _KINDS = ("catchup", "catchup", "head", "longpoll", "sse", "create", "create", "
 _STATUSES = (429, 500, 502, 503, 504)
 _STORM_S = (1.0, 3.0)
 _CALM_S = (0.5, 1.0)
+_LOOK_S = 0.05
+_PAUSE_S = 0.4
+"""A pause of the whole process that may make waits time out."""
 
 
 async def origin_faults(run: Run, rng: Random) -> None:
@@ -129,4 +132,16 @@ async def seasons(run: Run, rng: Random) -> None:
             run.violate("after a storm", "no sign of health", "the gateway does not find back to its origin")
         run.is_recovering = False
         run.turn(is_calm=True)
-        await asyncio.sleep(rng.uniform(*_CALM_S))
+        if not await undisturbed(rng.uniform(*_CALM_S)):
+            run.note("the machine stopped this process for a while: what waited meanwhile has timed out")
+
+
+async def undisturbed(calm_s: float) -> bool:
+    """Wait for so long; False at once if this process is stopped meanwhile, by a machine that has others to serve."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + calm_s
+    while (now := loop.time()) < until:
+        await asyncio.sleep(_LOOK_S)
+        if loop.time() - now > _LOOK_S + _PAUSE_S:
+            return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.chaos import Size, chaos
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS
 
 _QUICK = ("cut-body-ends-cleanly", "credentials-share-a-tape", "offset-runs-ahead")
 
@@ -27,4 +27,6 @@ def test_a_gateway_with_a_fault_is_found_out(name: str) -> None:
 
 
 def test_each_mutant_has_a_name_of_its_own() -> None:
-    assert len({one.name for one in MUTANTS}) == len(MUTANTS) >= 25
+    assert len({one.name for one in (*MUTANTS, *FAST_PATH_MUTANTS)}) == len(MUTANTS) + len(FAST_PATH_MUTANTS)
+    assert len(MUTANTS) >= 25
+    assert len(FAST_PATH_MUTANTS) >= 8

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from loadtest.abuse import abusers
-from loadtest.abuse.report import DOCS, document, faults, percentile, slow, tables
+from loadtest.abuse.report import DOCS, document, faults, gateway_table, main, percentile, slow, tables
 from loadtest.abuse.stage import Phase, Plan, Result, run
 
 SHORT = {"seconds": 2.5, "good": 20, "abusive": 100, "flood": 0.2, "warm_s": 1.0, "is_pinned": False}
@@ -69,11 +69,81 @@ def test_a_p99_that_grows_above_its_bound_is_said() -> None:
     assert slow(document(found)) == ["miss: p99 is 1.51 x"]
 
 
-def test_times_are_not_judged_on_a_busy_machine() -> None:
+@pytest.mark.parametrize(
+    ("phase", "what", "share", "why"),
+    [
+        ("alone", "waited", 0.06, "other work had the cores"),
+        ("alone", "clients_waited", 0.06, "other work had the cores"),
+        ("alone", "stolen", 0.011, "the machine's host took 1.1% of a core"),
+        ("beside", "stolen", 0.3, "the machine's host took 30.0% of a core"),
+    ],
+)
+def test_times_are_not_judged_of_a_machine_that_others_use(phase: str, what: str, share: float, why: str) -> None:
     found = result()
-    found.alone.waited = 0.06
+    setattr(getattr(found, phase), what, share)
     found.beside.tally.seconds["miss"] = [1.51]
-    assert slow(document(found)) == ["times are not judged: other work had the cores"]
+    figures = document(found)
+    assert slow(figures) == [f"times are not judged: {why}"]
+    assert f"Times are not judged: {why}" in tables({"clients": figures})["clients"]
+
+
+def test_the_table_has_what_the_host_took() -> None:
+    found = result()
+    found.alone.stolen, found.beside.stolen = 0.004, 0.31
+    assert "| time that the machine's host took from a core | 0.4% | 31.0% |" in gateway_table(document(found))
+
+
+def page(folder: Path) -> Path:
+    """A folder with a page that has a part for each run, and a kept run of each."""
+    folder.mkdir()
+    (folder / "abuse.md").write_text(
+        "# Under abuse\n<!-- clients -->\nold\n<!-- /clients -->\n<!-- origins -->\nold\n<!-- /origins -->\n"
+    )
+    (folder / "abuse.json").write_text('{"clients": "old", "origins": "old"}\n')
+    return folder
+
+
+def kept(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.iterdir())]
+
+
+def test_a_run_of_one_half_is_kept_beside_the_other_half(tmp_path: Path) -> None:
+    docs, run_file, figures = page(tmp_path / "docs"), tmp_path / "run.json", document(result())
+    run_file.write_bytes(orjson.dumps({"clients": figures}))
+    assert main([str(run_file)], docs) == 0
+    assert orjson.loads((docs / "abuse.json").read_bytes()) == {"clients": figures, "origins": "old"}
+    text = tables({"clients": figures})["clients"]
+    assert f"<!-- clients -->\n{text}<!-- /clients -->\n<!-- origins -->\nold\n" in (docs / "abuse.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "is not the JSON of a run"),
+        (b"[]", "has no run of clients or origins"),
+        (b'{"storms": {}}', "has no run of clients or origins"),
+        (b'{"clients": {"kinds": {}}}', "lacks 'alone' in the run of clients"),
+    ],
+)
+def test_a_file_that_cannot_be_shown_changes_nothing(
+    text: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs, run_file = page(tmp_path / "docs"), tmp_path / "run.json"
+    before = kept(docs)
+    run_file.write_bytes(text)
+    assert main([str(run_file)], docs) == 2
+    assert capsys.readouterr().err == f"report: {run_file} {said}\n"
+    assert kept(docs) == before
+
+
+def test_a_page_without_its_parts_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs, run_file = page(tmp_path / "docs"), tmp_path / "run.json"
+    (docs / "abuse.md").write_text("# Under abuse\n")
+    before = kept(docs)
+    run_file.write_bytes(orjson.dumps({"clients": document(result())}))
+    assert main([str(run_file)], docs) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert kept(docs) == before
 
 
 def test_a_percentile_is_the_value_that_so_many_do_not_exceed() -> None:
@@ -82,7 +152,8 @@ def test_a_percentile_is_the_value_that_so_many_do_not_exceed() -> None:
 
 
 def test_the_page_shows_the_run_that_is_kept() -> None:
-    kept = orjson.loads((DOCS / "abuse.json").read_bytes())
-    page = (DOCS / "abuse.md").read_text()
-    for name, text in tables(kept).items():
-        assert f"<!-- {name} -->\n{text}<!-- /{name} -->" in page
+    shown = (DOCS / "abuse.md").read_text()
+    found = tables(orjson.loads((DOCS / "abuse.json").read_bytes()))
+    assert found.keys() == {"clients", "origins"}
+    for name, text in found.items():
+        assert f"<!-- {name} -->\n{text}<!-- /{name} -->" in shown

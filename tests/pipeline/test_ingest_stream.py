@@ -18,7 +18,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS
+from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS, TRAFFIC
 from tests.pipeline.access_lines import line, rows
 from tests.served import durable_gateway, served
 
@@ -114,6 +114,7 @@ def test_a_stream_is_followed_until_told_to_stop_and_gone_on_with(
 
     found = ingest(spark, source_of([log]), lake, follow=True, progress=stop_at_silver, stop=stop)
     assert found.added == 1
+    assert [row.requests for row in lake.read(spark, TRAFFIC).collect()] == [1]
     ask("POST", log, line(2))
     assert take(spark, lake, log) == 1
     assert lake.read(spark, REQUESTS).count() == 2

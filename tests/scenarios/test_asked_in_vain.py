@@ -42,10 +42,56 @@ async def test_the_first_answer_from_memory_alone_asks_how_long_the_stream_lives
     assert (await edge.get("/s")).status == 404
 
 
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+@pytest.mark.parametrize(
+    ("content_type", "follower"),
+    [
+        ("application/json", {Kind.SSE: 1}),
+        # Long-poll does not name the tail before something is appended, so one read does.
+        ("text/plain", {Kind.CATCHUP: 1, Kind.LONGPOLL: 1}),
+    ],
+)
+async def test_a_live_read_with_an_invented_query_costs_one_head_beside_its_live_request(
+    edge: Edge, origin: RunningOrigin, counters: Counters, live: str, content_type: str, follower: dict[Kind, int]
+) -> None:
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": content_type}, b'["a"]')
+    for number in range(3):
+        counters.reset()
+        await edge.begin(f"/s?offset=now&live={live}&x={number}")
+        await bounded(counters.parked_is(number + 1))
+        # What a follower asks beside its live request has been answered by then.
+        await eventually(lambda: all(topic.is_confirmed for topic in edge.gateway.engine.live.topics()))
+        assert {kind: count for kind, count in counters.requests.items() if count} == {Kind.HEAD: 1, **follower}
+
+
+async def test_an_origin_without_head_is_read_from_now_on(
+    edge: Edge, origin: RunningOrigin, counters: Counters, faults: Faults
+) -> None:
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": JSON}, b'["a"]')
+    faults.status(405, kind=Kind.HEAD)
+    wire = await edge.begin("/s?offset=now&live=long-poll")
+    await bounded(counters.parked_is(1))
+    assert (await edge.post("/s", b'["b"]', JSON)).status == 204
+    assert (await wire.answer()).body == b'["b"]'
+    assert counters.requests[Kind.HEAD]
+    assert counters.requests[Kind.CATCHUP]
+
+
 # -- absent streams
 
 
-@pytest.mark.parametrize("kind", ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "/s",
+        "/s?offset=now",
+        "/s?offset=-1&live=long-poll",
+        "/s?offset=-1&live=sse",
+        "/s?offset=now&live=long-poll",
+        "/s?offset=now&live=sse",
+        "/s?offset=0000000000000000_0000000000000003&live=long-poll",
+    ],
+)
 async def test_a_stream_that_does_not_exist_is_asked_for_once(edge: Edge, counters: Counters, kind: str) -> None:
     for _ in range(20):
         assert (await edge.get(kind)).status == 404

@@ -244,6 +244,102 @@ async def test_a_net_opens_no_more_followed_streams_than_its_share(origin: Runni
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_followed_streams",] == 1
 
 
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+async def test_relayed_live_reads_take_the_places_of_followed_streams(
+    origin: RunningOrigin, start: Start, mode: str
+) -> None:
+    edge = await start(origin.url, credentials="bypass", followed_streams=4, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    at = (await edge.get("/s?offset=-1")).next_offset
+    target, shared = f"/s?offset={at}&live={mode}", f"/s?offset={at}&live=sse"
+    live = edge.gateway.engine.client
+    # Over HTTP/2 one connection carries many of them, so the number of connections is no bound.
+    readers = []
+    for count in (1, 2):
+        readers.append(await edge.begin(target, {**MINE, "Authorization": f"Bearer {count}"}))
+        await eventually(lambda count=count: live.open_connections == count)
+    refusal = await edge.get(target, {**MINE, "Authorization": "Bearer 3"})
+    assert refusal.status == 429
+    assert int(refusal.headers["Retry-After"]) >= 1
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_followed_streams",] == 1
+    # A followed stream takes a place as well, and once all are taken other networks are refused too.
+    readers.append(await edge.begin(shared, OTHERS))
+    assert (await readers[-1].head()).status == 200
+    readers.append(await edge.begin(target, {**OTHERS, "Authorization": "Bearer 4"}))
+    await eventually(lambda: live.open_connections == 4)
+    third = {"X-Forwarded-For": "192.0.2.3"}
+    refusal = await edge.get(target, {**third, "Authorization": "Bearer 5"})
+    assert (refusal.status, refusal.headers["Retry-After"]) == (503, "1")
+    assert (await edge.get(f"{shared}&another", third)).status == 503
+    # A reader that leaves gives its place back.
+    readers[0].leave()
+    await eventually(lambda: live.open_connections == 3)
+    await edge.begin(target, {**MINE, "Authorization": "Bearer 6"})
+    await eventually(lambda: live.open_connections == 4)
+
+
+async def heat(edge: Edge, target: str, headers: dict[str, str]) -> None:
+    """Read a stream's tail until it is followed for that."""
+    live = edge.gateway.engine.live
+    before = live.hot_count
+    for _ in range(10):
+        assert (await edge.get(target, headers)).status == 200
+        if live.hot_count > before:
+            return
+
+
+async def test_streams_followed_for_catch_up_reads_are_of_the_share_too(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, followed_streams=4, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    for number in range(2):
+        await heat(edge, f"/s?offset=now&hot={number}", MINE)
+        wire = await edge.begin(f"/s?offset=-1&live=sse&hot={number}", MINE)
+        assert (await wire.head()).status == 200
+    assert edge.gateway.engine.live.hot_count == 2
+    assert (await edge.get("/s?offset=-1&live=sse&more", MINE)).status == 429
+    for number in range(2):
+        wire = await edge.begin(f"/s?offset=-1&live=sse&others={number}", OTHERS)
+        assert (await wire.head()).status == 200
+
+
+async def test_a_net_without_a_share_left_has_no_more_streams_followed_for_catch_up_reads(
+    origin: RunningOrigin, start: Start
+) -> None:
+    edge = await start(origin.url, followed_streams=4, **BEHIND_PROXY)
+    assert (await edge.put("/s", b"x")).status == 201
+    for number in range(2):
+        wire = await edge.begin(f"/s?offset=-1&live=sse&mine={number}", MINE)
+        assert (await wire.head()).status == 200
+    await heat(edge, "/s?offset=now&hot", MINE)
+    assert edge.gateway.engine.live.hot_count == 0
+    await heat(edge, "/s?offset=now&hot", OTHERS)
+    assert edge.gateway.engine.live.hot_count == 1
+
+
+async def test_streams_followed_for_catch_up_reads_give_way_to_live_readers(
+    origin: RunningOrigin, start: Start
+) -> None:
+    edge = await start(origin.url, followed_streams=4, **BEHIND_PROXY)
+    live = edge.gateway.engine.live
+    assert (await edge.put("/s", b"x")).status == 201
+    for number in range(2):
+        await heat(edge, f"/s?offset=now&hot={number}", MINE)
+    assert live.hot_count == 2
+    # Of the net's own share, and of all places.
+    wire = await edge.begin("/s?offset=-1&live=sse&mine", MINE)
+    assert (await wire.head()).status == 200
+    assert live.hot_count == 1
+    for number in range(2):
+        wire = await edge.begin(f"/s?offset=-1&live=sse&others={number}", OTHERS)
+        assert (await wire.head()).status == 200
+    assert live.hot_count == 1
+    third = {"X-Forwarded-For": "192.0.2.3"}
+    wire = await edge.begin("/s?offset=-1&live=sse&third", third)
+    assert (await wire.head()).status == 200
+    assert live.hot_count == 0
+    assert (await edge.get("/s?offset=-1&live=sse&fourth", third)).status == 503
+
+
 async def test_a_followed_stream_that_has_ended_counts_no_more(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, client_followed_streams=1)
     for number in range(3):
@@ -266,6 +362,15 @@ async def test_a_net_reads_new_streams_at_a_bounded_rate(origin: RunningOrigin, 
     assert (await edge.get("/s?offset=-1&n=9", MINE)).status == 200
     assert (await edge.get("/s?offset=-1&n=10", MINE)).status == 429
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_new_streams_per_s",] == 3
+
+
+async def test_a_wait_of_ages_is_stated_as_a_day(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_new_streams_per_s=1e-320)
+    assert (await edge.put("/s", b"x")).status == 201
+    assert (await edge.get("/s?offset=-1&n=0")).status == 200
+    refusal = await edge.get("/s?offset=-1&n=1")
+    assert refusal.status == 429
+    assert 86_400 <= int(refusal.headers["Retry-After"]) <= 2 * 86_400
 
 
 async def test_floods_of_invented_names_leave_half_of_absent_per_s_to_others(
@@ -316,7 +421,7 @@ async def upload(edge: Edge, size: int, pause_s: float, piece: bytes = b"x") -> 
 async def test_an_upload_slower_than_the_least_rate_is_answered_408(
     origin: RunningOrigin, start: Start, size: int
 ) -> None:
-    edge = await start(origin.url, client_idle_timeout_s=0.5, client_min_rate=1_000_000)
+    edge = await start(origin.url, client_idle_timeout_s=2.0, client_min_rate=1_000_000)
     assert (await edge.put("/s")).status == 201
     assert await upload(edge, size, 0.02) == 408
     assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_min_rate",] == 1
@@ -374,7 +479,7 @@ async def test_an_answer_is_read_at_a_least_rate(
 
 
 async def test_a_live_reader_without_anything_to_read_is_not_slow(origin: RunningOrigin, start: Start) -> None:
-    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=0.1)
+    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=1.0)
     assert (await edge.put("/s", b"x")).status == 201
     wire = await edge.begin("/s?offset=-1&live=sse")
     assert (await wire.head()).status == 200

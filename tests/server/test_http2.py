@@ -190,6 +190,34 @@ async def test_a_stream_without_window_is_reset_alone() -> None:
         await stop_pair(pair)
 
 
+async def test_a_quiet_stream_whose_reader_takes_everything_is_not_slow() -> None:
+    """It reads less than the least rate only because there is no more to be read."""
+    timeout_s = 0.3
+    pair = await start_pair(client_write_timeout_s=timeout_s, client_min_rate=1 << 30)
+    loop, cut = asyncio.get_running_loop(), pair.fast.metrics.slow_consumers[True]
+    try:
+        await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
+        async with wire_to(pair.fast) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=0)
+            await wire.ask("/s?offset=-1&live=sse")
+            reader, taken = wire.call, 0
+            await wire.head_of(reader)
+            ends_at = loop.time() + 4 * timeout_s
+            while loop.time() < ends_at:
+                # The next event waits behind the one that is taken now, so that something waits at all times.
+                await write(pair.fast, "POST", "/s", b"event", Content_Type="text/plain")
+                await eventually(lambda: pair.fast.clients.unsent()[0] > 0 or cut.value > 0)
+                assert not cut.value
+                waiting_bytes = pair.fast.clients.unsent()[0]
+                await wire.frame(WindowUpdateFrame(reader.id, waiting_bytes))
+                taken += waiting_bytes
+                while len(reader.body) < taken:
+                    assert not cut.value
+                    await wire.read()
+    finally:
+        await stop_pair(pair)
+
+
 async def test_a_client_that_reads_nothing_is_closed() -> None:
     pair = await start_pair(max_chunk_bytes=4_000_000, client_write_timeout_s=0.3, send_buffer_bytes="32KiB")
     try:

@@ -90,7 +90,7 @@ class World:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self.pair: Pair = self.loop.run_until_complete(
-            start_pair(client_header_timeout_s=0.05, client_idle_timeout_s=0.1)
+            start_pair(client_header_timeout_s=1.0, client_idle_timeout_s=1.0)
         )
         self.loop.run_until_complete(create_closed(self.pair))
         self.loop.run_until_complete(create_closed(self.pair, "/j", b"[1]", "application/json"))

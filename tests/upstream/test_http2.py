@@ -277,6 +277,43 @@ async def test_another_version_is_used_from_the_next_request_on(exchanges: Excha
         assert await body_of(await third) == b"good"
 
 
+async def test_a_connection_that_was_busy_at_the_change_is_not_kept(exchanges: Exchanges) -> None:
+    may_answer = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        if peer.number == 1:
+            await peer.asked()
+            await may_answer.wait()
+            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nold")
+            await peer.asked()
+            raise AssertionError("asked over HTTP/1.1 again")
+        greeted = Http2Peer(peer)
+        await greeted.greeted()
+        await good(greeted)
+
+    async with origin(script) as running:
+        old = asyncio.ensure_future(exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT))
+        await eventually(lambda: running.connections == 1)
+        exchanges.configure_http2([running.url])
+        may_answer.set()
+        assert await body_of(await bounded(old)) == b"old"
+        assert exchanges.connections()["shared"][:2] == (0, 0)
+        assert await body_of(await sending(exchanges, running)) == b"good"
+
+
+async def test_idle_connections_make_room_for_new_ones() -> None:
+    """Busy and idle ones together are no more than the slots."""
+    exchanges = Exchanges(SlotLimits(1))
+    async with http2_origin(good) as one, http2_origin(good) as other:
+        exchanges.configure_http2([one.url, other.url])
+        for running in (one, other, one):
+            work = exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT)
+            assert await body_of(await bounded(work)) == b"good"
+            assert exchanges.connections()["shared"][:2] == (0, 1)
+        assert (one.connections, other.connections) == (2, 1)
+    await exchanges.close()
+
+
 # -- what is repeated
 
 

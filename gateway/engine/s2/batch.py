@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.live.topic import chunk
+from gateway.live.reader import chunk
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format, encode_read_batch
 from gateway.s2.records import ReadBatch, Record, StreamPosition

@@ -3,12 +3,16 @@
 It moves the stream's topic.  It goes on through short failures from where it was, with growing pauses; when the origin
 stays lost, or refuses, the topic's readers are given an error.  A session is never ended in order: to S2's clients that
 means that the read is finished, and they do not come back.
+
+Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
+record more, the last one that came, whose timestamp shows whether it is the same stream.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict
@@ -44,7 +48,8 @@ class Follower:
     """Follows one stream until it is cancelled, or until the topic is lost.
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
-    another stream; `sees` judges a tail in the same way, and `refused` an error.
+    another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
+    TailMovedBack.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Follower:
         store: Callable[[ReadBatch], object],
         sees: Callable[[AtTail], object],
         refused: Callable[[Refused], object],
+        replaced: Callable[[], object],
     ) -> None:
         self._topic = topic
         self._source = source
@@ -68,7 +74,12 @@ class Follower:
         self._store = store
         self._sees = sees
         self._refused = refused
+        self._replaced = replaced
         self._failures = 0
+        self._goes_on = False
+        """Whether there was a session before this one."""
+        self._overlap: int | None = None
+        """The number of the record that is asked for again, until it has come."""
 
     async def run(self) -> None:
         """Follow the stream.  Returns once the topic is lost."""
@@ -101,13 +112,16 @@ class Follower:
         Raises a GatewayError if it is lost.
         """
         topic = self._topic
-        opened = await self._origin.session(self._source, topic.position)
+        self._overlap = topic.position - 1 if self._goes_on and topic.position else None
+        start = topic.position if self._overlap is None else self._overlap
+        opened = await self._origin.session(self._source, start)
         if isinstance(opened, AtTail):
             self._sees(opened)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
         if isinstance(opened, Refused):
             self._refuse(opened)
             return False
+        self._goes_on = True
         async with opened as reply:
             return await self._read(reply)
 
@@ -130,6 +144,9 @@ class Follower:
 
     def _take(self, frame: Message) -> None:
         batch = protobuf.decode_read_batch(frame.body)
+        if batch.records and self._overlap is not None:
+            batch = self._without_overlap(batch, self._overlap)
+            self._overlap = None
         if batch.records:
             self._store(batch)
             self._topic.publish(batch.records, batch.tail, self._clock.now())
@@ -137,6 +154,16 @@ class Follower:
             self._sees(AtTail(batch.tail))
             self._topic.heard(batch.tail, self._clock.now())
         self._failures = 0
+
+    def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
+        """The batch without the record that came before.  Raises TailMovedBack if it is of another stream."""
+        first = batch.records[0]
+        if first.seq_num > overlap:
+            # It has been trimmed.
+            return batch
+        if first.seq_num < overlap or first.timestamp != self._topic.last_timestamp:
+            self._replaced()
+        return replace(batch, records=batch.records[1:])
 
     def _refuse(self, error: Refused) -> None:
         """The origin has ended the session with an error.  An error of its own may pass."""

@@ -22,8 +22,8 @@ from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import Fetched, S2Stream
 from gateway.engine.s2.topic import Topic
+from gateway.live.reader import chunk
 from gateway.live.subscriber import Wire
-from gateway.live.topic import chunk
 from gateway.s2 import protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
@@ -292,7 +292,7 @@ class SessionReader:
     # -- the end
 
     def lost(self, error: Refused) -> None:
-        """The session cannot go on: end it with this error."""
+        """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return
         if self._form.reply is Reply.SSE:

@@ -27,6 +27,7 @@ _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
 """The headers of S2's own that do not keep a read from being shared."""
 
 _PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(?:/records(/tail)?)?/?")
+_BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)/?")
 _PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
 
@@ -82,6 +83,17 @@ def parse_path(path: str) -> StreamPath | None:
         return None
     is_tail = found[2] is not None
     return StreamPath(found[1], not is_tail and len(path.rstrip("/")) > len(found[1]), is_tail)
+
+
+def parse_basin(path: str) -> str | None:
+    """The basin that a path at the origin names; None if it is not of one basin."""
+    found = _BASIN_PATH.fullmatch(path)
+    return found[1] if found is not None else None
+
+
+def key_query(basin: str | None) -> str:
+    """The query in the keys of a basin's streams."""
+    return "" if basin is None else f"{BASIN_HEADER}={basin}"
 
 
 def parse_read(path: StreamPath, query: str, headers: CIMultiDict[str]) -> ReadRecords | CheckTail | None:

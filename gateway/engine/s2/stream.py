@@ -126,6 +126,7 @@ class S2Stream:
         return self._sees_tail(await self._shared.origin.checked_tail(self.source), end)
 
     def _sees_tail(self, found: StreamPosition | Refused, end: int) -> StreamPosition | Refused:
+        self.stream.contacted(self._shared.clock.now())
         if isinstance(found, Refused):
             self.refused(found)
         else:
@@ -189,6 +190,7 @@ class S2Stream:
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
+        self.stream.contacted(self._shared.clock.now())
         if isinstance(outcome, Refused):
             self.refused(outcome)
         elif isinstance(outcome, AtTail):

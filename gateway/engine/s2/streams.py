@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,10 +18,7 @@ from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
-from gateway.errors import ShortOfMemory, TooManyFollowed, TooManyRequests
-from gateway.limits.client_net import UNKNOWN
-from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
-from gateway.limits.usage import Tally
+from gateway.live.places import RelayedLive
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
@@ -44,22 +41,19 @@ class S2Streams:
         tasks: Tasks,
         metrics: MetricsRecorder,
         rng: random.Random,
-        max_followed: int,
+        begin_live: Callable[[str], RelayedLive],
     ) -> None:
         self._shared = Shared(origin, store, clock, tasks)
         self._metrics = metrics
         self._rng = rng
-        self._max_followed = max_followed
+        self._begin_live = begin_live
         self._streams: dict[Stream, S2Stream] = {}
         self._runs: dict[S2Stream, asyncio.Task[None]] = {}
         self._timers: dict[S2Stream, Timer] = {}
         """For each followed stream, the next beat."""
         self._lingers: dict[S2Stream, Timer] = {}
-        self.most_per_client = max_followed
-        """The most streams that one client net may have followed."""
-        self._charged: dict[S2Stream, str] = {}
-        """The net that each followed stream is charged to."""
-        self._by_client = Tally()
+        self._lives: dict[S2Stream, RelayedLive] = {}
+        """For each followed stream, its place among the live requests to origins."""
 
     def __repr__(self) -> str:
         readers = sum(len(one.topic.readers) for one in self._runs if one.topic is not None)
@@ -69,6 +63,11 @@ class S2Streams:
     def followed(self) -> int:
         """Streams with a session at the origin."""
         return len(self._runs)
+
+    def readers_of(self, record: Stream) -> int:
+        """Live readers of a stream, waiting unary reads included."""
+        stream = self._streams.get(record)
+        return stream.topic.users if stream is not None and stream.topic is not None else 0
 
     def __iter__(self) -> Iterator[S2Stream]:
         return iter(tuple(self._streams.values()))
@@ -124,10 +123,7 @@ class S2Streams:
         """
         topic = stream.topic
         if topic is None:
-            self._admit(client)
-            if client != UNKNOWN:
-                self._charged[stream] = client
-                self._by_client.add(client)
+            self._lives[stream] = self._begin_live(client)
             topic = stream.topic = Topic(tail)
             stream.users += 1
             stream.stream.has_topic = True
@@ -140,16 +136,6 @@ class S2Streams:
             linger.cancel()
         topic.users += 1
         return topic
-
-    def _admit(self, client: str) -> None:
-        """Raise if no further stream may be followed."""
-        if len(self._runs) >= self._max_followed:
-            raise TooManyFollowed
-        if not self._shared.store.may_grow:
-            raise ShortOfMemory
-        if client != UNKNOWN and self._by_client[client] >= self.most_per_client:
-            self._metrics.client_limited("client_followed_streams")
-            raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
     def detach(self, stream: S2Stream, topic: Topic, linger_s: float) -> None:
         """A reader has left the topic."""
@@ -187,6 +173,7 @@ class S2Streams:
             stream.store_batch,
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
+            stream.replaced,
         )
         try:
             await follower.run()
@@ -199,8 +186,7 @@ class S2Streams:
         stream.topic = None
         topic.lost(REPLACED)
         del self._runs[stream]
-        if (client := self._charged.pop(stream, None)) is not None:
-            self._by_client.remove(client)
+        self._lives.pop(stream).end()
         self._timers.pop(stream).cancel()
         if (linger := self._lingers.pop(stream, None)) is not None:
             linger.cancel()

@@ -35,10 +35,12 @@ class LiveReader(Protocol):
 class Topic:
     """The live state of one stream.  Owner: the `Topics` table; the session's task moves it."""
 
-    __slots__ = ("changed", "error", "heard_at", "position", "readers", "tail", "users")
+    __slots__ = ("changed", "error", "heard_at", "last_timestamp", "position", "readers", "tail", "users")
 
     def __init__(self, tail: StreamPosition) -> None:
         self.position = tail.seq_num
+        self.last_timestamp = tail.timestamp
+        """The timestamp of the record before the position."""
         self.tail: StreamPosition | None = tail
         """The stream's tail; None if there may be records after the position."""
         self.heard_at = -inf
@@ -68,7 +70,7 @@ class Topic:
         end = records[-1].seq_num + 1
         is_tail = tail is not None and tail.seq_num == end
         batch = Batch(self.position, end, tuple(records), total_metered_bytes(records), tail if is_tail else None)
-        self.position, self.tail = end, batch.batch.tail
+        self.position, self.tail, self.last_timestamp = end, batch.batch.tail, records[-1].timestamp
         if self.tail is not None:
             self.heard_at = now
         for reader in tuple(self.readers):

@@ -1,8 +1,9 @@
 """One HTTP/2 connection on the client's side (RFC 9113): requests out, replies in.
 
 The peer is an origin, which may be faulty or hostile.  What it can make grow is bounded: heads in bytes and fields,
-interim replies, unread bodies by their windows, frames that bring nothing by a budget.  A reply that breaks the rules
-resets its stream; pushes are refused.  A reset costs the origin nothing of that budget as long as it answers a request.
+interim replies in number, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
+rules resets its stream, and a push ends the connection.  RST_STREAM for an open request does not count against the
+budget, because it ends the request.
 
 Trailers are dropped.  A request is reported as not processed (REFUSED_STREAM) if the origin says so, for one stream or
 by the last stream in GOAWAY (section 8.7).

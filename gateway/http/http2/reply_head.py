@@ -37,7 +37,7 @@ class Http2Reply:
         elif status is not None and status >= 200:
             self.head = _head_of(status, fields)
         self.is_malformed = self.head is None and not self.is_interim
-        """Whether it is none that may be forwarded.  That includes 101, which is not part of HTTP/2."""
+        """Whether the reply is invalid.  That includes 101, which HTTP/2 does not have (RFC 9113 section 8.6)."""
 
 
 def _status_of(fields: FieldList) -> int | None:
@@ -53,7 +53,7 @@ def _status_of(fields: FieldList) -> int | None:
 
 
 def _head_of(status: int, fields: FieldList) -> Head | None:
-    """The head of a final reply; None if its Content-Length is repeated or is none."""
+    """The head of a final reply; None if its Content-Length is repeated or is not a number."""
     length: int | None = None
     for name, value in fields:
         if name == b"content-length":

@@ -1,17 +1,17 @@
-"""Stack distances: how large a least-recently-used cache must be for each reference to be a hit, all sizes at once.
+"""Stack distances: how large a least-recently-used cache must be for each reference to be a hit, for all sizes at once.
 
-A reference to a block hits just when the blocks referenced since it was referenced last, and the block itself, fit
-(Mattson et al., 1970).  So one pass over a trace answers for every size: `distances` gives each reference that size in
-bytes.  It is exact.  Blocks have sizes of their own, the same at every reference.
+A reference to a block is a hit if and only if the cache holds that block and all blocks referenced since its last
+reference (Mattson et al., 1970).  So one pass over a trace answers for every size: `distances` gives each reference
+that size in bytes.  The result is exact.  Each block has its own size, the same at every reference.
 
-What is to be added up, for a reference and the one before it to the same block, are the blocks between them, each
-once: all references between, less those whose own predecessor lies between too.  The latter are the references that
-are earlier, with a later predecessor: inversions, weighted.  They are counted from the most significant bit down, as a
-wavelet tree is built: on each level all nodes at once by numpy.  A million references take about a second.
+The distance of a reference is the sum of the distinct blocks since the previous reference to the same block: all
+references in between, minus those whose own predecessor also lies in between.  The latter are earlier references with a
+later predecessor, so they are weighted inversions.  They are counted from the most significant bit down, as a wavelet
+tree is built, with all nodes of a level in one numpy operation.  A million references take about a second.
 
-`hits` turns distances into counts.  A reference may count or not (a live read fills the cache, and is no question to
-it), and of its bytes some may never have been asked for before, which no cache of any size can have.
-Pure: arrays in, arrays out, no Spark.
+`hits` turns distances into counts.  Some references are not counted (a live read fills the cache but does not query
+it), and some bytes of a reference may never have been requested before, so no cache can have them.  Pure: arrays in,
+arrays out, no Spark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NEVER: Final = -1
-"""The distance of a reference to what was never referenced before."""
+"""The distance of the first reference to a block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """References in the order of time, one place of each array for each.
+    """References in order of time; each array has one element per reference.
 
-    `lows` and `highs` are where in its block a reference begins and ends, in bytes; `sizes` is what the block costs.
+    `lows` and `highs` are the positions in the block where a reference begins and ends, in bytes; `sizes` are the costs
+    of the blocks.
     """
 
     keys: Ints
@@ -47,27 +48,27 @@ class Trace:
 
     @property
     def references(self) -> int:
-        """References that are counted."""
+        """Number of counted references."""
         return int(self.is_counted.sum())
 
     @property
     def bytes(self) -> int:
-        """Bytes that these asked for."""
+        """Bytes requested by counted references."""
         return int((self.highs - self.lows)[self.is_counted].sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits:
-    """What caches of some sizes would have had, size by size, of the references that are counted."""
+    """Hits among the counted references, for each of several cache sizes."""
 
     references: Ints
-    """References all of whose bytes were there."""
+    """References whose bytes were all in the cache."""
     bytes: Ints
-    """Bytes that were there."""
+    """Bytes that were in the cache."""
 
 
 def previous(keys: Ints) -> Ints:
-    """For each reference the place of the one before it to the same key; NEVER where there is none."""
+    """The index of the previous reference to the same key, for each reference; NEVER if there is none."""
     order = np.argsort(keys, kind="stable")
     same = keys[order[1:]] == keys[order[:-1]]
     out = np.full(len(keys), NEVER, np.int64)
@@ -76,12 +77,12 @@ def previous(keys: Ints) -> Ints:
 
 
 def distances(keys: Ints, sizes: Ints) -> Ints:
-    """For each reference the bytes of all distinct blocks since the one before it to the same key, that block's own
-    included; NEVER for the first to a key."""
+    """The bytes of all distinct blocks since the previous reference to the same key, for each reference; that block is
+    included.  NEVER for the first reference to a key."""
     before = previous(keys)
     again = np.flatnonzero(before != NEVER)
     target = before[again]
-    # No two have the same predecessor, so how many have an earlier one is a rank, and no sort is needed to find it.
+    # Predecessors are distinct, so the number of earlier ones is a rank, which needs no sort.
     is_target = np.zeros(len(keys), np.int64)
     is_target[target] = 1
     rank = np.cumsum(is_target)[target] - 1
@@ -92,16 +93,16 @@ def distances(keys: Ints, sizes: Ints) -> Ints:
 
 
 def _greater_before(rank: Ints, weight: Ints) -> Ints:
-    """For each place of a permutation, the weights of those before it that rank higher, added up."""
+    """The total weight of earlier elements with a higher rank, for each element of a permutation."""
     count = len(rank)
     at_rank = np.empty(count, np.int64)
     at_rank[rank] = np.arange(count)
     places: npt.NDArray[np.signedinteger] = rank.astype(np.int32 if count < 2**31 else np.int64)
     found = np.zeros(count, np.int64)
-    """By the place that an element has come to, which is its rank in the end."""
+    """By the current place of an element, which finally is its rank."""
     for bit in reversed(range((count - 1).bit_length())):
-        # Here all with the same higher bits lie together, in their first order: a node, which begins where its least
-        # rank will lie.  Its ones go behind its zeros, past those of the zeros that come later.
+        # Elements with the same higher bits are adjacent and in their original order: a node, which begins at the place
+        # of its lowest rank.  Its ones move behind its zeros, past the zeros that follow them.
         is_one = (places >> bit) & 1
         begins = (places >> (bit + 1)) << (bit + 1)
         ones = np.cumsum(is_one, dtype=places.dtype)
@@ -122,15 +123,15 @@ def _greater_before(rank: Ints, weight: Ints) -> Ints:
 
 
 def unseen(trace: Trace) -> Ints:
-    """For each reference how many of its bytes lie outside of what earlier ones to the same block span.
+    """The number of bytes of each reference outside the span of earlier references to the same block.
 
-    A block is filled from one end to the other, or nearly: what lies between two runs that were read is taken as read.
+    Blocks are filled more or less from one end to the other, so bytes between two runs that were read count as read.
     """
     order = np.argsort(trace.keys, kind="stable")
     keys, lows, highs = trace.keys[order], trace.lows[order], trace.highs[order]
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = keys[1:] != keys[:-1]
-    # Each block gets a range of its own, so that one running maximum goes over all of them.
+    # Each block gets a range of its own, so that one running maximum serves all blocks.
     span = int(highs.max(initial=0)) + 1
     base = np.cumsum(is_first) * span
     top = np.maximum.accumulate(base + highs) - base
@@ -144,9 +145,9 @@ def unseen(trace: Trace) -> Ints:
 
 
 def hits(trace: Trace, cache_bytes: Ints, rate: float = 1.0) -> Hits:
-    """What caches of these sizes (bytes, ascending) would have had, where the trace is a sample of blocks at `rate`.
+    """Hits of caches of these sizes (bytes, ascending); the trace is a sample of blocks at `rate`.
 
-    Each block of the sample stands for 1 / rate of them, so that much is a distance larger in all the trace.
+    Each block of the sample stands for 1 / rate blocks, so distances in the whole trace are larger by that factor.
     """
     distance = distances(trace.keys, trace.sizes)
     new = unseen(trace)
@@ -158,6 +159,6 @@ def hits(trace: Trace, cache_bytes: Ints, rate: float = 1.0) -> Hits:
     place = np.searchsorted(cache_bytes, needs, side="left")
     bins = len(cache_bytes) + 1
     whole = np.bincount(place[new == 0], minlength=bins)[:-1]
-    # bincount adds up as floating point, which is exact up to 2**53: eight pebibytes.
+    # bincount adds in floating point, which is exact up to 2**53: eight pebibytes.
     known_bytes = np.bincount(place, weights=known, minlength=bins)[:-1]
     return Hits(np.cumsum(whole).astype(np.int64), np.rint(np.cumsum(known_bytes)).astype(np.int64))

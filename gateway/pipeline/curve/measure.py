@@ -1,15 +1,15 @@
 """The step `curve`: silver in, `tables.CURVE` out.
 
-Four curves, over one grid of cache sizes up to what all tapes would cost together.  `lru-blocks` is exact, of a sample
-of blocks; the gateway's policies are played in miniature, on a sample of tapes (see `shards` and `simulate`).  All
-begin with an empty cache at the log's first line, so what is read for the first time there counts as missing, at any
-size: a log of an hour shows less than a log of a day.
+It computes four curves over one grid of cache sizes, up to the cost of all tapes together.  `lru-blocks` is exact for a
+sample of blocks; the gateway's policies are replayed in miniature on a sample of tapes (see `shards` and `simulate`).
+All begin with an empty cache at the log's first line, so the first read of anything is a miss at any size: a log of an
+hour shows less than a log of a day.
 
-Several gateways have a memory each.  A size is that of one of them, and all of them together are played as one cache
-that is as many times as large, which is right as far as they share the load evenly.
+Several gateways have a cache each.  A size is that of one of them; all together are replayed as one cache that is as
+many times as large, which is right as far as they share the load evenly.
 
-What is played is taken once, kept for as long as the step lasts, and sampled so that the work has a bound whatever the
-log's length.  The same lake gives the same table.
+The sample is taken once, kept for the duration of the step, and bounded, so the work is bounded whatever the length of
+the log.  The same lake gives the same table.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ if TYPE_CHECKING:
 BLOCKS_POLICY: Final = "lru-blocks"
 
 _BLOCKS: Final = 100_000
-"""Blocks that are looked at, about: twice what an error of 0.01 takes."""
+"""Approximate number of sampled blocks: twice what an error of 0.01 takes."""
 _REFERENCES: Final = 5_000_000
-"""References to them, at most, about: a minute's work, and some 600 MB of the one task that has them all."""
+"""Approximate bound on references to them: a minute's work, and about 600 MB in the one task that holds them all."""
 _TAPES: Final = 20_000
 _READS: Final = 80_000
-"""Tapes and reads that are played, about; each is played once for every policy and size, and again in a part."""
+"""Approximate numbers of replayed tapes and reads; each is replayed once for every policy and size, and once more in a
+part."""
 _LEAST_TAPES: Final = 32
-"""As many are played however often they were read: of fewer a curve says nothing, and of none the wrong thing."""
+"""Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
 _POINTS: Final = 16
 _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
 _LEAST_SHARE: Final = 1 / 1024
-"""Share of the working set; smaller caches are not measured."""
+"""Smallest measured cache, as a share of the working set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the step found."""
+    """Result of the step."""
 
     placement: Placement
     policies: tuple[str, ...]
     points: int
-    """Sizes of each curve."""
+    """Number of sizes of each curve."""
     block_rate: float
     tape_rate: float
 
@@ -88,10 +89,10 @@ def measure_curve(
     policies: Sequence[str] = tuple(POLICIES),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Measured:
-    """Compute the curves of the lake's silver and write them; PipelineFailed for arguments that make no sense.
+    """Compute the curves of the lake's silver and write them.  Raises PipelineFailed for invalid arguments.
 
-    `sizes` are cache sizes in bytes, by default a geometric grid; `rate` is the share of blocks and of tapes that is
-    looked at, by default as large as the work's bound allows; `policies` are the gateway's that are played.
+    `sizes` are cache sizes in bytes, by default a geometric grid; `rate` is the sampled share of blocks and of tapes,
+    by default as large as the bound on the work allows; `policies` names the gateway's policies to replay.
     """
     if rate is not None and not 0 < rate <= 1:
         raise PipelineFailed(f"rate: expected more than 0 and at most 1, got {rate}")
@@ -126,7 +127,7 @@ def measure_curve(
 
 
 def grid_of(working_bytes: int) -> list[int]:
-    """Cache sizes from little to everything, each the same factor larger than the one before it."""
+    """Cache sizes up to the whole working set, in geometric steps."""
     smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
     steps = np.geomspace(smallest, working_bytes, _POINTS)[:-1]
     return sorted({min(working_bytes, int(np.ceil(size))) for size in steps} | {working_bytes})
@@ -154,7 +155,7 @@ def _miniatures(
     if not sample.num_rows:
         raise PipelineFailed(f"rate: none of {found.tapes:,} tapes is in a sample of {rate:.2%}: look at more of them")
     shared = spark.sparkContext.broadcast(sample)
-    # Each task plays some of the large caches and some of the small, which have more to give up.
+    # Each task replays some large caches and some small ones, which evict more.
     jobs = [(policy, grid[first::_STRIDE].tolist()) for policy in policies for first in range(_STRIDE)]
 
     def run(job: tuple[str, list[int]]) -> dict[tuple[str, int], list[Missed]]:
@@ -190,8 +191,8 @@ def _place_of(key: str) -> Column:
 
 
 def _affordable(uses: DataFrame, tapes: int) -> int:
-    """The threshold up to which the tapes, and their uses, are about as many as are to be played; of tapes there are
-    `_LEAST_TAPES`, or all."""
+    """The sampling threshold that keeps about `_TAPES` tapes and `_READS` uses, and at least `_LEAST_TAPES` tapes, or
+    all."""
     from pyspark.sql import functions as f
 
     kept = threshold(min(1.0, _TAPES / tapes))
@@ -210,8 +211,8 @@ def _affordable(uses: DataFrame, tapes: int) -> int:
 
 
 def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
-    """A sample of tapes at `rate`: all of it, and, where it is not everything, each of its parts; each with the share
-    of all tapes that it stands for."""
+    """A sample of tapes at `rate` and, if it is not the whole log, each of its parts; each with the share of all tapes
+    that it represents."""
     out = [(rate, reads)]
     if rate < 1:
         parts: list[list[Read]] = [[] for _ in range(REPLICAS)]
@@ -222,7 +223,7 @@ def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
 
 
 def in_order(sample: pa.Table) -> list[Read]:
-    """Uses in the order of time, in which ties go by what is read."""
+    """Uses in order of time; ties are broken by the bytes that are read."""
     columns = {name: sample[name].to_numpy() for name in Read._fields}
     order = np.lexsort((columns["high"], columns["low"], columns["tape"], columns["at"]))
     return list(map(Read, *(columns[name][order].tolist() for name in Read._fields)))

@@ -4,20 +4,21 @@ A tape holds one incarnation of one stream for one route and the readers that sh
 creates the stream, begins another tape (an expiry in between is not visible).  `scale` gives each tape's offsets a byte
 position; a read's bytes lie between its two offsets.
 
-What references what:
+Reads become references by these rules:
 
 - A catch-up read that was answered with bytes queries the cache, and is counted.
 - Long-polls and SSE bring bytes to the tape and keep it in use, as they do in the gateway, but do not query the cache:
   at any cache size, live bytes come from the origin once.  So they are replayed and not counted.
-- An SSE line says where its reader began and where he is.  Its bytes are the last of those between, as many as were
-  sent (framing makes that a little more), so that a connection's many lines do not read the beginning again each time.
+- An SSE line names the offsets at which its reader began and now stands.  Its bytes are the last ones in between, as
+  many as were sent (slightly more because of framing), so the many lines of one connection do not read the beginning
+  again each time.
 - A read that was refused, failed, relayed or cut off references nothing.
 
-Several gateways remember a stream each for itself, so each has its own tape of it; the offsets are the same.
+Each gateway keeps its own tape of a stream; the offsets are the same in all of them.
 
-A read whose answer was coded has the length that it had before; where the log does not say that, it is placed by those
-of others, and where there are none it is empty: `Placement` counts such reads, those placed loosely, and those left
-out.
+A read with a coded answer has the length that the answer had before coding.  If the log does not say that length, the
+read is placed by the lengths of other reads, and if there are none it is empty.  `Placement` counts empty reads and
+loosely placed ones.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BLOCK_BYTES: Final = 64 * 1024
-"""Bytes of a block; smaller ones follow the reads more closely and are more to count."""
+"""Size of a block in bytes.  Smaller blocks follow the reads more closely but are more to count."""
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 FROM_TAPE: Final = (
@@ -52,45 +53,47 @@ FROM_TAPE: Final = (
     Outcome.FOLLOWED,
     Outcome.STALE_IF_ERROR,
 )
-"""How a read was answered that the tape had a part in."""
+"""Outcomes of reads in which the tape took part."""
 
 _BUCKETS: Final = 64
-"""Groups of tapes whose offsets are placed together: enough for a cluster's cores, few enough to be worth a call."""
+"""Groups of tapes whose offsets are placed together: enough for a cluster's cores, and large enough to be worth a
+call."""
 _PLACED: Final = "step bigint, low bigint, high bigint, extent bigint, tokens bigint, is_loose boolean"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How well a log's reads could be placed."""
+    """How well the reads of a log could be placed."""
 
     reads: int
-    """Reads of silver that the tape had a part in."""
+    """Reads in silver in which the tape took part."""
     counted: int
-    """Catch-up reads among them whose bytes are known."""
+    """Catch-up reads among them with known bytes."""
     counted_bytes: int
-    """Bytes that those asked for."""
+    """Bytes requested by those catch-up reads."""
     loose: int
-    """Reads at an offset that no known length leads to: what lies before it is taken as shorter than it is."""
+    """Reads at an offset that no chain of known lengths leads to; the bytes before it seem fewer than they are."""
     empty: int
-    """Reads whose answer had bytes, of which no length is known: they reference nothing."""
+    """Reads whose answer had bytes of unknown length; they reference nothing."""
     tapes: int
     working_bytes: int
-    """What all tapes would cost together."""
+    """Cost of all tapes together."""
     nodes: int
-    """Gateways that wrote the log."""
+    """Number of gateways that wrote the log."""
     blocks: int
     touched: int
     """References to blocks."""
     counted_touched: int
-    """Those of them that are catch-up reads'."""
+    """References by catch-up reads."""
 
 
 def reads_of(requests: DataFrame) -> DataFrame:
     """The reads of silver's `requests` that name a tape and two offsets.
 
     Columns: `at` (microseconds), `read` (breaks ties), `node`, `route`, `stream`; `tape`, `scale` (the same for every
-    gateway) and `step` (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL where what was sent tells none),
-    `is_counted`, `is_tail` (its bytes are the last of those between), `is_apart` (not all of the route share the tape).
+    gateway) and `step` (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`,
+    `is_tail` (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some
+    readers of the route).
     """
     from pyspark.sql import functions as f
 
@@ -135,7 +138,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
 
 
 def _incarnations(requests: DataFrame) -> DataFrame:
-    """By route and path, when a stream was begun anew.  Most never are, and those are not in it."""
+    """The times at which streams were created anew, by route and path.  Streams that never were are left out."""
     from pyspark.sql import functions as f
 
     is_deletion = (f.col("mode") == Mode.DELETE) & f.col("status").between(200, 299)
@@ -149,13 +152,13 @@ def _incarnations(requests: DataFrame) -> DataFrame:
 
 
 def placed(reads: DataFrame) -> DataFrame:
-    """`reads` with their place: `low` and `high` (bytes from the tape's beginning), the tape's `extent` and `tokens`
-    (offsets that its readers named), and whether the place `is_loose`."""
+    """`reads` with their places: `low` and `high` (bytes from the tape's beginning), the tape's `extent` and `tokens`
+    (the number of offsets named by its readers), and `is_loose`."""
     from pyspark.sql import functions as f
 
     steps = reads.groupBy("scale", "step", "start", "end").agg(f.max("length").alias("length"))
     scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(_place_bucket, _PLACED)
-    # From the left: the one side that may be small enough to be sent to all is that of the scales.
+    # A left join: only the side of the scales may be small enough to be broadcast.
     found = reads.drop("start", "end").join(scales, "step", "left")
     places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
     found = found.select(
@@ -192,13 +195,13 @@ def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[t
 
 
 def cost(extent: Column, tokens: Column) -> Column:
-    """What a tape of that many bytes and offsets is charged for, as `gateway.tape.store` charges, but
-    for its headers and the characters of its names."""
+    """What a tape of that many bytes and offsets costs, by the accounting of `gateway.tape.store`, without its headers
+    and the characters of its names."""
     return extent + EMPTY_COST + TOKEN_COST * tokens
 
 
 def placement(reads: DataFrame, block_bytes: int) -> Placement:
-    """How well these placed reads could be placed, and how much there is of them."""
+    """Count how well these placed reads could be placed, and their size."""
     from pyspark.sql import functions as f
 
     size = f.col("high") - f.col("low")
@@ -235,7 +238,7 @@ def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
     """One row for each block that a placed read touches.
 
     Columns: `at`, `read`, `block`, `key` (hash of tape and block), `low` and `high` (bytes within the block), `size`
-    (what the block costs: its bytes as the log knows them, and its share of what the tape costs beside), `is_counted`.
+    (cost of the block: its bytes as far as the log knows them, and its share of the tape's overhead), `is_counted`.
     """
     from pyspark.sql import functions as f
 
@@ -258,8 +261,8 @@ def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
 
 
 def uses_of(reads: DataFrame, use_us: int) -> DataFrame:
-    """One row for all placed reads of the same bytes within one use, as `simulate.Read` has it: of a thousand readers
-    who are woken together, one brings the bytes and the others find them."""
+    """One row for all placed reads of the same bytes within one use, as in `simulate.Read`: of a thousand readers that
+    are woken together, one fetches the bytes and the others find them."""
     from pyspark.sql import functions as f
 
     per_byte = 1 + TOKEN_COST * f.col("tokens") / f.greatest(f.col("extent"), f.lit(1))

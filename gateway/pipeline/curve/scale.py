@@ -1,9 +1,9 @@
-"""Byte positions of the offsets of one tape, derived from the bytes that its readers were sent.
+"""Byte positions of the offsets of one tape, derived from the bytes sent to its readers.
 
-Offsets are opaque: they can only be compared and ordered.  But the bytes sent for a read from one offset to another
-give the distance between the two.  So positions follow from such steps, forwards and backwards, from the stream's
-beginning, over as few steps as possible.  Each step counts the framing of JSON arrays too, which makes the scale longer
-by two bytes a step at most.
+Offsets are opaque: they can only be compared and ordered.  But the number of bytes sent for a read from one offset to
+another is the distance between the two.  So positions follow from such steps, forwards and backwards, from the stream's
+beginning, over as few steps as possible.  Each step includes the framing of JSON arrays, which lengthens the scale by
+at most two bytes a step.
 
 Offsets without a chain of known lengths to the beginning are *loose*.  The first of a connected group gets the position
 of the last offset before it.  Distances within the group are exact; the part before it seems shorter than it is.  A

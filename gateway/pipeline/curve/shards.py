@@ -1,15 +1,15 @@
 """The exact curve of a sample (SHARDS: Waldspurger et al., FAST 2015), on Spark.
 
-A block is in the sample when its hash falls under a threshold, with all of its references; so each reference's stack
-distance within the sample, divided by the sampling rate, is what it would be in the whole.  The rate is chosen by how
-many *blocks* are kept, for the error depends on their number and not on the log's length.
+A block is in the sample, with all of its references, if its hash is below a threshold.  So each reference's stack
+distance within the sample, divided by the sampling rate, estimates its distance in the whole.  The rate is chosen by
+the number of *blocks* that are kept, because the error depends on that number and not on the length of the log.
 
-Popular blocks are few, and whether one of them is in the sample or not tilts it.  How many references there should be
-is known, and the difference is taken as hits of the smallest cache, as those of popular blocks are (SHARDS-adj, ibid.
-3.4): misses are divided by the references that were expected, not by those that came.
+Popular blocks are few, so the presence of one in the sample distorts it.  The expected number of references is known;
+the difference to the actual number is counted as hits of the smallest cache, like those of popular blocks (SHARDS-adj,
+ibid. 3.4): misses are divided by the expected number of references, not by the actual one.
 
-The sample is played whole, in one group, and once more in `REPLICAS` parts.  The parts are for the error alone: how far
-they scatter says how far the whole, which is as many times as large, may be off.
+The sample is played as a whole, in one group, and again in `REPLICAS` parts.  The parts serve the error only: their
+scatter shows how far off the whole, which is that many times as large, may be.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 SPACE: Final = 1 << 24
-"""The hashes that the threshold divides."""
+"""The range of hashes that the threshold divides."""
 REPLICAS: Final = 8
 _STUDENT: Final = 2.365
-"""Half of the 95 % interval, in standard errors, of the mean of eight."""
+"""Half of the 95 % interval of the mean of eight, in standard errors."""
 _WHOLE: Final = -1
-"""The group of all that was sampled, beside those of its parts."""
+"""The group of the whole sample, next to the groups of its parts."""
 _FIELDS: Final = "replica bigint, cache_bytes bigint, missed bigint, missed_bytes bigint, keys bigint"
 
 
@@ -47,14 +47,14 @@ class Curve:
     miss_ratio: Floats
     byte_miss_ratio: Floats
     error: Floats | None
-    """Half width of the 95 % interval of `byte_miss_ratio`; None where nothing was left out."""
+    """Half width of the 95 % interval of `byte_miss_ratio`; None if nothing was left out."""
     sampled_keys: int
     rate: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Misses:
-    """What caches of some sizes did not have of a sample, or of a part of it."""
+    """Misses of caches of some sizes, in a sample or a part of it."""
 
     references: Ints
     bytes: Ints
@@ -62,12 +62,12 @@ class Misses:
 
 
 def threshold(rate: float) -> int:
-    """How many of the SPACE hashes are in a sample at about this rate; never none."""
+    """Number of the SPACE hashes in a sample at about this rate; at least one."""
     return max(1, min(SPACE, round(rate * SPACE)))
 
 
 def missed(trace: Trace, cache_bytes: Ints, rate: float) -> Misses:
-    """What caches of these sizes (bytes, ascending) would have missed of a sample of blocks at `rate`."""
+    """Misses of caches of these sizes (bytes, ascending), in a sample of blocks at `rate`."""
     had = hits(trace, cache_bytes, rate)
     return Misses(trace.references - had.references, trace.bytes - had.bytes, len(np.unique(trace.keys)))
 
@@ -75,9 +75,9 @@ def missed(trace: Trace, cache_bytes: Ints, rate: float) -> Misses:
 def curve_of(
     whole: Misses, parts: Sequence[Misses], cache_bytes: Ints, *, references: int, asked_bytes: int, rate: float
 ) -> Curve:
-    """The curve that a sample at `rate` gives of `references` that asked for so many bytes in all.
+    """The curve estimated from a sample at `rate`, for `references` that requested `asked_bytes` in all.
 
-    `parts` are `REPLICAS` parts of the sample, or none where it is the whole log.
+    `parts` are `REPLICAS` parts of the sample; none if the sample is the whole log.
     """
     error = None
     if parts and rate < 1:
@@ -94,14 +94,15 @@ def curve_of(
 
 
 def _ratio(missed: Ints, expected: float) -> Floats:
-    # A sample may have more misses than references were expected.
+    # A sample may have more misses than the expected number of references.
     return np.minimum(1.0, missed / max(1.0, expected))
 
 
 def lru_curve(blocks: DataFrame, cache_bytes: Ints, *, references: int, asked_bytes: int, rate: float) -> Curve:
-    """The curve of a least-recently-used cache of blocks, of references as `references.blocks_of` gives them.
+    """The curve of a least-recently-used cache of blocks; `blocks` are references as from `references.blocks_of`.
 
-    `cache_bytes` are the sizes, ascending; `references` and `asked_bytes` are what all of `blocks` has that is counted.
+    `cache_bytes` are the sizes, ascending; `references` and `asked_bytes` are the totals of counted references in all
+    of `blocks`.
     """
     from pyspark.sql import functions as f
 
@@ -118,7 +119,7 @@ def lru_curve(blocks: DataFrame, cache_bytes: Ints, *, references: int, asked_by
 
 
 def _play(cache_bytes: Ints, kept: int) -> Callable[[tuple[object, ...], pa.Table], pa.Table]:
-    """What plays one group: the whole sample, or a part of it."""
+    """The function that plays one group: the whole sample, or a part of it."""
 
     def play(group: tuple[object, ...], table: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -140,7 +141,8 @@ def _play(cache_bytes: Ints, kept: int) -> Callable[[tuple[object, ...], pa.Tabl
 
 
 def trace_of(table: pa.Table) -> Trace:
-    """References in the order of time, from rows in any; ties go by read and block, so that it is one order."""
+    """References in order of time, from rows in any order.  Ties are broken by read and block, so the order is
+    total."""
     at, read, block = (table[name].to_numpy() for name in ("at", "read", "block"))
     order = np.lexsort((block, read, at))
     keys, sizes, lows, highs = (
@@ -150,7 +152,7 @@ def trace_of(table: pa.Table) -> Trace:
 
 
 def _misses_of(found: pa.Table, replica: int, cache_bytes: Ints) -> Misses:
-    """A group's rows; one in which nothing came has no rows, and missed nothing."""
+    """The misses of one group; a group without rows missed nothing."""
     is_its = found["replica"].to_numpy() == replica
     if not is_its.any():
         nothing = np.zeros(len(cache_bytes), np.int64)

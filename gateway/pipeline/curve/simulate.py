@@ -4,14 +4,14 @@ The gateway evicts whole tapes, and its policies count *uses*, not requests; no 
 the reads are replayed through the policies themselves (`gateway.tape.eviction`), with the accounting of
 `gateway.tape.store` and nothing else: a tape is charged when it is opened, its bytes and offsets when they are stored,
 other tapes are evicted before its own blocks, and requests within `USE_S` are one use.  No bytes are moved: a tape here
-is the list of the runs that it holds.
+is a list of the runs that it holds.
 
-For a log that is too long, a sample of the *tapes* is played with a cache as much smaller (Waldspurger et al., USENIX
-ATC 2017); a size at which that would hold no tape says little, and its error shows it.  Pure, but for the sample, which
-`measure` takes.
+If the log is too long, a sample of its *tapes* is replayed with a proportionally smaller cache (Waldspurger et al.,
+USENIX ATC 2017); a size at which that cache would hold no tape says little, and its error shows that.  Pure, except for
+the sample, which `measure` takes.
 
-What is left out: live readers keep a record of theirs that was given up (its bytes go all the same), coded bodies that
-the gateway may lend part of the budget to, and what an origin sends beyond what was missing.
+Not modelled: live readers that keep the record of an evicted tape (its bytes are dropped all the same), coded bodies
+for which the gateway may lend part of the budget, and bytes that an origin sends beyond those that were missing.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Read(NamedTuple):
     low: int
     high: int
     cost_per_byte: float
-    """What a byte of it costs on the tape: the offsets between are charged for too."""
+    """Cost of one byte on the tape; it includes the offsets within the run."""
     times: int
-    """How many there were.  They ask for the same bytes within `USE_S`, so that the first brings them for all."""
+    """Number of reads.  They request the same bytes within `USE_S`, so the first one fetches them for all."""
     counted: int
-    """How many of them are counted."""
+    """Number of counted reads."""
 
 
 @dataclass(slots=True)
 class Missed:
-    """Reads and bytes that one cache missed."""
+    """Misses of one cache, in reads and bytes."""
 
     reads: int = 0
     bytes: int = 0
@@ -53,7 +53,7 @@ class Missed:
 
 @dataclass(slots=True)
 class _Tape:
-    """The part of one tape that is held."""
+    """The part of one tape in the cache."""
 
     used_at: int
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -106,10 +106,10 @@ class MiniatureStore:
 
 
 def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
-    """Play reads, in the order of time, through a library of this budget; what it would not have had."""
-    library = MiniatureStore(policy, budget_bytes)
+    """Replay reads, in order of time, through a store with this budget; return its misses."""
+    store = MiniatureStore(policy, budget_bytes)
     missed = Missed()
-    take: Callable[[Read], int] = library.read
+    take: Callable[[Read], int] = store.read
     for read in reads:
         missing = take(read)
         if missing and read.counted:
@@ -119,7 +119,7 @@ def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
 
 
 def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
-    """How many bytes between `low` and `high` are in no run."""
+    """Number of bytes between `low` and `high` outside all runs."""
     missing = high - low
     for begin, end in runs:
         if begin < high and end > low:
@@ -128,7 +128,7 @@ def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
 
 
 def _store(runs: list[tuple[int, int]], low: int, high: int) -> None:
-    """Add the range, joined with those it touches."""
+    """Add the range and merge it with the ranges that it touches."""
     apart = []
     for begin, end in runs:
         if end < low or begin > high:
@@ -141,7 +141,7 @@ def _store(runs: list[tuple[int, int]], low: int, high: int) -> None:
 
 
 def _drop_oldest(runs: list[tuple[int, int]]) -> int:
-    """Drop the first block, of the tape's block size; return its bytes."""
+    """Drop the first block, of the tape's block size; return the number of its bytes."""
     if not runs:
         return 0
     begin, end = runs[0]

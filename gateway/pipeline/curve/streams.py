@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WINDOWS: Final = 8
-"""Equal parts of the log's time."""
+"""Number of equal parts that the time of the log is divided into."""
 _SHORTLIST: Final = 20_000
-"""Streams that a plan may be made of, by each of two orders; there may be more streams than a driver has room for."""
+"""Most streams considered for a plan, in each of two orders; a driver may not have room for all streams."""
 _SECOND_US: Final = 1_000_000
 _BINS_PER_DOUBLING: Final = 8
 
@@ -36,42 +36,42 @@ class StreamFigures:
     route: str
     stream: str
     bytes: int
-    """What it takes of a gateway's cache."""
+    """Bytes that it takes in a gateway's cache."""
     asked: int
-    """Catch-up reads that were given bytes."""
+    """Catch-up reads that were answered with bytes."""
     asked_bytes: int
     live: int
-    """Long-polls and SSE connections, or lines of them."""
+    """Lines of long-polls and SSE connections."""
     fetched_again: int
     """Bytes that the origin sent more than once to the same gateway."""
     windows: int
-    """Of `WINDOWS` parts of the log, those in which it had catch-up reads."""
+    """Number of the `WINDOWS` parts of the log with catch-up reads of it."""
     again_s: float | None
-    """The least time after which bytes of it were read again; None where none were."""
+    """The shortest time after which any of its bytes were read again; None if none were."""
     returns: int
-    """How often it was read after it had been idle."""
+    """Number of reads after it had been idle."""
     idle_s: float
-    """The longest time that it was idle between two reads."""
+    """The longest idle time between two reads."""
     quiet_s: float
-    """From its last read to the end of the log."""
+    """Time from its last read to the end of the log."""
     asked_apart: int = 0
-    """Of `asked`, those on tapes that not all of the route share: of readers who showed credentials."""
+    """Reads among `asked` on tapes that only some readers of the route share, because they showed credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Times between uses of tapes, of about the same length."""
+    """Times between uses of tapes, grouped by about the same length."""
 
     longest_s: float
     cost: float
-    """Bytes of the cache that the tapes take, added up over gaps."""
+    """Sum of the tapes' sizes in the cache (bytes), over gaps."""
     cost_seconds: float
-    """The same, each times its gap."""
+    """The same sum, with each size multiplied by its gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """All that a plan is made of, beside the curve."""
+    """Everything a plan is made from, besides the curve."""
 
     span_s: float
     streams: tuple[StreamFigures, ...]
@@ -173,9 +173,9 @@ def _gaps(uses: DataFrame, tapes: DataFrame, last_us: int) -> tuple[Gaps, ...]:
 
 
 def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> float | None:
-    """How long a cache of that size keeps what was used (seconds); None where it has room for all of it.
+    """How long a cache of that size keeps what was used (seconds); None if it has room for everything.
 
-    `gaps` are in the order of length, those from last uses to the log's end among them.
+    `gaps` are in order of length, and include the times from last uses to the end of the log.
     """
     total = sum(one.cost for one in gaps)
     shorter = shorter_seconds = 0.0
@@ -183,7 +183,7 @@ def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> floa
     for one in gaps:
         shorter += one.cost
         shorter_seconds += one.cost_seconds
-        # Gaps up to here count whole; of the longer ones, as much as the window reaches.
+        # Gaps up to this length count in full; longer ones count as far as the window reaches.
         reached = (shorter_seconds + (total - shorter) * one.longest_s) / max(span_s, 1e-6)
         if reached >= cache_bytes:
             share = (cache_bytes - memory) / (reached - memory) if reached > memory else 0.0

@@ -1,6 +1,6 @@
 """The gold tables: figures computed from silver's lines, by window of time.
 
-Each module makes one table, or several from the same sums, as a function from data frames to data frames; its caller
+Each module computes one table, or several from the same sums, as a function from data frames to data frames; its caller
 reads and writes them.  Some tables need more than the lines of their own day:
 
     table             from                          looks back on

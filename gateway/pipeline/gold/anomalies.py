@@ -1,13 +1,13 @@
-"""Hours that are far from the same hour of the days before.
+"""Hours far from the same hour of the days before.
 
-For each route and measure, an hour is held against the median of the same hour of the day on up to `DAYS` days before:
-those on which the route had any line.  An hour without a line counts 0, so that silence is seen too; a ratio of nothing
-is not held against anything.  Only hours that are over are looked at: a later hour has a line.
+For each route and measure, an hour is compared with the median of the same hour of the day on up to `DAYS` days before,
+on which the route had at least one line.  An hour without lines counts 0, so silence is found too; a ratio without a
+denominator is not compared.  Only hours that are over are considered: those before the hour of the newest line.
 
-The score is the distance in robust standard deviations (1.4826 times the median absolute deviation), though a
-deviation is never taken for less than a tenth of what is usual, nor than what the measure's own grain is: a load that
-was the same to the last request for a week makes no anomaly of one request more.  Listed is what lies `FAR` from at
-least `LEAST_DAYS` days; a negative score is less than usual.
+The score is the distance in robust standard deviations (1.4826 times the median absolute deviation).  A deviation is
+taken as at least a tenth of the median, and at least the measure's grain: after a week of exactly constant load, one
+more request is not an anomaly.  Listed are hours that are `FAR` from the median of at least `LEAST_DAYS` days; a
+negative score is less than usual.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _GRAINS: Final = {
     "errors": 10.0,
     "hit_ratio": 0.05,
 }
-"""Measures, and the least that one standard deviation of each is taken for."""
+"""Measures, and the least standard deviation assumed for each."""
 _SLOT: Final = ("day", "hour", "route")
 
 
 def anomalies(
     traffic: DataFrame, offload: DataFrame, errors: DataFrame, days: Collection[date], until: datetime
 ) -> DataFrame:
-    """`tables.ANOMALIES` of these days, from the tables of those days and the `DAYS` before; hours from `until` (with
-    a zone) on are not over."""
+    """`tables.ANOMALIES` of these days, from the tables of these days and the `DAYS` before; hours from `until` (with a
+    zone) on are not over."""
     values = measures(traffic, offload, errors)
     value = f.col("value")
     targets = f.transform(f.sequence(f.lit(1), f.lit(DAYS)), lambda step: f.date_add("day", step))
@@ -56,7 +56,7 @@ def anomalies(
         .where(f.col("days") >= LEAST_DAYS)
         .withColumn("before", median(f.col("values")))
     )
-    # A route without a line on a whole day has no values there: counts are 0, ratios are not there.
+    # A route has no values on a day without lines: its counts are 0, its ratios are missing.
     nothing = f.when(f.col("measure") != "hit_ratio", f.lit(0.0))
     grain = f.create_map(*[f.lit(part) for pair in _GRAINS.items() for part in pair])[f.col("measure")]
     spread = f.greatest(deviation(f.col("values"), f.col("before")), f.abs("before") / 10, grain)
@@ -73,8 +73,8 @@ def anomalies(
 
 
 def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataFrame:
-    """What is held against the days before: `value` by `day`, `of_day` (hours since its beginning), `route` and
-    `measure`, with 0 in the hours of a route's day that have no line."""
+    """The compared values: `value` by `day`, `of_day` (hours since its beginning), `route` and `measure`; it is 0 in
+    hours of a route's day without lines."""
     hour = window(HOUR, f.col("minute"))
     lines = traffic.groupBy("day", hour, "route").agg(
         *[f.sum(name).alias(name) for name in ("requests", "sent_bytes", "fetched_bytes", "origin_requests")]
@@ -83,12 +83,14 @@ def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataF
     hits = offload.groupBy("day", hour, "route").agg(ratio(f.sum("by_tape"), f.sum("requests")).alias("hit_ratio"))
     every_hour = f.explode(f.sequence(f.lit(0), f.lit(23))).alias("of_day")
     counts = [name for name in _GRAINS if name != "hit_ratio"]
-    told = lines.join(failed, list(_SLOT), "left").join(hits, list(_SLOT), "left").withColumn("of_day", f.hour("hour"))
+    joined = (
+        lines.join(failed, list(_SLOT), "left").join(hits, list(_SLOT), "left").withColumn("of_day", f.hour("hour"))
+    )
     wide = (
         lines.select("day", "route")
         .distinct()
         .select("day", "route", every_hour)
-        .join(told, ["day", "of_day", "route"], "left")
+        .join(joined, ["day", "of_day", "route"], "left")
         .fillna(0, counts)
         .select("day", "of_day", "route", *[f.col(name).cast("double").alias(name) for name in _GRAINS])
     )

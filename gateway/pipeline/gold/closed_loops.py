@@ -3,10 +3,10 @@
 A closed stream never grows, so one answer should have stopped them.  The log shows three kinds of such requests:
 
 - live reads that end with the reason `closed`;
-- long-polls that were answered 204 from the tape at once, without a reason why they ended, because they did not begin
-  to wait: so it is at the end of a closed stream, and only there;
-- catch-up reads answered from the tape whose answer ends where they began, at the very offset at which one of those
-  had been told before (an hour back at most: a catch-up read alone does not say that the stream is closed).
+- long-polls that were answered 204 from the tape at once, with no close reason because they never waited: this happens
+  only at the end of a closed stream;
+- catch-up reads answered from the tape whose answer ends where they began, at an offset at which a request of the other
+  two kinds was answered in the hour before.  (A catch-up read alone does not show that the stream is closed.)
 
 A reader with `LEAST` such requests in a minute is listed.  Fewer are normal: many clients ask a second time, and
 several readers behind one address (or one network, if `log.client_address` masks) look like one.
@@ -26,7 +26,7 @@ from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
 
 LEAST: Final = 10
-"""Requests a minute."""
+"""Least requests a minute of a listed reader."""
 _END: Final = ("route", "stream", "next_offset")
 
 
@@ -41,8 +41,8 @@ def closed_loops(requests: DataFrame) -> DataFrame:
         & (f.col("outcome") == Outcome.HIT.value)
         & f.col("close_reason").isNull()
     )
-    told = looked_at.where(is_live() & ((f.col("close_reason") == CloseReason.CLOSED.value) | is_answered_at_once))
-    ends = told.where(f.col("next_offset").isNotNull()).select("of", *_END).distinct()
+    closed = looked_at.where(is_live() & ((f.col("close_reason") == CloseReason.CLOSED.value) | is_answered_at_once))
+    ends = closed.where(f.col("next_offset").isNotNull()).select("of", *_END).distinct()
     again = looked_at.where(
         (f.col("mode") == Mode.CATCHUP.value)
         & (f.col("outcome") == Outcome.HIT.value)
@@ -51,7 +51,7 @@ def closed_loops(requests: DataFrame) -> DataFrame:
     ).join(ends, ["of", *_END], "left_semi")
     onward = Window.partitionBy("of", *_END).orderBy("time", f.desc("is_told"))
     found = (
-        told.withColumn("is_told", f.lit(True))
+        closed.withColumn("is_told", f.lit(True))
         .unionByName(again.withColumn("is_told", f.lit(False)))
         .withColumn(
             "told_at",

@@ -1,17 +1,17 @@
 """Delivery delay: the time from an append to the answers of the long-polls that it woke.
 
-The append that wakes a long-poll is the one of its stream with the smallest `Stream-Next-Offset` beyond the offset that
-the long-poll waits at, as strings are ordered; a stream that was deleted or created anew between the two begins again
-from its first offset and is another stream here.  It counts only where the long-poll was there before the append had
-ended and was answered after the append had begun: else it had its bytes from the tape at once.
+The append that wakes a long-poll is the one with the smallest `Stream-Next-Offset`, in string order, beyond the offset
+at which the long-poll waits.  A stream that was deleted or created anew between the two begins again from its first
+offset and is another stream here.  The pair counts only if the long-poll began before the append ended and was answered
+after the append began; otherwise its bytes came from the tape at once.
 
 The delay is from the end of the append's answer to the end of the long-poll's.  Origins may wake readers before they
-answer the writer; that is a delay of 0, none is negative.  Both lines must be of one gateway: the clocks of two
-differ by more than deliveries take.  Reads that follow by SSE have no line for each delivery, and a long-poll
-`offset=now` names no offset: neither is among these.
+answer the writer; such a delay is 0, never negative.  Both lines must be of one gateway, because the clocks of two
+differ by more than deliveries take.  SSE reads have no line for each delivery, and a long-poll with `offset=now` names
+no offset, so neither is included.
 
 The gateway's metric `durable_gateway_delivery_delay_seconds` differs: it runs from storing the follower's bytes on the
-tape until the last live reader has been handed them, once per round.  This one includes the origin and the way to it,
+tape until the last live reader has been handed them, once per round.  This delay includes the origin and the way to it,
 and counts each reader.
 """
 
@@ -36,7 +36,7 @@ from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
 
-# By a number made of both names, which is quicker to sort by.
+# A hash of both names, which sorts faster than the names.
 _STREAM: Final = ("of", "key")
 
 
@@ -79,12 +79,12 @@ def delays(requests: DataFrame) -> DataFrame:
         is_append.alias("is_append"),
         f.when(is_append, f.col("next_offset")).when(is_answered, f.col("start")).alias("offset"),
     )
-    # A long-poll belongs to the stream that was there when it began to wait.
+    # A long-poll belongs to the incarnation that existed when it began to wait.
     at = f.when(found["is_append"] | found["is_new"], found["ended"]).otherwise(found["began"])
     lives = Window.partitionBy(*_STREAM).orderBy("at", f.desc("is_new")).rowsBetween(Window.unboundedPreceding, 0)
     found = found.withColumn("at", at).withColumn("life", f.sum(f.col("is_new").cast("int")).over(lives))
-    # From the largest offset down: at each long-poll, the append met last is the one with the smallest beyond.  Of one
-    # that was sent twice (an idempotent producer's), the first.
+    # In descending order of offsets, the last append before a long-poll is the one with the smallest offset beyond it;
+    # of an append that was sent twice (by an idempotent producer), the first.
     onward = (
         Window.partitionBy(*_STREAM, "life")
         .orderBy(f.desc("offset"), f.asc("is_append"), f.desc("ended"))

@@ -16,7 +16,7 @@ from gateway.pipeline.gold.lines import HOUR, is_live, is_read, shaped, window
 def fan_out(requests: DataFrame) -> DataFrame:
     """`tables.FAN_OUT`, from `tables.REQUESTS`."""
     sharers = f.when(is_live(), f.col("subscribers")).otherwise(f.col("collapsed"))
-    # By its binary digits: a logarithm is not exact.
+    # By binary digits, because a logarithm is not exact.
     bucket = f.expr("shiftleft(bigint(1), length(bin(sharers)) - 1)")
     figures = (
         requests.where(f.col("is_final") & is_read())

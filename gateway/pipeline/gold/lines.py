@@ -28,12 +28,12 @@ def known(name: str) -> Column:
 
 
 def total(name: str) -> Column:
-    """An aggregate: the sum, 0 of nothing."""
+    """An aggregate: the sum; 0 without rows."""
     return f.coalesce(f.sum(name), f.lit(0)).cast("bigint").alias(name)
 
 
 def count_of(claim: Column) -> Column:
-    """An aggregate: how many lines this is true of."""
+    """An aggregate: the number of lines for which `claim` is true."""
     return f.count(f.when(claim, 1))
 
 
@@ -70,12 +70,12 @@ def with_the_hour_before(requests: DataFrame) -> DataFrame:
 
 
 def of_its_day() -> Column:
-    """Whether the line is one of the day itself, and not of the hour before."""
+    """Whether the line is of the day itself, not of the hour before it."""
     return f.col("day") == f.col("of")
 
 
 def ratio(part: Column, whole: Column) -> Column:
-    """`part` of `whole`, NULL of nothing."""
+    """`part` divided by `whole`; NULL if `whole` is 0."""
     return f.when(whole != 0, part / whole)
 
 

@@ -1,19 +1,20 @@
 """Reconnects of live readers, and storms: minutes with far more reconnects than usual.
 
-A live read is a reconnect where another of the same reader (route, stream, partition, client, user agent) had ended at
-most `RETURN_S` before it began, for a reason other than a long-poll's ordinary turn (`answered`, `timed_out`) and the
+A live read is a reconnect if another read of the same reader (route, stream, partition, client, user agent) ended at
+most `RETURN_S` before it began, for a reason other than the usual end of a long-poll (`answered`, `timed_out`) or the
 end of a closed stream, after which a client has no reason to return (`closed_loops` lists those that do).  An SSE
-connection that reached its planned age and is opened again counts: the usual number includes those.
+connection that is opened again after its planned age counts, and is part of the usual number.
 
-A read is logged when it has ended, and counts in that minute.  There is a row for each minute in which live reads of a
-route ended, so `reconnects` may be 0.
+A read is logged when it ends, and counts in that minute.  There is a row for each minute in which live reads of a route
+ended, so `reconnects` may be 0.
 
-A minute is a storm where its reconnects
+A minute is a storm if its reconnects
 
-- are `LEAST` or more: three readers that return are not a storm, even after a quiet hour;
-- are at least twice what is usual: the median of the rows of the hour before, of which there must be `MINUTES`;
-- and lie `FAR` robust standard deviations above it: 1.4826 times the median absolute deviation, though never less than
-  the square root of what is usual, which is how much independent comings spread by themselves.
+- are at least `LEAST`: three readers that return are not a storm, even after a quiet hour;
+- are at least twice the usual number: the median of the rows of the hour before, of which there must be at least
+  `MINUTES`;
+- and lie `FAR` robust standard deviations above it: 1.4826 times the median absolute deviation, but at least the square
+  root of the usual number, the spread of independent arrivals.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
 
 
 def returns(requests: DataFrame) -> DataFrame:
-    """The table without what is usual: `day`, `minute`, `route`, `reconnects` and `readers`."""
-    # Whom a read is of, as a number made of it: lines are sorted by that, and five texts are much to sort by.
+    """The table without `usual` and `is_storm`: `day`, `minute`, `route`, `reconnects` and `readers`."""
+    # The reader as a hash: lines are sorted by it, which is faster than by five texts.
     person = known("client"), known("user_agent")
     reads = with_the_hour_before(requests.where(f.col("is_final") & is_live())).select(
         "of",
@@ -80,7 +81,7 @@ def returns(requests: DataFrame) -> DataFrame:
         ended_us().alias("ended"),
         (f.col("close_reason").isNotNull() & ~f.col("close_reason").isin(*_IN_ORDER)).alias("is_broken"),
     )
-    # Each read is there where it began, and where it ended if that was no ordinary end.
+    # Each read gives a row for its beginning, and one for its end unless that was an ordinary one.
     begins = f.struct(f.col("began").alias("at"), f.lit(False).alias("is_end"))
     ends = f.struct(f.col("ended").alias("at"), f.lit(True).alias("is_end"))
     onward = Window.partitionBy("of", "reader").orderBy("at", "is_end").rowsBetween(Window.unboundedPreceding, 0)

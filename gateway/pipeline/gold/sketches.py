@@ -1,10 +1,10 @@
-"""Percentiles and distinct readers by sketches, which are merged where windows are: percentiles never are.
+"""Percentiles and distinct readers, by sketches.  Wider windows merge sketches, never percentiles.
 
-Seconds are kept as Apache DataSketches KLL sketches with K = 400.  What such a sketch gives as the percentile p has,
-with 99 % confidence, a rank within p +- 0.68 percentage points among the values it was fed (`RANK_ERROR`; its 99th
-percentile is one between the 98.3rd and the 99.7th), no matter how often it was merged.  Up to K values are all kept,
-and the answer is exact: the smallest value whose rank is at least p.  Beyond that it draws lots, so the same lines
-may give another sketch, within that error.  A sketch takes at most 8.4 KB.
+Seconds are kept as Apache DataSketches KLL sketches with K = 400.  With 99 % confidence, the percentile p of such a
+sketch has a rank within p +- 0.68 percentage points among its values (`RANK_ERROR`; its 99th percentile is between the
+98.3rd and the 99.7th), however often it was merged.  Up to K values are all kept, and the percentile is exact: the
+smallest value whose rank is at least p.  Beyond K values the sketch samples at random, so the same lines may give
+another sketch, within that error.  A sketch takes at most 8.4 KB.
 
 Readers are counted by HyperLogLog sketches (2^12 registers): a standard error of 1.6 %, 4.1 KB at most.
 """
@@ -26,27 +26,27 @@ PERCENTILES: Final[Mapping[str, float]] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def sketch_of(seconds: Column) -> Column:
-    """An aggregate: the sketch of these seconds, without the NULLs among them; empty where there is nothing else."""
+    """An aggregate: the sketch of these seconds; NULLs are ignored."""
     return f.kll_sketch_agg_double(seconds, K)
 
 
 def merged(sketch: Column) -> Column:
-    """An aggregate: one sketch for several; NULLs are nothing."""
+    """An aggregate: the merged sketch; NULLs are ignored."""
     return f.kll_merge_agg_double(sketch, K)
 
 
 def values_in(sketch: Column) -> Column:
-    """How many values a sketch was fed; 0 where there is none."""
+    """Number of values in a sketch; 0 for NULL."""
     return f.coalesce(f.kll_sketch_get_n_double(sketch), f.lit(0).cast("bigint"))
 
 
 def filled(sketch: Column) -> Column:
-    """The sketch, or NULL where it was fed nothing."""
+    """The sketch, or NULL if it is empty."""
     return f.when(values_in(sketch) > 0, sketch)
 
 
 def quantile(sketch: Column, probability: float) -> Column:
-    """Seconds that a share of `probability` of the values do not pass; NULL where there are none."""
+    """The value (seconds) whose rank is `probability`; NULL if there are no values."""
     # An empty sketch would fail the query.
     return f.when(values_in(sketch) > 0, f.kll_sketch_get_quantile_double(filled(sketch), f.lit(probability)))
 
@@ -77,15 +77,15 @@ def merged_quantiles(
 
 
 def readers_of(client: Column, user_agent: Column, counts: Column) -> Column:
-    """An aggregate: the sketch of who read, of the lines where `counts` is true."""
+    """An aggregate: the sketch of the distinct readers of lines where `counts` is true."""
     return f.hll_sketch_agg(f.when(counts, f.xxhash64(client, user_agent)), _LOG_REGISTERS)
 
 
 def readers_in(sketch: Column) -> Column:
-    """How many distinct readers a sketch has seen."""
+    """Estimated number of distinct readers in a sketch."""
     return f.coalesce(f.hll_sketch_estimate(sketch), f.lit(0).cast("bigint"))
 
 
 def merged_readers(sketch: Column) -> Column:
-    """An aggregate: one sketch of readers for several."""
+    """An aggregate: the merged sketch of readers."""
     return f.hll_union_agg(sketch)

@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 NORMAL = 1.4826
-"""Median absolute deviations in a standard deviation of what is normally distributed."""
+"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 
 
 def median(values: Column) -> Column:

@@ -1,8 +1,8 @@
 """The busiest streams of each hour: by requests, and by bytes.
 
-Lines are added up by stream first, which is cheap however many streams there are; distinct readers are counted in a
-second look at the lines of the streams that made it, because a sketch for each stream of a large log would not fit.
-Streams with the same figure are ranked by name, so that the same lines give the same ranks.
+Lines are added up by stream first, which is cheap for any number of streams.  Distinct readers are counted in a second
+pass, over the lines of ranked streams only, because a sketch for each stream of a large log would not fit in memory.
+Streams with the same figure are ranked by name, so the same lines give the same ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.pipeline.gold.lines import HOUR, count_of, is_read, known, shaped, 
 from gateway.pipeline.gold.sketches import readers_in, readers_of
 
 KEPT: Final = 100
-"""Ranks for each hour and each of `by`."""
+"""Number of ranks for each hour and each value of `by`."""
 _STREAM: Final = ("hour", "route", "stream")
 
 

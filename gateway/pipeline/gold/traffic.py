@@ -1,11 +1,11 @@
 """Traffic, offload and errors: sums a minute, made in one pass.
 
-`sums` is that pass: a row for each minute, route, mode, outcome and status.  The tables are cut from it, so that lines
-are read once for the three.
+`sums` is that pass: a row for each minute, route, mode, outcome and status.  The three tables are derived from it, so
+lines are read once.
 
-A minute's `origin_requests` and `fetched_bytes` are those of the lines written in it: what a live request brought is
-told by the first reader's line after it, so that a single minute's offload may be off by what neighbours it, and a
-ratio may be negative where the origin was asked for more than was delivered (retries, a first reader who left).
+A minute's `origin_requests` and `fetched_bytes` are those of the lines written in it.  The bytes of a live request are
+logged with the next line of a reader, so the offload of a single minute may include parts of its neighbours.  A ratio
+is negative if the origin was asked for more than was delivered (retries, a first reader that left).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERRORS = (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
 
 
 def sums(requests: DataFrame) -> DataFrame:
-    """What the tables here are cut from: `tables.REQUESTS` added up by minute, route, mode, outcome and status."""
+    """`tables.REQUESTS` added up by minute, route, mode, outcome and status: the source of the tables here."""
     return requests.groupBy("day", window(MINUTE), "route", "mode", "outcome", "status").agg(
         count_of(f.col("is_final")).alias("requests"),
         total("sent_bytes"),

@@ -1,4 +1,4 @@
-"""The report: the tables as one HTML file, for any browser, without a network.
+"""The report: the tables as one HTML file, for any browser, without network access.
 
     lake --gather--> Figures --page--> HTML
 
@@ -47,7 +47,7 @@ def write_report(
 
     Raises PipelineFailed if the plan is invalid or the file cannot be written; `out` is then unchanged.
     """
-    # What is wrong with the arguments is said before Spark is asked for anything.
+    # Check the arguments before any Spark job.
     chosen = None if plan is None else _plan(plan)
     if not out.parent.is_dir():
         raise PipelineFailed(f"{out}: there is no folder {out.parent}")

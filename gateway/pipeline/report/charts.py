@@ -1,12 +1,11 @@
 """Charts as SVG that fits any width by itself, on a screen as on paper, without a script.
 
-What is drawn lies in an inner picture of 1000 x 1000 units that is stretched to the plot; strokes keep their width.
-Words lie outside of it, at places given in per cent, so they are never stretched.  Where the chart is narrow, marks
-of class `roomy` are hidden by the style sheet.  Colours are classes: what they look like in light, dark and print is
-the style sheet's.
+Shapes are drawn in an inner picture of 1000 x 1000 units, which is stretched to the plot; strokes keep their width.
+Text is outside the inner picture, at positions in per cent, so it is never stretched.  In a narrow chart the style
+sheet hides marks of class `roomy`.  Colours are classes; the style sheet defines them for light, dark and print.
 
-A chart knows values and axes, not what they mean.  Every value goes through its axis, so nothing is drawn outside the
-plot; a gap in the data is a gap in the line, and a value between two gaps is a dot.
+A chart knows values and axes, not their meaning.  Every value goes through its axis, so nothing is drawn outside the
+plot.  A gap in the data is a gap in the line, and a value between two gaps is a dot.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from gateway.pipeline.report.scales import Axis, Scale, Tick
 UNIT: Final = 1000
 """Width and height of the inner picture."""
 _MOST_BAR: Final = 0.76
-"""Share of a column's place that its bars take."""
+"""Share of a column's width that its bars take."""
 _MOST_LABELS: Final = 12
 _MOST_NARROW: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Values of y by x; None where there is none."""
+    """Values of y by x; None is a gap."""
 
     label: str
     colour: str
     points: Sequence[tuple[float, float | None]]
     dash: str = ""
-    """`long`, `short`, `mixed` or nothing: lines are told apart by more than colour."""
+    """`long`, `short`, `mixed` or nothing: colour alone must not distinguish lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What lies between two values of y, by x."""
+    """The area between two values of y, by x."""
 
     colour: str
     points: Sequence[tuple[float, float, float]]
@@ -47,18 +46,18 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One of several amounts that are added up; all have the same steps."""
+    """One of several stacked amounts; all have the same steps."""
 
     label: str
     colour: str
     values: Sequence[float]
     whole: str = ""
-    """What they come to in all, for the legend."""
+    """The total, for the legend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One point that matters, with what it is; `low` and `high` are how far it may be off."""
+    """One labelled point; `low` and `high` bound its error."""
 
     label: str
     colour: str
@@ -70,7 +69,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A value of y to be held against."""
+    """A value of y to compare with."""
 
     label: str
     y: float
@@ -86,7 +85,7 @@ def lines(
     marks: Sequence[Mark] = (),
     rules: Sequence[Rule] = (),
 ) -> Html:
-    """Lines, with bands behind them and marks before them; `says` describes the chart to a screen reader."""
+    """Lines, with bands behind them and marks in front; `says` describes the chart to a screen reader."""
     inner: list[Html] = []
     for band in bands:
         there = [f"{_at(x.place(at))},{_at(1 - y.place(high))}" for at, _, high in band.points]
@@ -105,7 +104,7 @@ def lines(
 
 
 def areas(x: Axis, y: Axis, edges: Sequence[float], layers: Sequence[Layer], *, says: str, stacked: bool) -> Html:
-    """Amounts by step, whose beginnings and last end are `edges`; on each other, or each from the ground."""
+    """Amounts by step, stacked or each from zero; `edges` are the beginnings of the steps and the end of the last."""
     ground = [0.0] * (len(edges) - 1)
     inner = []
     for layer in layers:
@@ -145,7 +144,8 @@ def columns(labels: Sequence[str], y: Axis, groups: Sequence[Layer], *, says: st
 
 
 def bar(parts: Iterable[tuple[str, float]]) -> Html:
-    """A bar that lies, for a row of a list: shares of its width by colour, the larger first; for the eye only."""
+    """A horizontal bar for a row of a list: shares of its width by colour, the larger first.  It is hidden from screen
+    readers."""
     drawn = [
         element("rect", class_=f"column {colour}", x="0", y="0", width=_percent(min(max(part, 0), 1)), height="100%")
         for colour, part in parts
@@ -154,7 +154,7 @@ def bar(parts: Iterable[tuple[str, float]]) -> Html:
 
 
 def legend(series: Iterable[Line | Layer]) -> Html:
-    """What the colours and dashes stand for."""
+    """The meaning of colours and dashes."""
     keys = []
     for one in series:
         if isinstance(one, Line):
@@ -167,7 +167,7 @@ def legend(series: Iterable[Line | Layer]) -> Html:
 
 
 def line_path(points: Sequence[tuple[float, float | None]]) -> str:
-    """A path through points of 0..1, begun anew after each gap; one that is alone is a dot."""
+    """A path through points of 0..1, interrupted by gaps; a single point is a dot."""
     path: list[str] = []
     for at, (x, y) in enumerate(points):
         if y is None:
@@ -180,7 +180,7 @@ def line_path(points: Sequence[tuple[float, float | None]]) -> str:
 
 
 def step_path(edges: Sequence[float], top: Sequence[float], ground: Sequence[float]) -> str:
-    """The outline of steps between `ground` and `top`, all of 0..1: there along the top, back along the ground."""
+    """The outline of steps between `ground` and `top`, all of 0..1: forth along the top, back along the ground."""
     if not top:
         return ""
     path = [f"M{_at(edges[0])} {_at(1 - top[0])}"]
@@ -194,7 +194,7 @@ def _mark(x: Axis, y: Axis, mark: Mark) -> Html:
     place = x.place(mark.x)
     left = _percent(place)
     across = [_percent(1 - y.place(value)) for value in (mark.low, mark.high)]
-    # The words stand at the top, where a curve that falls is not; on the side that has room for them.
+    # The label is at the top, where a falling curve leaves room, and on the side with more room.
     anchor, shift = ("end", "-8") if place > 0.45 else ("start", "8")
     return element(
         "g",
@@ -241,7 +241,7 @@ def _chart(x: Axis, y: Axis, inner: Sequence[Html], over: Sequence[Html], says: 
 
 
 def _at(part: float) -> str:
-    """A part of the inner picture in its units."""
+    """A share of the inner picture in its units."""
     return f"{part * UNIT:.1f}".removesuffix(".0")
 
 

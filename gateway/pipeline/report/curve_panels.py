@@ -1,4 +1,4 @@
-"""Panels of the miss-ratio curve, with the point that the plan has chosen, and of the plan's entries."""
+"""Panels of the miss-ratio curve, with the point chosen by the plan, and of the plan's entries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COLOURS = ("tape", "follow", "origin", "collapse")
 _DASHES = ("", "long", "short", "mixed")
 _LRU_BLOCKS = "lru-blocks"
 _BLOCKS = "-blocks"
-"""Ends the name of a curve over blocks, which has no reads."""
-_WISHES = {
+"""Suffix of the name of a curve over blocks, which has no reads."""
+_KINDS = {
     "pin": "Keep",
-    "warm": "Fetch before anybody asks",
+    "warm": "Fetch in advance",
     "do_not_store": "Do not store",
     "lifetimes": "Give up when idle",
 }
@@ -27,7 +27,7 @@ _NOTHING = "No curve was measured: `durable-gateway pipeline curve` does it, fro
 
 
 def bytes_curve(figures: Figures) -> Panel:
-    """Bytes that miss, by the memory there is."""
+    """Byte miss ratio by memory."""
     panel = Panel(
         "curve-bytes", "Miss ratio by memory: bytes", "Share of the bytes that the origin has to send.", _NOTHING
     )
@@ -43,7 +43,7 @@ def bytes_curve(figures: Figures) -> Panel:
 
 
 def reads_curve(figures: Figures) -> Panel:
-    """Reads that miss, by the memory there is."""
+    """Miss ratio of reads by memory."""
     panel = Panel(
         "curve-reads", "Miss ratio by memory: reads", "Share of the reads that the origin is asked for.", _NOTHING
     )
@@ -59,7 +59,7 @@ def reads_curve(figures: Figures) -> Panel:
 
 
 def plan(figures: Figures) -> Panel:
-    """What the plan recommends, and why."""
+    """The plan's recommendations and their reasons."""
     panel = Panel(
         "plan",
         "The plan",
@@ -81,7 +81,7 @@ def plan(figures: Figures) -> Panel:
     rows = [
         element(
             "li",
-            element("span", _WISHES.get(wish.wish, wish.wish), class_="wish"),
+            element("span", _KINDS.get(wish.wish, wish.wish), class_="wish"),
             " ",
             name(wish.stream),
             element("small", f" {wording.size(wish.bytes)}. {wish.reason}"),
@@ -97,13 +97,13 @@ def plan(figures: Figures) -> Panel:
         element("div", element("p", says, class_="says"), element("ul", rows, class_="items") if rows else None),
         numbers=Numbers(
             "plan",
-            [Column("PlanEntry"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
+            [Column("Kind"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
             [(wish.wish, wish.stream, wish.route, wish.bytes, wish.reason) for wish in made.wishes],
         )
         if rows
         else None,
         is_wide=True,
-        note=f"The first of each kind: {shown} of {wording.many(made.wished, 'wish', 'wishes')}."
+        note=f"The first of each kind: {shown} of {wording.many(made.wished, 'entry', 'entries')}."
         if made.wished > shown
         else "",
     )

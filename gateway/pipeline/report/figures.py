@@ -1,9 +1,9 @@
-"""What a report shows, as plain values: no Spark, no markup, ready for JSON.
+"""The values that a report shows: plain, without Spark or markup, ready for JSON.
 
-`Figures` is everything.  Times are Unix seconds of the beginning of a step; a step is as many minutes as it takes to
-have at most `MOST_STEPS` of them.  What was rolled up was added, or merged by its sketches: no figure is an average of
-percentiles.  Ratios are not kept but computed from what is, so that they cannot disagree with it; they are None where
-there is nothing to divide by.
+`Figures` holds everything.  Times are Unix seconds of the beginning of a step; a step has as many minutes as needed for
+at most `MOST_STEPS` steps.  Rolled-up figures are sums or merged sketches: no figure is an average of percentiles.
+Ratios are not stored but computed from the counts, so they cannot disagree with them; a ratio without a denominator is
+None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 MOST_STEPS: Final = 300
-"""Points of one series: more than a screen tells apart."""
+"""Most points of one series; more could not be distinguished on a screen."""
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Reads by who answered them."""
+    """Reads by how they were answered."""
 
     tape: int = 0
     collapse: int = 0
@@ -35,13 +35,13 @@ class Saved:
 
     @property
     def reads(self) -> int:
-        """All of them."""
+        """All reads."""
         return self.tape + self.collapse + self.follow + self.join + self.origin + self.unanswered
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Reads (catch-up, long-poll, SSE), and what they cost the origin."""
+    """Reads (catch-up, long-poll, SSE) and their cost to the origin."""
 
     by: Saved
     origin_requests: int = 0
@@ -51,35 +51,35 @@ class Traffic:
 
     @property
     def read_bytes(self) -> int:
-        """What readers got, before it was coded."""
+        """Bytes to readers, before coding."""
         return self.sent_bytes + self.saved_bytes
 
     @property
     def reads(self) -> int:
-        """Reads that ended."""
+        """Number of reads that ended."""
         return self.by.reads
 
     @property
     def request_offload(self) -> float | None:
-        """Share of the reads that the origin was not asked for; below 0 where it was asked more often than they are."""
+        """Share of the reads that the origin was spared; negative if it had more requests than there were reads."""
         saved = _ratio(self.origin_requests, self.reads)
         return None if saved is None else 1 - saved
 
     @property
     def byte_offload(self) -> float | None:
-        """Share of the readers' bytes that the origin did not send; below 0 where it sent more than they got."""
+        """Share of the readers' bytes that the origin did not send; negative if it sent more than readers received."""
         saved = _ratio(self.fetched_bytes, self.read_bytes)
         return None if saved is None else 1 - saved
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the reads that were answered from the tape alone."""
+        """Share of the reads answered from the tape alone."""
         return _ratio(self.by.tape, self.reads)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One step of time."""
+    """Traffic of one step of time."""
 
     at: int
     traffic: Traffic
@@ -95,7 +95,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """How long something took, of `count` times it happened; None where nothing is known."""
+    """Percentiles of `count` durations; None if there are none."""
 
     count: int
     p50_s: float | None
@@ -113,7 +113,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long requests of one route and mode took, from end to end and to the first byte."""
+    """Latency of one route and mode, from end to end and to the first byte."""
 
     route: str
     mode: str
@@ -123,38 +123,38 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A busy stream; its figures are those of the hours in which it was among the busiest."""
+    """A busy stream; its figures cover the hours in which it was among the busiest."""
 
     route: str
     stream: str
     requests: int
     read_bytes: int
-    """What readers got, before it was coded."""
+    """Bytes to readers, before coding."""
     fetched_bytes: int
     readers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Reads that shared what the origin sent with so many others: `at_least`, and less than twice that."""
+    """Reads by the number of reads they shared the origin's answer with: from `at_least` to less than twice that."""
 
     at_least: int
     live: int
-    """By readers of the stream at the time."""
+    """Live reads, by the stream's readers at the time."""
     catchup: int
-    """By reads that shared one fetch."""
+    """Catch-up reads, by the reads that shared the fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What a policy would miss with so much memory."""
+    """Misses of a policy with that much memory."""
 
     policy: str
     cache_bytes: int
     miss_ratio: float
     byte_miss_ratio: float
     error: float | None
-    """Half width of the 95 % interval of `byte_miss_ratio`; None where it is exact."""
+    """Half width of the 95 % interval of `byte_miss_ratio`; None if it is exact."""
     references: int
     sampled_keys: int
     rate: float
@@ -196,12 +196,12 @@ class ErrorCount:
     outcome: str
     requests: int
     last: int
-    """Minute of the last of them."""
+    """Minute of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """A minute in which far more readers came back than usual."""
+    """A minute with far more reconnects than usual."""
 
     at: int
     route: str
@@ -224,7 +224,7 @@ class SlowConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A reader that asks again and again for the end of a stream that is closed."""
+    """A reader that requests the end of a closed stream again and again."""
 
     route: str
     stream: str
@@ -232,12 +232,12 @@ class ClosedLoop:
     user_agent: str
     requests: int
     minutes: int
-    """In how many of them."""
+    """Number of minutes in which it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """An hour that was unlike the same hour of the days before."""
+    """An hour unlike the same hour of the days before."""
 
     at: int
     route: str
@@ -250,7 +250,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """The worst of something, and how many there are."""
+    """The worst items of a kind, and their total number."""
 
     worst: tuple[T, ...] = ()
     total: int = 0
@@ -258,22 +258,22 @@ class Found(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that a report shows."""
+    """Everything that a report shows."""
 
     first: int | None = None
-    """Beginning of the first minute with a figure; None where there is none at all."""
+    """Beginning of the first minute with a figure; None if there is none."""
     last: int | None = None
-    """Beginning of the last."""
+    """Beginning of the last minute with a figure."""
     step_s: int = 60
     requests: int = 0
     """Requests of every mode."""
     errors: int = 0
-    """Those of them that ended in an error."""
+    """Requests that ended in an error."""
     total: Traffic = field(default_factory=lambda: Traffic(Saved()))
     moments: tuple[Moment, ...] = ()
     routes: tuple[Route, ...] = ()
     first_byte: tuple[Wait, ...] = ()
-    """Of catch-up reads."""
+    """Time to the first byte of catch-up reads."""
     first_byte_all: Percentiles | None = None
     latency: tuple[Latency, ...] = ()
     delivery: tuple[Wait, ...] = ()
@@ -283,7 +283,7 @@ class Figures:
     by_requests: tuple[Stream, ...] = ()
     fan_out: tuple[Shared, ...] = ()
     most_shared: int = 0
-    """The largest number of live readers that one stream had."""
+    """The largest number of live readers of one stream."""
     curve: tuple[CurvePoint, ...] = ()
     plan: Plan | None = None
     refusals: Found[ErrorCount] = field(default_factory=Found)

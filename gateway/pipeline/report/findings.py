@@ -39,7 +39,7 @@ class Finding:
 
 
 def findings(figures: Figures) -> list[Finding]:
-    """All lists, also those that are empty."""
+    """All lists, including empty ones."""
     return [
         _errors(figures.refusals),
         _storms(figures.storms),
@@ -50,18 +50,18 @@ def findings(figures: Figures) -> list[Finding]:
 
 
 def shortened(text: str, most: int = _MOST_CHARS) -> str:
-    """Text whose middle is left out where it is too long: names differ at their ends."""
+    """Text with its middle left out if it is too long; names differ at their ends."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
 
 
 def name(text: str) -> Html:
-    """An untrusted name, set apart from the sentence around it; its tooltip has it in full."""
+    """An untrusted name, marked as code; if it is shortened, its tooltip has it in full."""
     short = shortened(text)
     return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
 
 
 def advice_for(refusal: ErrorCount) -> str:
-    """What to do about one kind of error."""
+    """Advice about one kind of error."""
     match refusal.outcome, refusal.status:
         case "aborted", _:
             return (
@@ -313,7 +313,7 @@ def _anomalies(found: Found[Anomaly]) -> Finding:
 
 
 def measured(measure: str, value: float) -> str:
-    """A measure's value in its unit, which its name ends with."""
+    """A measure's value in its unit, which the suffix of its name tells."""
     if measure.endswith("_bytes"):
         return wording.size(value)
     if measure.endswith(("_ratio", "_offload")):

@@ -1,8 +1,8 @@
-"""The lake's gold tables and curve, read into `Figures`: everything is rolled up by Spark, so that little is collected.
+"""Read the lake's gold tables and curve into `Figures`.  Spark rolls everything up, so little is collected.
 
-Counts are added and sketches are merged (KLL for percentiles, HyperLogLog for readers).  The step of time follows from
-how long the tables reach: a minute for a few hours, hours for months.  Steps between the first and the last in which
-nothing happened are there, with nothing in them.
+Counts are added and sketches are merged (KLL for percentiles, HyperLogLog for readers).  The step of time depends on
+the time that the tables cover: a minute for a few hours, hours for months.  Steps without traffic are included, and
+empty.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ SAVED_BY: Final = {
     "origin": (Outcome.MISS, Outcome.PASS),
     "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
 }
-"""Who answered a read, by its outcome: the same groups as `tables.OFFLOAD` has."""
+"""How a read was answered, by its outcome; the groups are those of `tables.OFFLOAD`."""
 
 
 def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> Figures:
-    """Everything but the plan, which is no table."""
+    """All figures except the plan, which is not a table."""
 
     def frame(table: tables.Table) -> DataFrame:
         return lake.read(spark, table)
@@ -67,7 +67,7 @@ def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> 
     traffic = frame(tables.TRAFFIC)
     reach = _reach(traffic)
     if reach is None:
-        # Whatever else there could be would be of requests.
+        # All other gold tables are about requests.
         return Figures(curve=_curve(frame(tables.CURVE)))
     first, last = reach
     step_s = step_for(first, last, MOST_STEPS)
@@ -113,7 +113,7 @@ def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> 
 
 
 def _reach(traffic: DataFrame) -> tuple[int, int] | None:
-    """First and last minute, as Unix seconds; None where there is none."""
+    """First and last minute, as Unix seconds; None if there is none."""
     minute = _seconds("minute")
     (row,) = traffic.agg(f.min(minute).alias("first"), f.max(minute).alias("last")).collect()
     return None if row["first"] is None else (row["first"], row["last"])
@@ -131,7 +131,7 @@ def _traffic(traffic: DataFrame, steps: range) -> tuple[tuple[Moment, ...], tupl
     ]
     sums.append(f.sum("requests").alias("requests"))
     step = _step("minute", steps.step)
-    # One pass for both: by step where the route is NULL, by route where the step is.
+    # One pass for both: rows by step have no route, rows by route have no step.
     rows = (
         traffic.select("*", step.alias("at"))
         .groupingSets([[f.col("at")], [f.col("route")]], f.col("at"), f.col("route"))
@@ -189,7 +189,7 @@ def _delivery(delivery: DataFrame, step_s: int) -> tuple[dict[int | None, Percen
 
 
 def _merged(frame: DataFrame, name: str, step_s: int) -> dict[int | None, Percentiles]:
-    """Percentiles by step, and under None those of everything."""
+    """Percentiles by step, and under None those of all steps."""
     by_step = (
         frame.where(f.col(f"{name}_sketch").isNotNull())
         .select(_step("minute", step_s).alias("at"), f"{name}_sketch")
@@ -201,7 +201,7 @@ def _merged(frame: DataFrame, name: str, step_s: int) -> dict[int | None, Percen
 
 
 def _quantiles(name: str) -> list[Column]:
-    """What a merged sketch says."""
+    """The count and percentiles of a merged sketch."""
     sketch = f.col(name)
     return [
         values_in(sketch).alias(f"{name}_n"),
@@ -317,5 +317,5 @@ def _seconds(column: str) -> Column:
 
 
 def _step(column: str, step_s: int) -> Column:
-    """Beginning of the step that a time is in; steps count from the epoch."""
+    """Beginning of the step that contains a time; steps count from the epoch."""
     return (f.floor(_seconds(column) / step_s) * step_s).cast("bigint")

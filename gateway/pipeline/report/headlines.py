@@ -12,12 +12,12 @@ from gateway.pipeline.report import wording
 from gateway.pipeline.report.figures import Figures, Percentiles
 
 _AT_ONCE_S = 1e-6
-"""Less than the log can tell: the answer was ready."""
+"""Less than the log's resolution: the answer was remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A figure, what it says, and what it was made of."""
+    """A figure, its meaning, and the counts it was computed from."""
 
     figure: str
     says: str
@@ -25,7 +25,7 @@ class Headline:
 
 
 def headlines(figures: Figures) -> list[Headline]:
-    """All that can be said."""
+    """All headlines with data."""
     said = [
         _requests(figures),
         _bytes(figures),

@@ -1,8 +1,8 @@
-"""HTML that is put together from pieces, so that nothing that came from the network can ever be markup.
+"""HTML composed from pieces, so that no text from the network can become markup.
 
-`Html` is text that is markup already; only this module makes it out of untrusted text.  `element` escapes every child
-and every attribute that is not `Html`: stream names, user agents, clients, routes and reasons are untrusted.  Control
-characters, and those that change the direction of text, are shown by their number.
+`Html` is text that is markup already; only this module makes it from untrusted text.  `element` escapes every child and
+every attribute that is not `Html`: stream names, user agents, clients, routes and reasons are untrusted.  Control
+characters, and characters that change the direction of text, are shown by their number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 Attribute = str | int | float | bool | None
 Child = object
-"""Html, text or a number; None and False are left out; lists and tuples are gone through."""
+"""Html, text or a number; None and False are left out; lists and tuples are flattened."""
 
 _VOID: Final = frozenset({"meta", "br", "link"})
 _ODD: Final = re.compile(
@@ -22,23 +22,23 @@ _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&
 
 
 class Html(str):
-    """Text that is markup, to be written as it is."""
+    """Text that is markup and is written as it is."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> Html:
-    """Any text, harmless between tags and in a quoted attribute."""
+    """Untrusted text, escaped for use between tags and in a quoted attribute."""
     return Html(shown(text).translate(_ESCAPES))
 
 
 def shown(text: str) -> str:
-    """Text with what cannot be seen, or changes how the rest is seen, spelled as `\\u202e`."""
+    """Text in which characters that are invisible, or change how others are shown, are written by their number."""
     return _ODD.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text)
 
 
 def joined(children: Child) -> Html:
-    """Children in their order, with nothing between them."""
+    """Children in order, with nothing between them."""
     if isinstance(children, Html):
         return children
     if children is None or children is False:

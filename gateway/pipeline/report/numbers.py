@@ -1,7 +1,8 @@
-"""The numbers behind a chart or a list, as a table that can be shown, sorted and taken away as CSV.
+"""The numbers behind a chart or a list, as a table that can be shown, sorted and exported as CSV.
 
-A cell has what people read and, where that says less, what was measured.  The script sorts by the latter and writes it
-to CSV; it also shows a row's cells where the chart above is pointed at, which is why a row knows its place in it.
+A cell has the value as people read it and, if that is less precise, the value as measured.  The script sorts by the
+measured value and writes it to CSV.  It also shows a row's cells while the chart above is pointed at, so each row knows
+its place in the chart.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ Raw = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its head, how a value is written, and the colour that stands for it in the chart."""
+    """A column: its heading, how its values are written, and its colour in the chart."""
 
     head: str
     write: Callable[[float | None], str] | None = None
-    """None where values are text."""
+    """None if values are text."""
     colour: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A table; `places` says where in the chart (0..1) each row is, and is empty where there is none to point at."""
+    """A table; `places` gives each row's place in the chart (0..1), and is empty if there is no chart."""
 
     name: str
     columns: Sequence[Column]
@@ -36,7 +37,7 @@ class Numbers:
 
 
 def numbers(table: Numbers) -> Html:
-    """The table, folded up."""
+    """The table, collapsed."""
     head = element("tr", [_head(column) for column in table.columns])
     body = [
         element(
@@ -75,7 +76,7 @@ def _head(column: Column) -> Html:
 def _cell(column: Column, value: Raw) -> Html:
     if column.write is None or isinstance(value, str):
         text = wording.NONE if value is None else str(value)
-        # <bdi>: a name that is written from right to left must not turn what stands beside it.
+        # <bdi>: a name written from right to left must not reorder the text next to it.
         return element("td", element("bdi", text), data_raw="" if value is None else None)
     text = column.write(value)
     raw = "" if value is None else repr(value)

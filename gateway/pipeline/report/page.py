@@ -1,11 +1,11 @@
-"""Figures as one HTML page that needs nothing else: style and script are inside, pictures are SVG, fonts the reader's.
+"""Figures as one self-contained HTML page: style and script are inline, charts are SVG, fonts are the reader's.
 
-The page's own policy forbids it everything but that one style and that one script, which are named by their hashes: no
-request leaves it, and markup that came in a stream's name, were it ever let through, could run nothing.  Without a
-script all charts, lists and tables are there; it adds pointing, sorting, and tables as CSV.
+The page's content security policy allows only that style and that script, which are named by their hashes.  So the page
+makes no requests, and even if markup in a stream's name got through, it could not run anything.  Without the script all
+charts, lists and tables are there; it adds pointing, sorting and CSV.
 
-The same figures make the same page, byte for byte.  (The same lake makes nearly the same figures: sketches of very
-many values are merged by drawing lots, so percentiles may differ within their error.)
+The same figures make the same page, byte for byte.  (The same lake makes almost the same figures: sketches of very many
+values are merged at random, so percentiles may differ within their error.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTS = (
 )
 
 _MOST_ITEMS = 5
-"""Sentences of one list; the numbers below have more."""
+"""Most sentences shown of one list; its numbers have more."""
 
 
 def page(figures: Figures, title: str) -> str:
@@ -126,7 +126,7 @@ def _part(figures: Figures, title: str, makers: tuple[object, ...]) -> Html:
 
 
 def _card(panel: Panel) -> Html:
-    # What can be pointed at is a chart; a list of bars says everything as it is.
+    # Only charts can be pointed at; a list of bars shows its values itself.
     points = panel.numbers is not None and bool(panel.numbers.places)
     body: Html | None = panel.body
     if body is not None and points:
@@ -191,7 +191,7 @@ def _finding(finding: Finding) -> Html:
 
 
 def _prose(text: str) -> list[Html | str]:
-    """A text of this package's own, with what stands between backticks as code."""
+    """A text of this package, with the parts between backticks as code."""
     return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
 
 

@@ -1,6 +1,6 @@
-"""A card of the report: its heading, its chart with what that shows, its legend and its numbers.
+"""A card of the report: its heading, its chart or list, its legend and its numbers.
 
-Where there is nothing to draw a card says so, and why, instead of an empty chart.
+A card without data says so, and why, instead of showing an empty chart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_CHARS = 72
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A card: `body` is the chart, or None with `nothing` saying why."""
+    """A card; if `body`, the chart, is None, `nothing` says why."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ def drawn(panel: Panel, body: Html, legend: Html | None, table: Numbers, note: s
 def over_time(
     figures: Figures, name_: str, columns: Sequence[Column], rows: Sequence[Sequence[float | None]]
 ) -> Numbers:
-    """A row for each step, with the time before it; `rows` are in the order of the moments."""
+    """A table with a row for each step, which begins with the time; `rows` are in the order of the moments."""
     x = time_axis(figures)
     return Numbers(
         name_,
@@ -53,7 +53,7 @@ def over_time(
 
 
 def row(label: str, says: str, parts: Sequence[tuple[str, float]]) -> Html:
-    """One of a list of bars: `parts` are colours and where each ends, from 0 to 1."""
+    """One bar of a list: `parts` are colours and where each ends, from 0 to 1."""
     short = shortened(label, _MOST_CHARS)
     return element(
         "li",
@@ -64,13 +64,13 @@ def row(label: str, says: str, parts: Sequence[tuple[str, float]]) -> Html:
 
 
 def time_axis(figures: Figures) -> scales.Axis:
-    """The axis of all moments."""
+    """The time axis of all moments."""
     moments = edges(figures)
     return scales.times(moments[0], moments[-1])
 
 
 def edges(figures: Figures) -> list[int]:
-    """Where the moments begin, and where the last one ends."""
+    """The beginnings of the moments, and the end of the last."""
     starts = [moment.at for moment in figures.moments]
     return [*starts, starts[-1] + figures.step_s] if starts else [0]
 

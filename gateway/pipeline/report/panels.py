@@ -1,4 +1,4 @@
-"""Panels of the traffic: reads and their cost to the origin, who answered them, and the busiest streams."""
+"""Panels of the traffic: reads and their cost to the origin, how they were answered, and the busiest streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAVERS = (
     ("origin", "Origin, for it alone"),
     ("unanswered", "Refused, failed, aborted"),
 )
-"""Who answers a read, bottom of the chart first."""
+"""How a read is answered, from the bottom of the chart up."""
 _LEAST_OFFLOAD = -1.0
 
 
@@ -95,7 +95,7 @@ def volume(figures: Figures) -> Panel:
 
 
 def savers(figures: Figures) -> Panel:
-    """Reads by who answered them, over time."""
+    """Reads by how they were answered, over time."""
     panel = Panel(
         "savers",
         "Who saves what",
@@ -131,7 +131,7 @@ def savers(figures: Figures) -> Panel:
 
 
 def routes(figures: Figures) -> Panel:
-    """What each route did."""
+    """The cost of each route's reads."""
     panel = Panel("routes", "Routes", "What each route's reads cost the origin.", _no_reads(figures))
     if not figures.routes:
         return panel
@@ -178,7 +178,7 @@ def routes(figures: Figures) -> Panel:
 
 
 def fan_out(figures: Figures) -> Panel:
-    """With how many others a read shared what the origin sent."""
+    """The number of reads that shared an answer of the origin."""
     panel = Panel(
         "fan-out",
         "Fan-out",
@@ -224,7 +224,7 @@ def fan_out(figures: Figures) -> Panel:
 
 
 def streams_by_bytes(figures: Figures) -> Panel:
-    """The streams whose readers got the most."""
+    """The streams with the most bytes to readers."""
     panel = Panel(
         "streams-by-bytes",
         "Top streams by bytes",
@@ -244,7 +244,7 @@ def streams_by_bytes(figures: Figures) -> Panel:
 
 
 def streams_by_requests(figures: Figures) -> Panel:
-    """The streams that were asked for most often."""
+    """The streams with the most requests."""
     panel = Panel(
         "streams-by-requests",
         "Top streams by requests",
@@ -305,7 +305,7 @@ def _against(
     *,
     is_bytes: bool,
 ) -> Panel:
-    """Two amounts over time, the second before the first."""
+    """Two amounts over time; the second is drawn in front of the first."""
     if not figures.total.reads:
         return panel
     write = wording.size if is_bytes else wording.count

@@ -1,8 +1,8 @@
-"""Where a value lies on an axis, and which values are worth a mark there.
+"""Maps values to positions on an axis, and chooses the values that get a mark.
 
-A scale maps values to 0..1, and what lies outside to the nearer end: whatever is asked of it, a point is inside the
-plot.  Marks are round in the unit that is read: powers of ten for counts, of two for bytes, 1-2-5 for seconds, whole
-minutes, hours and days of UTC for time.  Those that a narrow chart has no room for are marked as `roomy`.
+A scale maps values to 0..1, and values outside its range to the nearer end, so every point is inside the plot.  Marks
+are round in the unit of the axis: powers of ten for counts, of two for bytes, 1-2-5 for seconds, whole minutes, hours
+and days of UTC for time.  Marks for which a narrow chart has no room are `roomy`.
 
 All pure: no page, no colours.
 """
@@ -28,19 +28,19 @@ STEPS_S: Final = tuple(
     + [hours * HOUR_S for hours in (1, 2, 3, 6, 12)]
     + [days * DAY_S for days in (1, 2, 7, 14, 28, 56, 91, 182, 364)]
 )
-"""Steps of time that people count in."""
+"""Round steps of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis from `low` to `high`, where low < high; `is_log` needs 0 < low."""
+    """An axis from `low` to `high`, with low < high; `is_log` requires 0 < low."""
 
     low: float
     high: float
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """How far along the axis `value` lies: 0 at its low end, 1 at its high end, never outside."""
+        """The position of `value` on the axis: 0 at the low end, 1 at the high end, never outside."""
         if self.is_log:
             if value <= self.low:
                 return 0.0
@@ -50,7 +50,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark on an axis: where, what it says, and whether a narrow chart leaves it out."""
+    """A mark on an axis: its position, its label, and whether a narrow chart leaves it out."""
 
     place: float
     label: str
@@ -65,16 +65,16 @@ class Axis:
     ticks: tuple[Tick, ...]
 
     def place(self, value: float) -> float:
-        """As the scale has it."""
+        """The position of `value` on the scale."""
         return self.scale.place(value)
 
 
 def amounts(values: Iterable[float | None], *, is_bytes: bool = False) -> Axis:
-    """An axis from 0 for counts or bytes, with a little air above the largest."""
+    """An axis from 0 for counts or bytes, with a little room above the largest value."""
     most = max((value for value in values if value is not None), default=0.0)
     if is_bytes:
         step = 2.0 ** max(math.ceil(math.log2(max(most, 1.0) / 5)), 0)
-        if step == 256:  # 512, 768, 1024: not round in any unit
+        if step == 256:  # 512, 768, 1024: round in no unit
             step = 512.0
         write: Callable[[float], str] = wording.size
     else:
@@ -100,7 +100,7 @@ def parts(values: Iterable[float | None]) -> Axis:
 
 
 def spans(values: Iterable[float | None]) -> Axis:
-    """A logarithmic axis of seconds, with two decades at the least."""
+    """A logarithmic axis of seconds, of at least two decades."""
     known = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
     first = math.floor(math.log10(min(known)) + 1e-9) if known else -3
     last = math.ceil(math.log10(max(known)) - 1e-9) if known else -1
@@ -136,9 +136,9 @@ def times(first: int, last: int) -> Axis:
 
 
 def step_for(first: int, last: int, most: int) -> int:
-    """The smallest step of time (seconds) that cuts `first`..`last` into `most` pieces or fewer."""
+    """The smallest step of time (seconds) that divides `first`..`last` into at most `most` pieces."""
     reach = max(last - first, 0) + 1
-    # A piece that the range only touches is one more at either end.
+    # The range may touch one more piece at either end.
     fitting = (step for step in STEPS_S if reach / step + 1 <= most)
     return next(fitting, DAY_S * math.ceil(reach / DAY_S / max(most - 1, 1)))
 
@@ -151,18 +151,18 @@ def _linear(low: float, high: float, step: float, write: Callable[[float], str])
 
 
 def _thinned(marks: Sequence[tuple[float, str]]) -> tuple[Tick, ...]:
-    """Every mark for a wide chart; each second, third, … of them for a narrow one."""
+    """All marks for a wide chart; every second, third, … of them for a narrow one."""
     stride = max(math.ceil(len(marks) / _MOST_NARROW), 1)
     return tuple(Tick(place, label, is_roomy=at % stride != 0) for at, (place, label) in enumerate(marks))
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, … that is no less."""
+    """The smallest of 1, 2, 5, 10, 20, … that is not less."""
     unit = 10.0 ** math.floor(math.log10(value))
     return next((unit * one for one in _DECIMAL if unit * one >= value * (1 - 1e-9)), unit * 10)
 
 
 def _clock(at: int, step: int) -> str:
-    """The time of day, and the date where a day begins or days are what is counted."""
+    """The time of day; the date if a day begins there or steps are days."""
     when = datetime.fromtimestamp(at, UTC)
     return f"{when:%b} {when.day}" if step >= DAY_S or at % DAY_S == 0 else f"{when:%H:%M}"

@@ -1,4 +1,4 @@
-"""Panels of readers' waiting times: for the first byte, for the whole answer, for an append."""
+"""Panels of waiting times: to the first byte, to the end of the answer, and from append to delivery."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Numbers as people read them, in the words of the console: a count, a size, a share, a span of seconds, a time.
+"""Numbers as people read them, as in the console: a count, a size, a share, a span of seconds, a time.
 
-Everything takes None for "not known" and says `–`.  A share is never rounded up to 100 %, nor down to 0 %: what is
-almost all is not all.
+All functions take None for "not known" and return `–`.  A share is never rounded up to 100 % nor down to 0 %.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def count(value: float | None) -> str:
-    """A count: `1,204`, from a million on `3.42 M`; what is below ten and not whole has a digit more."""
+    """A count: `1,204`; from a million on `3.42 M`; below ten with one decimal if it is not whole."""
     if value is None or not math.isfinite(value):
         return NONE
     for least, unit in ((1e9, "G"), (1e6, "M")):
-        # What would be rounded up to the unit has it.
+        # A value that would be rounded up to the unit is written in it.
         if abs(value) >= least * 0.9999995:
             return f"{_three(value / least)} {unit}"
     if abs(value) < 10 and value != round(value):
@@ -47,13 +46,13 @@ def share(value: float | None) -> str:
         return ">99.9 %"
     if 0 < value < 0.0005:
         return "<0.1 %"
-    # 1 - 0.9 is meant to be 10 %.
+    # 1 - 0.9 has to be 10 %.
     percent = round(value * 100, 9)
     return f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"
 
 
 def span(seconds: float | None) -> str:
-    """Seconds, from microseconds to days, with two or three digits that mean something."""
+    """Seconds, from microseconds to days, with two or three significant digits."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds == 0:
@@ -70,7 +69,7 @@ def span(seconds: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """How many times: `1.08`, `14.2`, `5,012`."""
+    """A factor: `1.08`, `14.2`, `5,012`."""
     if ratio is None or not math.isfinite(ratio):
         return NONE
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
@@ -87,6 +86,6 @@ def many(number: int, one: str, more: str | None = None) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits that mean something, without zeros that mean nothing."""
+    """Three significant digits, without trailing zeros after the point."""
     text = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -93,6 +93,7 @@ class StreamChannel(Handling):
         "_sent_bytes",
         "_sse",
         "_task",
+        "_waiting_to",
         "_write_timer",
         "cut_reason",
         "live_bytes",
@@ -119,6 +120,8 @@ class StreamChannel(Handling):
         self._write_timer: Timer | None = None
         self._sent_bytes = 0
         """What of the stream had been sent at the last check for progress."""
+        self._waiting_to = 0
+        """What of the stream will have been sent once the client has taken all that waited then."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
@@ -340,6 +343,7 @@ class StreamChannel(Handling):
         if self._write_timer is None:
             self._write_timer = Timer(self._clients.wheel, self._check_progress)
         self._sent_bytes = self.stream.sent_bytes
+        self._waiting_to = self.stream.sent_bytes + self.stream.queued_bytes
         self._write_timer.set(self._clients.limits.client_write_timeout_s)
 
     def _check_progress(self) -> None:
@@ -347,7 +351,10 @@ class StreamChannel(Handling):
         stream = self.stream
         if not stream.queued_bytes:
             return
-        if self._connection.session.is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
+        # A quiet live read is not a slow one: there may have been no more to take.
+        has_taken_all = self._sse is not None and stream.sent_bytes >= self._waiting_to
+        is_blocked = self._connection.session.is_blocked
+        if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # If the connection is blocked, its own deadline applies.
             self._set_deadline()
             return

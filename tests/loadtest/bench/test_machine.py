@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-from loadtest.bench.machine import BenchError, Memory, busy_s, core_busy_s, family, memory, parse_smaps_rollup
+from loadtest.bench.machine import (
+    BenchError,
+    CoreTime,
+    Memory,
+    busy_s,
+    core_time,
+    family,
+    memory,
+    parse_core_time,
+    parse_smaps_rollup,
+)
 
 ROLLUP = """\
 55d0c0a00000-7ffd1b9f2000 ---p 00000000 00:00 0                          [rollup]
@@ -30,9 +40,15 @@ def test_this_process_has_memory_and_has_worked() -> None:
 
 
 def test_a_core_that_is_not_there_is_named() -> None:
-    assert core_busy_s(min(os.sched_getaffinity(0))) > 0
+    assert core_time(min(os.sched_getaffinity(0))).busy_s > 0
     with pytest.raises(BenchError, match=re.escape("core 9999")):
-        core_busy_s(9999)
+        core_time(9999)
+
+
+def test_what_the_host_took_of_a_core_is_told_from_what_ran_on_it() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = f"cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 {ticks} {ticks} {ticks} 900 900 {ticks} {ticks} {3 * ticks} 0 0\nintr 5\n"
+    assert parse_core_time(stat, 0) == CoreTime(busy_s=8.0, stolen_s=3.0)
 
 
 def test_processor_time_of_another_process_is_its_own_clock() -> None:

@@ -1,4 +1,4 @@
-"""Silver, written by hand: requests by what matters, everything else as usual."""
+"""Silver written by hand: a test gives the fields that matter, the rest are defaults."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ START: Final = "-1"
 
 
 def token(position: int) -> str:
-    """An origin's offset at that many bytes."""
+    """An origin's offset at that position in bytes."""
     return START if position == 0 else f"{position:016d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: seconds after the log's begin, stream, and where it read from and to (bytes)."""
+    """One request: seconds after the beginning of the log, stream, and the range that it read (bytes)."""
 
     at: float
     stream: str
@@ -32,10 +32,10 @@ class Asked:
     high: int = 0
     mode: str = "catchup"
     sent: int | None = None
-    """Body bytes; by default those between."""
+    """Body bytes; by default those of the range."""
     fetched: int = 0
     start: str | None = None
-    """Another spelling of where it began."""
+    """Another spelling of the start offset."""
     status: int = 200
     outcome: str = "hit"
     coding: str | None = None

@@ -1,4 +1,4 @@
-"""The model's word against the gateway: the same reads, played in miniature and given to a real library with bytes."""
+"""The model against the gateway: the same reads, replayed in miniature and by a real tape store with bytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gateway.telemetry.metrics import NoMetrics
 
 STREAMS = 150
 STEPS = 4
-"""Each stream has so many appends, all of which come in the first half of the log."""
+"""Give each stream that many appends, all in the first half of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Somebody reads a stream from one append to another."""
+    """A read of a stream from one append to another."""
 
     at: float
     stream: int
@@ -38,13 +38,13 @@ def step_bytes(stream: int) -> int:
 
 
 def visits(seed: int) -> list[Visit]:
-    """Readers by Zipf's law: most read a stream from the beginning, some go on where they were; in bursts."""
+    """Reads by Zipf's law: most from the beginning of a stream, some from where the reader stopped; in bursts."""
     rng = np.random.default_rng(seed)
     reach = np.cumsum(1 / np.arange(1, STREAMS + 1) ** 0.8)
     at = 0.0
     out = []
     for number in range(6_000):
-        # Some come within one use, most later.
+        # Some are within one use, most are later.
         at += float(rng.exponential(0.7))
         stream = int(np.searchsorted(reach, rng.random() * reach[-1]))
         last = min(STEPS, 1 + number * 2 * STEPS // 6_000)
@@ -54,7 +54,7 @@ def visits(seed: int) -> list[Visit]:
 
 
 def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
-    """What a real library of that budget did not have: bytes are laid as the engine lays them."""
+    """Misses of a real tape store with that budget; bytes are stored as the engine stores them."""
     library = TapeStore(budget_bytes, POLICIES[policy](), map(str, count()).__next__, NoMetrics())
     missed = Missed()
     for visit in read:
@@ -70,7 +70,7 @@ def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
             if held.size:
                 at = max(at + 1, min(visit.last, tokens.index(held.end)))
                 continue
-            # The origin answers up to the next place that is known, or to where the reader stopped.
+            # The origin answers up to the next known offset, or to where the reader stopped.
             missing += size
             library.store(stream, tokens[at], tokens[at + 1], [bytes(size)], visit.at)
             stream.tape.reached(tokens[at + 1])
@@ -89,7 +89,7 @@ def read_of(visit: Visit) -> Read:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_gateways_library_misses_what_the_curve_says(policy: str) -> None:
+def test_the_gateways_store_misses_as_much_as_the_curve_says(policy: str) -> None:
     read = visits(11)
     everything = sum(STEPS * (step_bytes(stream) + TOKEN_COST) + 2_500 for stream in range(STREAMS))
     asked = sum((visit.last - visit.first) * step_bytes(visit.stream) for visit in read)
@@ -101,20 +101,20 @@ def test_the_gateways_library_misses_what_the_curve_says(policy: str) -> None:
         real, model = replayed(policy, budget, read), play(policy, budget, reads)
         ratios.append(real.reads / len(read))
         off += [abs(real.reads - model.reads) / len(read), abs(real.bytes - model.bytes) / asked]
-    # The load tells sizes apart, and the model is right at each.  With so few tapes, one that goes a read sooner
-    # changes who goes next, with SIEVE most of all.
+    # The load distinguishes the sizes, and the model is right at each.  With so few tapes, an eviction one read earlier
+    # changes the next victims, most of all with SIEVE.
     assert ratios[0] - ratios[-1] > 0.3
     assert max(off) < 0.04
     assert sum(off) / len(off) < 0.01
 
 
-def test_a_tape_that_is_alone_loses_its_own_beginning() -> None:
+def test_a_single_tape_loses_its_own_beginning() -> None:
     block = 1 << 20
     reads = [Read(0, 1, 0, 3 * block, 1.0, 1, 1), Read(2 * USE_US, 1, 0, block, 1.0, 1, 1)]
     assert play("s3-fifo", 4 * block, reads).bytes == 3 * block
     assert play("s3-fifo", 2 * block + 5_000, reads).bytes == 4 * block
 
 
-def test_what_nobody_counts_fills_the_cache_all_the_same() -> None:
+def test_uncounted_reads_fill_the_cache() -> None:
     live = Read(0, 1, 0, 500, 1.0, 3, 0)
     assert play("lru", 10_000, [live, Read(USE_US, 1, 0, 600, 1.0, 2, 2)]) == Missed(1, 100)

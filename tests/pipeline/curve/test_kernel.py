@@ -1,4 +1,4 @@
-"""The kernel against what is obvious: a stack that is walked, and spans that are kept by hand."""
+"""The kernel against obvious implementations: a stack that is walked, and spans kept by hand."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def walked(keys: list[int], sizes: list[int]) -> list[int]:
 
 
 @given(TRACES)
-def test_distances_are_those_of_a_stack_that_is_walked(rows: list[tuple[int, int, int, bool]]) -> None:
+def test_distances_equal_those_of_a_walked_stack(rows: list[tuple[int, int, int, bool]]) -> None:
     trace = trace_of(rows)
     assert distances(trace.keys, trace.sizes).tolist() == walked(trace.keys.tolist(), trace.sizes.tolist())
 
 
-def test_distances_are_right_where_a_trace_is_longer_than_a_power_of_two() -> None:
+def test_distances_are_right_just_above_a_power_of_two() -> None:
     rng = np.random.default_rng(1)
     for count in (255, 256, 257, 1_000, 2_049):
         keys = rng.integers(0, 70, count)
@@ -49,7 +49,7 @@ def test_distances_are_right_where_a_trace_is_longer_than_a_power_of_two() -> No
 
 
 @given(TRACES)
-def test_bytes_outside_of_the_span_read_so_far_are_new(rows: list[tuple[int, int, int, bool]]) -> None:
+def test_bytes_outside_the_span_read_so_far_are_new(rows: list[tuple[int, int, int, bool]]) -> None:
     trace = trace_of(rows)
     spans: dict[int, tuple[int, int]] = {}
     expected = []
@@ -58,14 +58,12 @@ def test_bytes_outside_of_the_span_read_so_far_are_new(rows: list[tuple[int, int
         spans[key] = (min(begin, low), max(end, high))
         before = set(range(begin, end))
         expected.append(len(set(range(low, high)) - before) if key in spans and before else high - low)
-        # Between two runs that do not touch, what was not read is taken as read from the next time on.
+        # The gap between two runs that do not touch counts as read from the next read on.
     assert unseen(trace).tolist() == expected
 
 
 @given(TRACES, st.lists(st.integers(1, 400), min_size=1, max_size=5, unique=True))
-def test_a_cache_has_what_its_size_reaches_and_nothing_new(
-    rows: list[tuple[int, int, int, bool]], sizes: list[int]
-) -> None:
+def test_a_cache_has_what_fits_and_no_unseen_bytes(rows: list[tuple[int, int, int, bool]], sizes: list[int]) -> None:
     trace = trace_of(rows)
     caches = np.array(sorted(sizes), np.int64)
     found = hits(trace, caches)
@@ -83,7 +81,7 @@ def test_a_cache_has_what_its_size_reaches_and_nothing_new(
 
 
 @given(TRACES)
-def test_a_larger_cache_has_no_less(rows: list[tuple[int, int, int, bool]]) -> None:
+def test_a_larger_cache_never_has_less(rows: list[tuple[int, int, int, bool]]) -> None:
     trace = trace_of(rows)
     found = hits(trace, np.arange(1, 600, 30, dtype=np.int64))
     assert (np.diff(found.bytes) >= 0).all()

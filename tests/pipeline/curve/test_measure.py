@@ -1,4 +1,4 @@
-"""The step: curves from silver, the same by Spark as without it, and the work bounded."""
+"""The step: curves from silver, the same by Spark as without it, with bounded work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pipeline.curve.traces import skewed, trace_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 3_000
+COUNT = 1_500
 
 
 def asked() -> list[tuple[int, int]]:
@@ -49,12 +49,12 @@ def curves(spark: SparkSession, lake: Lake) -> dict[str, list[tuple[int, float, 
     return out
 
 
-def test_a_log_that_is_looked_at_whole_gives_the_policies_own_ratios(spark: SparkSession, lake: Lake) -> None:
+def test_the_whole_log_gives_the_policies_own_ratios(spark: SparkSession, lake: Lake) -> None:
     told: list[str] = []
     found = measure_curve(spark, lake, progress=told.append)
     assert found.block_rate == found.tape_rate == 1
     assert found.placement.counted == COUNT
-    assert "3,000 catch-up reads" in str(found)
+    assert "1,500 catch-up reads" in str(found)
     assert len(told) == 3
     rows = curves(spark, lake)
     assert set(rows) == {BLOCKS_POLICY, *POLICIES}
@@ -70,13 +70,13 @@ def test_a_log_that_is_looked_at_whole_gives_the_policies_own_ratios(spark: Spar
             assert miss == pytest.approx(expected.reads / COUNT)
             assert byte_miss == pytest.approx(expected.bytes / sum(size for _, size in asked()))
             assert error is None
-    # Everything fits: what is left is what was read for the first time.
+    # Everything fits: only first reads miss.
     for policy in rows:
         assert rows[policy][-1][2] == pytest.approx(sum(extents.values()) / sum(size for _, size in asked()), abs=0.002)
     assert rows[BLOCKS_POLICY][-1][0] == sum(extents.values()) + len(extents) * (EMPTY_COST + 2 * TOKEN_COST)
 
 
-def test_the_same_lake_gives_the_same_table_from_a_sample_too(spark: SparkSession, lake: Lake) -> None:
+def test_the_same_lake_gives_the_same_table_from_a_sample(spark: SparkSession, lake: Lake) -> None:
     sizes = [200_000, 1_000_000]
     found = measure_curve(spark, lake, sizes=sizes, rate=0.5)
     assert found.points == 2
@@ -89,7 +89,7 @@ def test_the_same_lake_gives_the_same_table_from_a_sample_too(spark: SparkSessio
         assert all(0 <= miss <= 1 and error is not None and error > 0 for _, miss, _, error in rows)
 
 
-def test_spark_gives_the_curve_that_the_kernel_gives_without_it(spark: SparkSession) -> None:
+def test_spark_and_the_kernel_give_the_same_curve(spark: SparkSession) -> None:
     import pyarrow as pa
 
     trace = trace_of(skewed(np.random.default_rng(6), 3_000, 9_000))
@@ -117,7 +117,7 @@ def test_spark_gives_the_curve_that_the_kernel_gives_without_it(spark: SparkSess
             assert mine.error.tolist() == expected.error.tolist()
 
 
-def test_what_is_played_has_a_bound(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replayed_sample_is_bounded(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_READS", 600)
     monkeypatch.setattr(measure, "_BLOCKS", 100)
     found = measure_curve(spark, lake, sizes=[1_000_000], policies=["lru"])
@@ -125,7 +125,7 @@ def test_what_is_played_has_a_bound(spark: SparkSession, lake: Lake, monkeypatch
     assert 0.1 < found.block_rate < 0.5
 
 
-def test_a_few_tapes_that_are_read_without_end_are_looked_at_all_the_same(
+def test_a_few_tapes_with_very_many_reads_are_all_replayed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "_READS", 10)
@@ -137,8 +137,8 @@ def test_a_few_tapes_that_are_read_without_end_are_looked_at_all_the_same(
         measure_curve(spark, lake, policies=["lru"], rate=1e-4)
 
 
-def test_two_gateways_need_that_much_memory_each(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
-    log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:500])]
+def test_two_gateways_need_the_same_memory_each(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:300])]
     twice = log + [Asked(one.at + 1, one.stream, 0, one.high, node="b") for one in log]
     of_one, of_two = (lake_of(spark, str(tmp_path / name), rows) for name, rows in (("one", log), ("two", twice)))
     sizes = [100_000, 400_000, 1_000_000]
@@ -151,7 +151,7 @@ def test_two_gateways_need_that_much_memory_each(spark: SparkSession, lake: Lake
             assert left[1:3] == pytest.approx(right[1:3], abs=0.01)
 
 
-def test_no_catch_up_reads_make_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_without_catch_up_reads_gives_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_of(spark, str(tmp_path / "lake"), [Asked(1, "/a", 0, 10, "longpoll")])
     found = measure_curve(spark, lake)
     assert str(found) == "curve: no catch-up reads, so no curve"
@@ -159,7 +159,7 @@ def test_no_catch_up_reads_make_an_empty_curve(spark: SparkSession, tmp_path: Pa
     assert measure_curve(spark, Lake(str(tmp_path / "none"))).points == 0
 
 
-def test_arguments_that_make_no_sense_are_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     bad: list[dict[str, Any]] = [
         {"rate": 0.0},
@@ -175,7 +175,7 @@ def test_arguments_that_make_no_sense_are_refused_in_one_line(spark: SparkSessio
         assert "\n" not in str(told.value)
 
 
-def test_the_grid_goes_up_to_everything() -> None:
+def test_the_grid_ends_at_the_working_set() -> None:
     for working in (1, 1_000, 5 << 20, 3 << 40):
         grid = grid_of(working)
         assert grid == sorted(set(grid))

@@ -1,7 +1,7 @@
-"""Curves held against libCacheSim, the field's own simulator: exact where all is looked at, and close from a sample.
+"""Curves compared with libCacheSim, the standard simulator: exact for the whole log, and close from a sample.
 
-`libcachesim` plays one cache size at a time, so it is asked for a few.  Its LRU, and SIEVE for the gateway's policy of
-that name; its S3-FIFO has fixed queues, which the gateway's has not.
+`libcachesim` replays one cache size at a time, so only a few sizes are compared: with its LRU, and with its SIEVE for
+the gateway's policy of that name.  Its S3-FIFO has queues of fixed size, unlike the gateway's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) -> None:
+def test_the_whole_log_gives_the_simulators_ratios(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(1), 20_000, 60_000))
     sizes = sizes_of(trace, 6)
     found = missed(trace, sizes, 1.0)
@@ -53,9 +53,9 @@ def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) ->
     assert np.abs(mine - Oracle(trace, tmp_path / "trace").ratios(sizes)).max() < 1e-9
 
 
-# The samples of these two are the furthest off: by requests (0.003) and by bytes (0.005).
+# The samples of these two have the largest errors: by requests (0.003) and by bytes (0.005).
 @pytest.mark.parametrize("name", some(["scanned", "drifting"], list(TRACES)))
-def test_a_tenth_of_the_blocks_is_off_by_a_hundredth_at_most(name: str, tmp_path: Path) -> None:
+def test_a_sample_of_a_tenth_is_off_by_at_most_a_hundredth(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(2), 1_800_000, 1_800_000))
     sizes = sizes_of(trace, 3)
     curve = sampled(trace, sizes, 0.1)
@@ -65,7 +65,7 @@ def test_a_tenth_of_the_blocks_is_off_by_a_hundredth_at_most(name: str, tmp_path
     assert curve.sampled_keys >= 50_000
 
 
-def test_error_bars_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_error_bars_cover_the_true_ratio_as_often_as_stated() -> None:
     covered = []
     for name, make in TRACES.items():
         for seed in range(8):
@@ -80,7 +80,7 @@ def test_error_bars_cover_the_truth_about_as_often_as_they_say() -> None:
 
 @pytest.mark.parametrize(("policy", "simulators"), [("lru", libcachesim.LRU), ("sieve", libcachesim.Sieve)])
 @pytest.mark.parametrize("name", ["skewed", "scanned", "drifting"])
-def test_a_policy_in_miniature_does_what_the_simulators_does(
+def test_a_miniature_policy_behaves_like_the_simulators(
     policy: str, simulators: Any, name: str, tmp_path: Path
 ) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(3), 4_000, 30_000))

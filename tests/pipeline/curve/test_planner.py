@@ -1,4 +1,4 @@
-"""The plan: it finds what was planted in a log, and says nothing that its figures do not."""
+"""The plan: it contains the streams planted in a log, and says nothing that its figures do not."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ARCHIVE_BYTES = 400_000
 
 
 def log() -> list[Asked]:
-    """Two hours: rooms that are read by chance, and, planted among them, streams that a plan is to find.
+    """Two hours: rooms read at random, and, planted among them, streams that a plan has to find.
 
-    Hot streams are read every few minutes and were fetched again each time; a crawler reads each archive once, one an
-    hour's half later again; chats are read for ten minutes and then never more.
+    Hot streams are read every few minutes and were fetched again each time; a crawler reads each archive once, and one
+    of them again half an hour later; chats are read for ten minutes and then never again.
     """
     rng = np.random.default_rng(1)
     out = []
@@ -42,7 +42,7 @@ def log() -> list[Asked]:
         room = int(rng.zipf(1.3) - 1) % ROOMS
         out.append(Asked(2 * HOUR * number / 4_000, f"/rooms/{room}", 0, 20_000 + 100 * room))
     for hot in range(HOT):
-        # One is fetched for nearly every read of it: whoever made room for the archives gave it up.
+        # One is fetched for nearly every read of it: it was evicted to make room for the archives.
         out += [Asked(60.0 * n + hot, f"/hot/{hot}", 0, 50_000, fetched=50_000, outcome="miss") for n in range(120)]
     for archive in range(ARCHIVES):
         # Read once, in pages.
@@ -53,7 +53,7 @@ def log() -> list[Asked]:
     out += [Asked(300, "/shared", 0, ARCHIVE_BYTES), Asked(300, "/shared", 0, ARCHIVE_BYTES)]
     # As large, and read live.
     out += [Asked(400, "/live", 0, ARCHIVE_BYTES), Asked(401, "/live", ARCHIVE_BYTES, ARCHIVE_BYTES + 10, "longpoll")]
-    # As large, and read so lately that nobody can say whether it will be again.
+    # As large, and read too recently to know whether it will be read again.
     out += [Asked(2 * HOUR - 1, "/late", 0, ARCHIVE_BYTES)]
     for chat in range(CHATS):
         out += [Asked(100 + 20.0 * n, f"/chats/{chat}", 0, 100_000) for n in range(30)]
@@ -63,7 +63,7 @@ def log() -> list[Asked]:
             Asked(60.0 * n + 5, "/private", 0, 50_000, fetched=50_000, outcome="miss", partition=user)
             for n in range(120)
         ]
-    # What no plan can name.
+    # Streams that no plan can name.
     out += [Asked(60.0 * n, "/" + "x" * 2_047, 0, 50_000, fetched=50_000, outcome="miss") for n in range(120)]
     out += [Asked(60.0 * n, "/none", 0, 50_000, fetched=50_000, outcome="miss", route="-") for n in range(120)]
     return sorted(out, key=lambda one: one.at)
@@ -84,11 +84,11 @@ def names(entries: tuple[Any, ...]) -> set[str]:
     return {entry.stream for entry in entries}
 
 
-def test_what_was_planted_is_found_and_nothing_else(spark: SparkSession, lake: Lake) -> None:
+def test_exactly_the_planted_streams_are_planned(spark: SparkSession, lake: Lake) -> None:
     made = plan(spark, lake)
     assert names(made.pin) == {f"/hot/{number}" for number in range(HOT)}
     assert names(made.do_not_store) <= {f"/archives/{number}" for number in range(ARCHIVES)}
-    # The last few came so shortly before the log ended that nobody can say.
+    # The last few were read too shortly before the end of the log to tell.
     assert len(made.do_not_store) >= ARCHIVES - 6
     assert names(made.lifetimes) <= {f"/chats/{number}" for number in range(CHATS)}
     warmed = names(made.warm)
@@ -105,7 +105,7 @@ def test_what_was_planted_is_found_and_nothing_else(spark: SparkSession, lake: L
         assert any(letter.isdigit() for letter in entry.reason)
 
 
-def test_where_there_is_room_for_everything_nothing_is_pinned_or_left_out(spark: SparkSession, lake: Lake) -> None:
+def test_nothing_is_pinned_or_left_out_if_everything_fits(spark: SparkSession, lake: Lake) -> None:
     made = plan(spark, lake, 1.0)
     assert made.memory.expected_hit_ratio < 1
     assert not made.pin
@@ -114,7 +114,7 @@ def test_where_there_is_room_for_everything_nothing_is_pinned_or_left_out(spark:
     assert {entry.idle_s for entry in made.lifetimes} == {60.0}
 
 
-def test_one_lake_gives_one_document_and_it_is_put_in_place_whole(
+def test_a_lake_always_gives_the_same_document_and_it_is_written_atomically(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     told: list[str] = []
@@ -131,7 +131,7 @@ def test_one_lake_gives_one_document_and_it_is_put_in_place_whole(
         write_plan(made, tmp_path / "none" / "plan.json")
 
 
-def test_nothing_to_plan_by_is_said_in_one_line(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_a_lake_without_a_basis_for_a_plan_is_one_line(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     empty = Lake(str(tmp_path / "empty"))
     bare = lake_of(spark, str(tmp_path / "bare"), [Asked(1, "/a", 0, 10)])
     for where, arguments, text in (
@@ -164,7 +164,7 @@ def test_the_budget_is_the_least_that_reaches_the_target() -> None:
     assert budget(POINTS, 0.1, "lru").expected_hit_ratio == 0.2
 
 
-def test_a_target_that_no_size_reaches_gives_the_least_that_is_nearly_the_best() -> None:
+def test_an_unreachable_target_gives_the_least_size_that_is_nearly_the_best() -> None:
     found = budget(POINTS, 0.9, "sieve")
     assert 4 << 20 < found.cache_bytes < 16 << 20
     assert found.expected_hit_ratio == 0.605
@@ -172,7 +172,7 @@ def test_a_target_that_no_size_reaches_gives_the_least_that_is_nearly_the_best()
 
 HOT_ONE = StreamFigures("default", "/hot", 1_000, 10, 10_000, 0, 9_000, WINDOWS, 5.0, 9, 5.0, 0.0)
 CROWDED = (Gaps(10.0, 1e6, 5e6), Gaps(1_000.0, 1e6, 5e8))
-"""Of gaps that need more memory than there is."""
+"""Gaps that need more memory than there is."""
 
 
 def decided(*streams: StreamFigures, cache_bytes: int = 100_000) -> dict[str, list[str]]:
@@ -192,22 +192,22 @@ def test_pins_and_warmed_streams_are_the_most_read_for_their_size_and_fit() -> N
         taken = found[name]
         room = share * 100_000 - sum(sizes[stream] for stream in taken)
         assert 0 <= room < 1_000
-        # In the order of worth, but for one who was too large at the end.
+        # In order of worth, except for one that was too large at the end.
         assert taken[:-1] == best[: len(taken) - 1]
 
 
-def test_a_stream_too_large_to_fit_leaves_the_room_to_the_others() -> None:
+def test_a_stream_too_large_to_fit_leaves_its_room_to_others() -> None:
     found = decided(replace(HOT_ONE, stream="/huge", bytes=60_000, asked_bytes=10**9, fetched_again=10**6), HOT_ONE)
     assert found["pin"] == found["warm"] == ["/hot"]
 
 
-def test_only_what_was_given_up_too_soon_is_pinned() -> None:
+def test_only_streams_evicted_too_soon_are_pinned() -> None:
     assert decided(replace(HOT_ONE, fetched_again=400))["pin"] == []
     assert decided(replace(HOT_ONE, windows=WINDOWS // 2 - 1))["pin"] == []
     assert decided(HOT_ONE, cache_bytes=10**9)["pin"] == []
 
 
-def test_only_large_streams_that_nobody_shares_or_comes_back_to_are_not_stored() -> None:
+def test_only_large_streams_read_once_by_one_reader_are_not_stored() -> None:
     once = StreamFigures("default", "/once", 100_000, 1, 100_000, 0, 0, 1, None, 0, 0.0, 900.0)
     assert decided(once)["do_not_store"] == ["/once"]
     assert decided(replace(once, again_s=800.0))["do_not_store"] == ["/once"]
@@ -225,25 +225,25 @@ def test_only_large_streams_that_nobody_shares_or_comes_back_to_are_not_stored()
     assert decided(once, cache_bytes=10**9)["do_not_store"] == []
 
 
-def test_what_is_larger_than_a_plan_can_say_is_no_reason_for_having_none() -> None:
+def test_a_stream_beyond_a_plans_bounds_does_not_prevent_a_plan() -> None:
     archive = StreamFigures("default", "/archive", 2**45, 1, 2**45, 0, 0, 1, None, 0, 0.0, 900.0)
     chat = replace(archive, stream="/chat", asked=30, again_s=20.0, returns=29, idle_s=40.0)
     lists = decide(Traffic(1_000.0, (archive, chat), CROWDED), 100_000, 1)
     assert [entry.stream for name in ("do_not_store", "lifetimes") for entry in lists[name]] == ["/archive", "/chat"]
 
 
-def test_what_most_readers_show_credentials_for_is_neither_pinned_nor_warmed() -> None:
+def test_streams_read_mostly_with_credentials_are_neither_pinned_nor_warmed() -> None:
     assert (found := decided(replace(HOT_ONE, asked_apart=5)))["pin"] == found["warm"] == ["/hot"]
     assert (found := decided(replace(HOT_ONE, asked_apart=6)))["pin"] == found["warm"] == []
 
 
-def test_a_lifetime_is_given_to_streams_whose_readers_have_left() -> None:
+def test_streams_without_readers_left_get_a_lifetime() -> None:
     chat = StreamFigures("default", "/chat", 100_000, 30, 3_000_000, 0, 0, 1, 20.0, 29, 40.0, 900.0)
     given_up = decide(Traffic(1_000.0, (chat,), CROWDED), 10**9, 1)["lifetimes"]
     assert [(entry.stream, entry.idle_s) for entry in given_up] == [("/chat", 80.0)]
     for other in (replace(chat, quiet_s=79.0), replace(chat, returns=4), replace(chat, bytes=1_000)):
         assert decided(other, cache_bytes=10**9)["lifetimes"] == []
-    # A cache that keeps nothing for so long needs no lifetimes.
+    # A cache that keeps nothing for that long needs no lifetimes.
     assert decided(chat, cache_bytes=20_000)["lifetimes"] == []
 
 
@@ -277,7 +277,7 @@ TRAFFIC = st.builds(
 @given(TRAFFIC, st.integers(0, 1 << 20), st.integers(1, 3))
 def test_every_plan_keeps_its_promises(traffic: Traffic, cache_bytes: int, nodes: int) -> None:
     lists = decide(traffic, cache_bytes, nodes)
-    # The document refuses what contradicts itself.
+    # The document refuses contradictions.
     made = CachePlan(
         version=1,
         made_at=EPOCH,
@@ -301,7 +301,7 @@ def test_a_larger_cache_keeps_longer(traffic: Traffic, cache_bytes: int) -> None
     assert more is None or (less is not None and less <= more)
 
 
-def test_a_cache_keeps_what_is_used_within_the_time_it_takes_to_fill_it() -> None:
+def test_a_cache_keeps_what_is_used_within_its_fill_time() -> None:
     # 100 tapes of 1,000 bytes, each used every 50 s in turn, over 500 s: 2,000 bytes more are used with each second.
     gaps = (Gaps(50.0, 900 * 1_000.0, 900 * 1_000.0 * 50.0), Gaps(50.1, 100 * 1_000.0, 100 * 1_000.0 * 50.0))
     kept = residence_s(gaps, 500.0, 40_000)

@@ -1,4 +1,4 @@
-"""References: which bytes of which tape each line of a log asked for."""
+"""References: the bytes and tapes that the lines of a log requested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LOG = [
     Asked(1, "/a", 0, 100),
-    # Long-polls and SSE: bytes, and no question.
+    # Long-polls and SSE: bytes that are not counted.
     Asked(2, "/a", 100, 130, "longpoll"),
     Asked(3, "/a", 130, 130, "longpoll", status=204),
     # A connection since the beginning: 40 bytes since the line before, framing included.
@@ -26,9 +26,9 @@ LOG = [
     Asked(7, "/b", 500, 800),
     # Read only coded: no length is known.
     Asked(8, "/c", 0, 900, sent=50, coding="br"),
-    # Bytes of somebody else's tape.
+    # Bytes of another tape.
     Asked(9, "/a", 0, 70, partition="p"),
-    # These are no references.
+    # These reference nothing.
     Asked(10, "/a", 0, 160, status=0, outcome="aborted"),
     Asked(11, "/a", 0, 160, outcome="pass"),
     Asked(12, "/a", 0, 0, sent=0, start="now"),
@@ -42,7 +42,7 @@ def runs(reads: DataFrame) -> list[tuple[int, int, bool]]:
     return [tuple(row) for row in rows]
 
 
-def test_each_read_is_placed_by_what_readers_were_sent(spark: SparkSession) -> None:
+def test_reads_are_placed_by_the_bytes_sent(spark: SparkSession) -> None:
     reads = references.placed(references.reads_of(requests(spark, LOG))).persist()
     assert runs(reads) == [
         (0, 100, True),
@@ -66,7 +66,7 @@ def test_each_read_is_placed_by_what_readers_were_sent(spark: SparkSession) -> N
     assert found.counted_touched == 2 + 1 + 3 + 5 + 2
 
 
-def test_what_is_read_coded_alone_is_placed_by_what_it_was_before(spark: SparkSession) -> None:
+def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSession) -> None:
     log = [
         Asked(1, "/a", 0, 900, sent=50, saved=850, coding="br"),
         Asked(2, "/a", 900, 1_000, "longpoll", sent=20, saved=80, coding="gzip"),
@@ -78,7 +78,7 @@ def test_what_is_read_coded_alone_is_placed_by_what_it_was_before(spark: SparkSe
     assert (found.loose, found.empty, found.counted_bytes) == (0, 0, 1_900)
 
 
-def test_a_stream_begun_anew_has_another_tape(spark: SparkSession) -> None:
+def test_a_re_created_stream_has_another_tape(spark: SparkSession) -> None:
     log = [
         Asked(1, "/a?x=1", 0, 100),
         Asked(2, "/a", mode="delete", sent=0, status=204),
@@ -104,7 +104,7 @@ def test_each_gateway_has_its_own_tape_and_offsets_are_the_same_for_all(spark: S
     assert (found.tapes, found.nodes) == (2, 2)
 
 
-def test_a_read_touches_every_block_it_has_a_byte_of(spark: SparkSession) -> None:
+def test_a_read_references_every_block_that_it_overlaps(spark: SparkSession) -> None:
     log = [Asked(1, "/a", 0, 150), Asked(2, "/a", 64, 150), Asked(3, "/a", 150, 150)]
     reads = references.placed(references.reads_of(requests(spark, log)))
     rows = references.blocks_of(reads, 64).orderBy("at", "block").collect()
@@ -120,7 +120,7 @@ def test_a_read_touches_every_block_it_has_a_byte_of(spark: SparkSession) -> Non
     assert len({row.key for row in rows}) == 3
 
 
-def test_readers_who_are_woken_together_are_one_use(spark: SparkSession) -> None:
+def test_readers_woken_together_are_one_use(spark: SparkSession) -> None:
     log = [*(Asked(1.1 + number / 1_000, "/a", 0, 100) for number in range(50)), Asked(1.2, "/a", 50, 100, "longpoll")]
     reads = references.placed(references.reads_of(requests(spark, log)))
     rows = references.uses_of(reads, 1_000_000).orderBy("low").collect()

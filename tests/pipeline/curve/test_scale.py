@@ -1,4 +1,4 @@
-"""Offsets on a scale of bytes, found from what readers were sent."""
+"""Positions of offsets, derived from the bytes sent to readers."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from gateway.pipeline.curve.scale import Step, place
 from gateway.protocol.offsets import NOW, START
 
 
-def test_one_read_after_the_other_leads_from_the_beginning() -> None:
+def test_consecutive_reads_place_offsets_from_the_beginning() -> None:
     scale = place([Step(START, "b", 100), Step("b", "d", 40), Step("d", "e", 7)])
     assert scale.positions == {START: 0, "b": 100, "d": 140, "e": 147}
     assert not scale.loose
     assert scale.extent == 147
 
 
-def test_the_way_of_fewest_steps_counts_for_each_adds_its_brackets() -> None:
-    # Three JSON messages of 10 bytes: to each read belong two brackets, and commas between messages.
+def test_the_path_of_fewest_steps_counts_because_each_step_adds_brackets() -> None:
+    # Three JSON messages of 10 bytes: each read adds two brackets, and commas between messages.
     steps = [Step(START, "a", 12), Step("a", "b", 12), Step("b", "c", 12), Step(START, "c", 34)]
     assert place(steps).positions == {START: 0, "a": 12, "b": 24, "c": 34}
 
 
-def test_an_offset_is_placed_backwards_from_where_reads_from_it_ended() -> None:
+def test_an_offset_is_placed_backwards_from_the_ends_of_its_reads() -> None:
     scale = place([Step(START, "z", 1_000), Step("m", "z", 300)])
     assert scale.positions["m"] == 700
     assert not scale.loose
 
 
-def test_a_coded_answer_names_offsets_and_tells_no_length() -> None:
+def test_a_coded_answer_names_offsets_but_no_length() -> None:
     scale = place([Step(START, "c", None), Step(START, "c", 500), Step("b", "c", None)])
     assert scale.positions["c"] == 500
     assert scale.loose == {"b"}
     assert scale.positions["b"] == 0
 
 
-def test_what_hangs_together_but_not_with_the_beginning_is_loose_and_keeps_its_distances() -> None:
+def test_a_group_without_a_chain_to_the_beginning_is_loose_and_keeps_its_distances() -> None:
     scale = place([Step(START, "b", 100), Step("m", "p", 30), Step("p", "q", 5)])
     assert scale.loose == {"m", "p", "q"}
     assert [scale.positions[token] for token in "mpq"] == [100, 130, 135]
 
 
-def test_now_is_no_place() -> None:
+def test_now_has_no_position() -> None:
     assert place([Step(NOW, "d", 0), Step("c", NOW, 3)]).positions == {START: 0}
 
 
@@ -51,7 +51,7 @@ TOKENS = st.lists(st.text("abcxyz019", min_size=1, max_size=4), min_size=1, max_
 
 
 @given(TOKENS, st.data())
-def test_raw_bytes_are_placed_where_they_are(tokens: list[str], data: st.DataObject) -> None:
+def test_raw_bytes_get_their_exact_positions(tokens: list[str], data: st.DataObject) -> None:
     ends = [START, *tokens]
     at = {START: 0}
     for before, after in pairwise(ends):
@@ -71,7 +71,7 @@ def test_raw_bytes_are_placed_where_they_are(tokens: list[str], data: st.DataObj
         st.tuples(st.text("ab", max_size=3), st.text("ab", min_size=1, max_size=3), st.none() | st.integers(0, 99))
     )
 )
-def test_whatever_readers_name_a_later_offset_lies_no_earlier(steps: list[tuple[str, str, int | None]]) -> None:
+def test_a_later_offset_never_has_an_earlier_position(steps: list[tuple[str, str, int | None]]) -> None:
     scale = place(Step(start or START, end, length) for start, end, length in steps)
     in_order = [START, *sorted(set(scale.positions) - {START})]
     assert all(scale.positions[left] <= scale.positions[right] for left, right in pairwise(in_order))

@@ -1,8 +1,7 @@
-"""Traces to measure by: what is referenced, in which order, and how large it is.
+"""Traces for measurements: which objects are referenced, in which order, and their sizes.
 
-Made in the style of the traces that papers on caches use, because those themselves are gigabytes: skewed popularity,
-scans through it, and what object stores and block devices are known for: bursts, loops and drifting popularity.
-All come from a seed.
+They imitate the traces that papers on caches use, because those are gigabytes: skewed popularity, scans through it, and
+the patterns of object stores and block devices: bursts, loops and drifting popularity.  All are generated from a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ LARGEST: Final = 64_000
 
 
 def trace_of(objects: Ints, seed: int = 7) -> Trace:
-    """References to whole blocks of different sizes; a key is a hash, as those of the pipeline are."""
+    """References to whole blocks of different sizes; a key is a hash, as in the pipeline."""
     names, numbers = np.unique(objects, return_inverse=True)
     rng = np.random.default_rng(seed)
     keys = rng.integers(-(2**63), 2**63 - 1, len(names), np.int64)[numbers]
@@ -43,7 +42,7 @@ def skewed(rng: np.random.Generator, objects: int, count: int) -> Ints:
 
 
 def scanned(rng: np.random.Generator, objects: int, count: int) -> Ints:
-    """Every now and then a job goes once through things that nobody else reads."""
+    """Now and then a job reads through objects that no other reader uses."""
     half = _zipf(rng, objects // 2, 0.9, count)
     scan = max(1, count // 40)
     for number, begin in enumerate(range(scan, count - scan, 4 * scan)):
@@ -52,13 +51,13 @@ def scanned(rng: np.random.Generator, objects: int, count: int) -> Ints:
 
 
 def drifting(rng: np.random.Generator, objects: int, count: int) -> Ints:
-    """The newest are the popular ones, as in a feed."""
+    """The newest objects are the popular ones, as in a feed."""
     newest = np.arange(count) * (objects * 9 // 10) // count
     return newest + objects // 10 - np.minimum(_zipf(rng, objects // 10, 0.7, count), objects // 10)
 
 
 def bursty(rng: np.random.Generator, objects: int, count: int) -> Ints:
-    """Each thing is read twice in a short while, some come back much later, as on a block device."""
+    """Each object is read twice in a short time, some again much later, as on a block device."""
     bursts = count // 2
     starts = np.sort(rng.random(bursts))
     what = np.where(rng.random(bursts) < 0.3, _zipf(rng, objects, 0.6, bursts), rng.integers(0, objects, bursts))
@@ -67,7 +66,7 @@ def bursty(rng: np.random.Generator, objects: int, count: int) -> Ints:
 
 
 def looping(rng: np.random.Generator, objects: int, count: int) -> Ints:
-    """A monitor that goes through a third of everything in turn, between readers of the rest."""
+    """A monitor that reads a third of everything in turn, among readers of the rest."""
     third = objects // 3
     out = third + _zipf(rng, objects - third, 0.8, count)
     is_loop = rng.random(count) < 0.4

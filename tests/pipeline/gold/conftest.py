@@ -30,16 +30,16 @@ class GoldLake:
         self._batches = 0
 
     def copied(self, folder: Path) -> GoldLake:
-        """A lake with the same in it."""
+        """A lake with the same content."""
         shutil.copytree(self.folder, folder)
         return GoldLake(self.spark, folder)
 
     def run(self, progress: Callable[[str], None] = lambda text: None, since: date | None = None) -> Aggregated:
-        """What has changed, computed."""
+        """Compute the changed days."""
         return aggregate(self.spark, self.lake, since=since, progress=progress)
 
     def take_in(self, lines: Sequence[Line]) -> None:
-        """Lines that come into silver."""
+        """Write lines to silver."""
         self._batches += 1
         frame = self.spark.createDataFrame(arrow(lines)).repartition("day")
         self.lake.write_batch(frame, REQUESTS, f"batch-{self._batches}-of-{self.folder.name}")
@@ -57,7 +57,7 @@ LOG = log()
 
 @pytest.fixture(scope="package")
 def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> GoldLake:
-    """The whole log, and gold of it, computed once for all tests: whoever changes it takes a copy."""
+    """The whole log and its gold, computed once for all tests; a test that changes it takes a copy."""
     gold = GoldLake(spark, tmp_path_factory.mktemp("gold") / "whole")
     gold.take_in(LOG)
     gold.run()

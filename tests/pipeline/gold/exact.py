@@ -1,4 +1,4 @@
-"""The gold tables once more, by DuckDB's SQL: exact percentiles, joins where Spark walks windows."""
+"""The gold tables computed again by DuckDB's SQL: exact percentiles, and joins instead of Spark's windows."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ Row = tuple[Any, ...]
 
 
 def columns(table: Table) -> list[str]:
-    """The table's columns that are the same whoever computes them: no sketches."""
+    """The table's columns that any correct computation agrees on: all but sketches."""
     return [column.name for column in table.columns if column.type != "binary"]
 
 
@@ -218,7 +218,7 @@ def rows(silver: pa.Table, table: Table) -> list[Row]:
 
 
 def is_same(one: Row, other: Row) -> bool:
-    """Whether two rows say the same, but for the last digits of what was divided."""
+    """Whether two rows are equal, except for the last digits of quotients."""
     return len(one) == len(other) and all(
         math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else a == b
         for a, b in zip(one, other, strict=True)

@@ -1,7 +1,8 @@
-"""Lines of silver for tests: the same for the same seed, dense in what the gold tables tell apart.
+"""Lines of silver for tests: the same for the same seed, and dense in the cases that the gold tables distinguish.
 
-Days are few and quiet but for what is to be seen: readers who wait for appends, streams that are created anew, a storm,
-readers cut off, loops on a closed stream, an hour unlike the same hour before, and noise in which everything collides.
+Days are few and quiet except for these cases: readers that wait for appends, streams that are created anew, a storm,
+readers that are cut off, loops on a closed stream, an hour unlike the same hour before, and noise in which everything
+collides.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Line = dict[str, Any]
 
 
 def line(time: datetime, **told: Any) -> Line:
-    """One line; what is not said is as in a hit that brought nothing."""
+    """One line; other fields are those of a hit without bytes."""
     found = {column.name: None for column in REQUESTS.columns}
     return {**found, **_EMPTY, "time": time, "day": time.date(), **told}
 
@@ -62,12 +63,12 @@ def arrow(lines: Sequence[Line]) -> pa.Table:
 
 
 def at(day: int, hour: float = 0.0) -> datetime:
-    """So many hours into a day of the log."""
+    """The time that many hours into a day of the log."""
     return datetime.combine(FIRST, time()) + timedelta(days=day, hours=hour)
 
 
 def log(seed: int = 1, days: int = DAYS) -> list[Line]:
-    """All of it."""
+    """All lines of the log."""
     random = Random(seed)
     scenes = (_everyday, _deliveries, _sse, _slow, _closed, _noise)
     return [one for scene in scenes for one in scene(random, days)]
@@ -134,7 +135,7 @@ def _deliveries(random: Random, days: int) -> Iterator[Line]:
         write = {"mode": "append", "method": "POST", "status": 204, "outcome": "pass", "next_offset": end, "node": node}
         yield line(now, **common, **write, duration_s=took / 1e6, origin_requests=1)
         if random.random() < 0.1:
-            # The same once more: an idempotent producer's.
+            # The same append again, by an idempotent producer.
             yield line(now + timedelta(milliseconds=40), **common, **write, duration_s=0.001, origin_requests=1)
         for reader in range(random.randint(0, 4)):
             # Some are woken before the writer has its answer.
@@ -183,7 +184,7 @@ def _sse(random: Random, days: int) -> Iterator[Line]:
 
 
 def _slow(random: Random, days: int) -> Iterator[Line]:
-    """Readers that are cut off; and, alone in its minute, one who stays."""
+    """Readers that are cut off, and one that stays, alone in its minute."""
     yield line(at(days - 1, 4), mode="sse", outcome="miss", subscribers=1, sent_bytes=7, is_final=False)
     for _ in range(12):
         yield line(
@@ -199,7 +200,8 @@ def _slow(random: Random, days: int) -> Iterator[Line]:
 
 
 def _closed(random: Random, days: int) -> Iterator[Line]:
-    """Readers at the end of a closed stream: one who loops, one who asks a few times, one who loops by catching up."""
+    """Readers at the end of a closed stream: one that loops, one that asks a few times, one that loops by catch-up
+    reads."""
     minute = at(days - 1, 3)
     for reader, times, reason in (("loop", 25, None), ("patient", 9, None), ("waiter", 10, "closed")):
         for _ in range(times):
@@ -228,7 +230,7 @@ def _closed(random: Random, days: int) -> Iterator[Line]:
 
 
 def _noise(random: Random, days: int) -> Iterator[Line]:
-    """Anything after anything, on few streams by few readers within minutes around midnight."""
+    """Random events on few streams by few readers, within minutes around midnight."""
     for _ in range(1_500):
         mode = random.choice(("append", "append", "longpoll", "longpoll", "longpoll", "sse", "create", "delete"))
         reasons = ("answered", "answered", "timed_out", "closed", "lifetime", "drained", "left", "ended", None)

@@ -1,4 +1,4 @@
-"""From a real gateway's log to gold: its sums are the gateway's own counters."""
+"""From a real gateway's log to gold: its sums equal the gateway's counters."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Counted = dict[str, Counter[tuple[str, ...]]]
 
 
 async def traffic(edge: Edge, origin: RunningOrigin) -> None:
-    """Reads of every mode and outcome that comes easily, writes, a stream that is closed, a failing origin."""
-    # Of a first page that is not the tail all take the same fetch's word, whenever they came.
+    """Reads of the modes and outcomes that are easy to cause, writes, a stream that is closed, a failing origin."""
+    # All readers of a first page that is not the tail share one fetch, whenever they arrive.
     await edge.put("/long", b"[" + b",".join(b'{"a":%d}' % number for number in range(60)) + b"]", JSON)
     gate = origin.origin.faults.hold(kind="catchup")
     shared = [edge.asking("/long?offset=-1") for _ in range(5)]
@@ -75,7 +75,7 @@ async def _wait_for_readers(edge: Edge, readers: int) -> None:
 
 
 async def logged(log: Path) -> Counted:
-    """A gateway's counters after such traffic, whose lines are in the log."""
+    """The gateway's counters after this traffic, which is in the log."""
     origin = await start_origin(OriginSettings(max_chunk_bytes=200))
     settings: dict[str, Any] = {"sink": "file", "path": str(log), "client_address": "full"}
     config = GatewayConfig.for_origin(
@@ -100,7 +100,7 @@ async def logged(log: Path) -> Counted:
     return counted
 
 
-def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path: Path) -> None:
+def test_golds_sums_equal_the_gateways_counters(spark: SparkSession, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         counted = runner.run(logged(log))
@@ -135,7 +135,7 @@ def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path:
     (woken,) = _summed(spark, lake, tables.DELIVERY, "deliveries")
     assert woken == (LONG_POLLS,)
     loops = [row["requests"] for row in lake.read(spark, tables.CLOSED_LOOPS).collect()]
-    # A minute may have ended meanwhile; the longer part is listed.
+    # A minute may have ended in between; then only its longer part is listed.
     assert LOOPS // 2 < sum(loops) <= LOOPS
 
 

@@ -1,4 +1,4 @@
-"""Sketches: as exact as they say they are, merged or not, and nothing where there is nothing."""
+"""Sketches: as exact as documented, merged or not, and NULL without values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_percentiles_of_an_hour_are_those_of_its_lines_within_the_error(spark: S
     assert_near([seconds for _, _, seconds in rows], row.asDict())
 
 
-def test_few_values_are_kept_as_they_are_however_they_are_merged(spark: SparkSession) -> None:
+def test_few_values_stay_exact_however_they_are_merged(spark: SparkSession) -> None:
     values = [number / 7 for number in range(1, K + 1)]
     frame = sketched(spark, [("a", number % 9, value) for number, value in enumerate(values)])
     half = {"half": 0.5, "all": 1.0}
@@ -60,7 +60,7 @@ def test_few_values_are_kept_as_they_are_however_they_are_merged(spark: SparkSes
     assert (row["count"], row["half"], row["all"]) == (K, values[K // 2 - 1], values[-1])
 
 
-def test_where_nothing_was_measured_there_is_nothing(spark: SparkSession) -> None:
+def test_a_sketch_without_values_is_null(spark: SparkSession) -> None:
     frame = sketched(spark, [("a", 0, None), ("b", 0, None), ("b", 1, 0.5)])
     assert [row["sketch"] is None for row in frame.orderBy("route", "minute").collect()] == [True, True, False]
     found = merged_quantiles(frame, ["route"], "sketch").orderBy("route").collect()

@@ -21,7 +21,7 @@ def test_gold_is_what_duckdb_computes_from_the_same_lines(whole: GoldLake, table
         assert exact.is_same(one, other), f"{one}\nis not\n{other}\nin {exact.columns(table)}"
 
 
-def test_the_log_has_what_is_rare(whole: GoldLake) -> None:
+def test_the_log_contains_the_rare_cases(whole: GoldLake) -> None:
     storms = [row[1] for row in whole.rows(tables.RECONNECTS) if row[-1] and row[2] == "chat"]
     assert storms == ["2026-11-09 00:30:00"]
     scores = {row[2:4]: row[-1] for row in whole.rows(tables.ANOMALIES)}

@@ -1,4 +1,4 @@
-"""One made lake, its figures and one Chromium for all tests of the report."""
+"""One generated lake, its figures and one Chromium for all tests of the report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def sight(browser: Browser, report: Path) -> AsyncIterator[Sight]:
-    """Somebody who looks at the report, and must have nothing to complain about at the end."""
+    """A viewer of the report, which must have had no complaints by the end."""
     async with Sight.of(browser, report) as one:
         yield one
     assert one.complaints == []

@@ -1,8 +1,8 @@
-"""A lake that a morning of traffic might have left: made, the same every time, with what a report has to cope with.
+"""A generated lake with a morning of traffic: the same every time, with everything that a report has to cope with.
 
-Rows are plain values, which tests add up by themselves; Spark makes only the sketches.  The morning has a quiet start
-(tapes are filled, and the origin sends more than readers get), a rush, a gap of 20 minutes without a request, an origin
-that fails for a while, and names written by somebody who means harm.
+Rows are plain values, which tests add up themselves; only the sketches are made by Spark.  The morning has a quiet
+start (tapes are filled, and the origin sends more than readers receive), a rush, a gap of 20 minutes without requests,
+an origin that fails for a while, and hostile names.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def traffic() -> list[Row]:
                     continue
                 sent = requests * rng.randrange(2_000, 60_000) if mode != "append" else 0
                 fetched = int(sent * asked * (4 if nth < 8 else 1))
-                # Half of it is coded, to a fifth.
+                # Half of it is coded, to a fifth of its size.
                 saved = sent * 2 // 5
                 told = (requests, sent - saved, saved, fetched, int(requests * asked))
                 rows.append((day(at), at, route, mode, outcome, *told))
@@ -82,7 +82,7 @@ def traffic() -> list[Row]:
 
 
 def samples(name: str) -> list[tuple[datetime, str, str, float]]:
-    """Minute, route, mode and seconds of single requests, of which the sketches are made; `name` seeds them."""
+    """Minute, route, mode and seconds of single requests, from which the sketches are made; `name` is the seed."""
     rng = random.Random(name)
     return [
         (minute(nth), route, mode, rng.lognormvariate(middle + (1.5 if nth in FAILING else 0.0), 1.1))
@@ -115,7 +115,7 @@ def reconnects() -> list[Row]:
 
 
 def streams() -> list[tuple[datetime, str, str, int, int, int, int]]:
-    """Hour, route, stream, requests, bytes read and fetched, and how many readers there were."""
+    """Hour, route, stream, requests, bytes read and fetched, and number of readers."""
     names = [EVIL, LONG, *(f"/v1/stream/room-{nth}" for nth in range(30)), "/v1/stream/\u202egnp.exe"]
     return [
         (
@@ -219,7 +219,7 @@ PLAN: Final = {
 
 
 def write(spark: SparkSession, lake: Lake) -> None:
-    """Every table, laid into the lake."""
+    """Write every table to the lake."""
     for table, rows in (
         (tables.TRAFFIC, traffic()),
         (tables.ERRORS, errors()),
@@ -255,7 +255,7 @@ def _write_waits(spark: SparkSession, lake: Lake) -> None:
 
 def _write_streams(spark: SparkSession, lake: Lake) -> None:
     schema = "hour timestamp, route string, stream string, requests long, read_bytes long, fetched_bytes long, n long"
-    # Ten readers leave every hour, and ten come.
+    # Every hour ten readers leave and ten new ones arrive.
     before = (f.unix_seconds("hour") / 360).cast("long")
     found = spark.createDataFrame(streams(), schema).withColumns(
         {
@@ -272,7 +272,7 @@ def _write_streams(spark: SparkSession, lake: Lake) -> None:
 
 
 def _widened(frame: Any, table: Table) -> Any:
-    """With its day, and NULL for columns that a report does not look at."""
+    """A row with its day, and NULL for columns that a report does not use."""
     begins = "minute" if "minute" in frame.columns else "hour"
     frame = frame.withColumn("day", f.to_date(begins))
     missing = [column for column in table.columns if column.name not in frame.columns]

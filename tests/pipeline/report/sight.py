@@ -1,4 +1,4 @@
-"""Who looks at a report, with everything that the browser complained of or asked for."""
+"""A viewer of a report, with everything that the browser complained about or requested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTHS = (1280, 390)
 
 expect.set_options(timeout=BOUND_S * 1000)
 
-# Boxes of everything that is written or drawn in the charts that are to be seen, with what it is.
+# Boxes of all text and shapes in the visible charts, with their kind.
 _CHARTS = """() => [...document.querySelectorAll("svg.chart")].map((chart) => {
   const box = (node) => {
     const { left, top, right, bottom, width, height } = node.getBoundingClientRect()
@@ -63,6 +63,6 @@ class Sight:
         await self.page.set_viewport_size({"width": width, "height": 900})
 
     async def charts(self) -> list[dict[str, Any]]:
-        """What every chart has, and where."""
+        """The boxes of every chart."""
         found: list[dict[str, Any]] = await self.page.evaluate(_CHARTS)
         return found

@@ -1,4 +1,4 @@
-"""What is drawn: inside the plot, with gaps where there is nothing, and summed up where it is stacked."""
+"""Charts: everything is inside the plot, gaps in the data are gaps, and layers are stacked."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def numbers(path: str) -> list[float]:
 
 
 def drawn(markup: str) -> ET.Element:
-    """A chart as a tree: it is well-formed, too."""
+    """A chart as a tree, which also checks that it is well-formed."""
     return ET.fromstring(markup)
 
 
 def inside(chart: ET.Element) -> bool:
-    """Whether everything in the stretched picture, and every word and line over it, is within the plot."""
+    """Whether all shapes in the stretched picture, and all text and lines over it, are within the plot."""
     plot = chart.find("svg")
     assert plot is not None
     for mark in plot:
@@ -49,7 +49,7 @@ def inside(chart: ET.Element) -> bool:
 
 
 @given(VALUES)
-def test_a_line_has_every_value_and_begins_anew_after_a_gap(points: list[tuple[float, float | None]]) -> None:
+def test_a_line_has_every_value_and_is_interrupted_by_gaps(points: list[tuple[float, float | None]]) -> None:
     path = charts.line_path(points)
     known = [y for _, y in points if y is not None]
     runs = [y is not None and (at == 0 or points[at - 1][1] is None) for at, (_, y) in enumerate(points)]
@@ -72,9 +72,7 @@ def test_steps_go_along_the_top_and_back_along_the_ground(pairs: list[tuple[floa
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5) | st.none(), st.floats(0, 1e9)), max_size=30), st.floats(-9, 9))
-def test_nothing_of_a_line_chart_is_outside_whatever_the_values(
-    values: list[tuple[float | None, float]], chosen: float
-) -> None:
+def test_a_line_chart_draws_nothing_outside_its_plot(values: list[tuple[float | None, float]], chosen: float) -> None:
     x = scales.times(0, 3600)
     y = scales.shares([value for value, _ in values], least=-1.0)
     line = Line("one <", "tape", [(at, value) for value, at in values])
@@ -85,7 +83,7 @@ def test_nothing_of_a_line_chart_is_outside_whatever_the_values(
 
 
 @given(st.lists(st.lists(st.integers(0, 10**12), min_size=6, max_size=6), min_size=1, max_size=6), st.booleans())
-def test_nothing_of_an_area_chart_is_outside_and_layers_add_up(amounts: list[list[int]], stacked: bool) -> None:
+def test_an_area_chart_draws_nothing_outside_and_layers_add_up(amounts: list[list[int]], stacked: bool) -> None:
     layers = [Layer(f"layer {at}", "tape", values) for at, values in enumerate(amounts)]
     whole = [sum(values) for values in zip(*amounts, strict=True)]
     most = whole if stacked else [value for values in amounts for value in values]

@@ -1,4 +1,4 @@
-"""Figures of the lake: each equals what its tables' rows come to, added up by other means."""
+"""Figures of the lake: each equals the sum of its tables' rows, computed independently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seconds(at: datetime) -> int:
 
 
 def summed(rows: Sequence[Row]) -> Counter[str]:
-    """What reads among rows of `tables.TRAFFIC` come to."""
+    """The totals of reads among rows of `tables.TRAFFIC`."""
     sums: Counter[str] = Counter()
     for _, _, _, mode, outcome, requests, sent, saved, fetched, asked in rows:
         if mode in set(map(str, READS)):
@@ -129,7 +129,7 @@ def test_the_busiest_streams_over_all_hours(figures: Figures, by: str, column: i
     assert [(one.route, one.stream) for one in found] == [key for key, _ in wanted]
     for one, (_, (requests, read, fetched, readers)) in zip(found, wanted, strict=True):
         assert (one.requests, one.read_bytes, one.fetched_bytes) == (requests, read, fetched)
-        # Ten more than before in each of the six hours after the first.
+        # Ten new readers in each of the six hours after the first.
         assert one.readers == pytest.approx(readers + 60, rel=4 * READERS_ERROR)
 
 
@@ -144,14 +144,14 @@ def test_fan_out_has_every_bucket(figures: Figures) -> None:
     assert figures.most_shared == 4096 + 2048
 
 
-def test_the_curve_is_as_it_was_measured(figures: Figures) -> None:
+def test_the_curve_is_the_measured_one(figures: Figures) -> None:
     measured = sorted(tuple(asdict(point).values()) for point in figures.curve)
     assert measured == sorted(made_lake.curve(), key=lambda row: (row[0], row[1]))
-    # What the gateway can do comes before what is there to compare.
+    # The gateway's policies come before the curve to compare with.
     assert list(dict.fromkeys(point.policy for point in figures.curve)) == ["lru", "s3-fifo", "sieve", "lru-blocks"]
 
 
-def test_what_went_wrong_is_counted_and_the_worst_comes_first(figures: Figures) -> None:
+def test_problems_are_counted_and_the_worst_come_first(figures: Figures) -> None:
     errors: Counter[tuple[str, str, int, str]] = Counter()
     last: dict[tuple[str, str, int, str], int] = {}
     for _, at, route, mode, status, outcome, requests in made_lake.errors():

@@ -1,4 +1,4 @@
-"""Whatever text is put into an element, it comes out as that text."""
+"""Text in an element or attribute stays that text, whatever it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.pipeline.report.markup import Html, element, escaped, joined, shown
 
 
 class Read(HTMLParser):
-    """Tags, attributes and texts of a page as a browser would have them."""
+    """Tags, attributes and texts of a page as a browser parses them."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -35,7 +35,7 @@ def test_text_stays_text_in_elements_and_in_attributes(text: str) -> None:
 
 
 @given(st.text())
-def test_what_is_shown_has_nothing_that_cannot_be_seen(text: str) -> None:
+def test_invisible_characters_are_shown(text: str) -> None:
     assert all(char in "\n\t" or char.isprintable() or char.isspace() or ord(char) > 0x9F for char in shown(text))
     assert not set(shown(text)) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200b\ufeff\x00")
     shown(text).encode()

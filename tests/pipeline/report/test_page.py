@@ -1,4 +1,4 @@
-"""The report in a real browser, at the width of a desk and of a phone."""
+"""The report in a real browser, at the width of a desktop and of a phone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def check(charts: list[dict[str, Any]], width: int) -> None:
-    """Everything is inside, there is something, and no two words overlap."""
+    """Assert that everything is inside, that there is something, and that no two texts overlap."""
     for chart in charts:
         where = (chart["name"], width)
         plot, card = chart["plot"], chart["card"]
@@ -88,7 +88,7 @@ async def test_nothing_overlaps_overflows_or_is_missing(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-async def test_tables_open_one_by_one_and_all_at_once_and_scroll_in_themselves(sight: Sight, width: int) -> None:
+async def test_tables_open_singly_and_together_and_scroll_by_themselves(sight: Sight, width: int) -> None:
     await sight.resize(width)
     offload = sight.page.locator("#offload")
     await expect(offload.locator("table")).to_be_hidden()
@@ -114,7 +114,7 @@ async def test_every_chart_is_named_and_says_what_it_shows(sight: Sight) -> None
     assert await sight.page.title() == "Report <of> a morning"
 
 
-async def test_a_chart_that_is_pointed_at_says_its_numbers_also_by_keys(sight: Sight, figures: Figures) -> None:
+async def test_pointing_at_a_chart_shows_its_numbers_by_mouse_and_keys(sight: Sight, figures: Figures) -> None:
     card = sight.page.locator("#savers")
     frame = card.locator(".frame")
     tip = card.locator(".tip")
@@ -140,7 +140,7 @@ async def test_a_chart_that_is_pointed_at_says_its_numbers_also_by_keys(sight: S
     await expect(tip).to_be_hidden()
 
 
-async def test_a_table_is_sorted_by_what_was_measured(sight: Sight, figures: Figures) -> None:
+async def test_a_table_is_sorted_by_measured_values(sight: Sight, figures: Figures) -> None:
     card = sight.page.locator("#streams-by-bytes")
     await card.locator("summary").click()
     head = card.locator("th").filter(has_text="To readers")
@@ -159,7 +159,7 @@ async def test_a_table_is_sorted_by_what_was_measured(sight: Sight, figures: Fig
     assert await measured() == fallen
 
 
-async def test_a_table_is_saved_as_csv_with_what_was_measured(sight: Sight, figures: Figures, tmp_path: Path) -> None:
+async def test_a_table_is_saved_as_csv_with_measured_values(sight: Sight, figures: Figures, tmp_path: Path) -> None:
     saved = tmp_path / "saved.csv"
     for name in ("offload", "slow-consumers"):
         card = sight.page.locator(f"#{name}")
@@ -175,7 +175,7 @@ async def test_a_table_is_saved_as_csv_with_what_was_measured(sight: Sight, figu
             offload = [moment.traffic.request_offload for moment in figures.moments]
             assert [float(row[1]) if row[1] else None for row in rows[1:]] == offload
         else:
-            # A spreadsheet takes a field that begins with "=" for a formula.
+            # A spreadsheet reads a field that begins with "=" as a formula.
             assert {row[1][:2] for row in rows[1:]} == {"'="}
             assert {row[2] for row in rows[1:]} == {made_lake.EVIL}
     sight.asked[:] = [url for url in sight.asked if not url.startswith("blob:")]
@@ -193,7 +193,7 @@ async def test_hostile_names_are_text_and_run_nothing(sight: Sight) -> None:
     await expect(sight.page.locator("#plan li").last).to_contain_text("<script>window.ran=3</script>")
 
 
-async def test_the_policy_lets_no_other_script_run_and_no_request_leave(sight: Sight) -> None:
+async def test_the_policy_blocks_other_scripts_and_all_requests(sight: Sight) -> None:
     violated = await sight.page.evaluate(
         """async () => {
           const wanted = ["connect-src", "img-src", "script-src-elem", "style-src-attr", "font-src"]
@@ -225,7 +225,7 @@ async def test_the_policy_lets_no_other_script_run_and_no_request_leave(sight: S
     del sight.asked[1:]
 
 
-async def test_without_a_script_everything_is_there(browser: Browser, report: Path) -> None:
+async def test_everything_is_there_without_a_script(browser: Browser, report: Path) -> None:
     context = await browser.new_context(java_script_enabled=False)
     shown = await context.new_page()
     await shown.goto(report.as_uri())
@@ -246,7 +246,7 @@ async def test_it_prints_on_paper(sight: Sight) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-async def test_an_empty_report_says_why_in_every_place(browser: Browser, tmp_path: Path, width: int) -> None:
+async def test_every_part_of_an_empty_report_says_why_it_is_empty(browser: Browser, tmp_path: Path, width: int) -> None:
     out = tmp_path / "empty.html"
     out.write_text(page(Figures(), "Nothing"))
     async with Sight.of(browser, out) as sight:
@@ -263,7 +263,7 @@ async def test_an_empty_report_says_why_in_every_place(browser: Browser, tmp_pat
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("steps", [1, 2, 8, 128])
-async def test_marks_never_overlap_however_long_the_time_and_large_the_memory(
+async def test_marks_never_overlap_for_any_time_and_memory(
     browser: Browser, tmp_path: Path, width: int, steps: int
 ) -> None:
     step_s = 3 * 3600

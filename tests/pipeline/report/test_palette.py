@@ -1,7 +1,7 @@
-"""Colours of series: seen before their ground, and told apart by whoever does not see all colours.
+"""Colours of series: visible against their background, and distinguishable with colour blindness.
 
-Colour blindness is simulated in full (Machado, Oliveira and Fernandes 2009), distances are taken in OKLab, and contrast
-is that of WCAG 2.2, whose success criterion 1.4.11 asks for 3:1 between a graph's parts and their ground.
+Colour blindness is simulated in full (Machado, Oliveira and Fernandes 2009), distances are measured in OKLab, and
+contrast as in WCAG 2.2, whose success criterion 1.4.11 asks for 3:1 between parts of a graph and their background.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def distance(one: str, other: str, sight: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("sight", SEEN)
-def test_layers_and_lines_are_told_apart(theme: str, sight: str) -> None:
+def test_layers_and_lines_are_distinguishable(theme: str, sight: str) -> None:
     colours = themes()[theme]
     for names in (STACKED, LINES, ("quick", "middle", "slow")):
         for one, other in itertools.combinations(names, 2):
@@ -76,7 +76,7 @@ def test_layers_and_lines_are_told_apart(theme: str, sight: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_drawn_or_written_is_seen(theme: str) -> None:
+def test_everything_drawn_or_written_is_visible(theme: str) -> None:
     colours = themes()[theme]
     for name in (*STACKED, "quick", "middle", "slow", "chosen"):
         assert contrast(colours[name], colours["surface"]) >= 3, name

@@ -1,4 +1,4 @@
-"""Axes: every value has a place inside, and marks are few, in order, and do not say the same."""
+"""Axes: every value has a place inside, and marks are few, ordered and distinct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANYTHING = st.floats(allow_nan=False)
 
 
 def judge(axis: Axis, most_ticks: int = 11) -> None:
-    """What holds for every axis."""
+    """Assert the properties of every axis."""
     places = [tick.place for tick in axis.ticks]
     assert 1 <= len(places) <= most_ticks
     assert places == sorted(set(places))
@@ -33,7 +33,7 @@ def judge(axis: Axis, most_ticks: int = 11) -> None:
 
 
 @given(ANYTHING, st.floats(-1e12, 1e12), st.floats(1e-6, 1e12))
-def test_a_value_has_its_place_inside_wherever_it_is(value: float, low: float, reach: float) -> None:
+def test_every_value_has_a_place_on_a_linear_axis(value: float, low: float, reach: float) -> None:
     assume(low + reach > low)
     place = Scale(low, low + reach).place(value)
     assert 0 <= place <= 1
@@ -42,7 +42,7 @@ def test_a_value_has_its_place_inside_wherever_it_is(value: float, low: float, r
 
 
 @given(ANYTHING, st.floats(1e-9, 1e6), st.floats(1.01, 1e9))
-def test_so_it_has_on_a_logarithmic_axis(value: float, low: float, factor: float) -> None:
+def test_every_value_has_a_place_on_a_logarithmic_axis(value: float, low: float, factor: float) -> None:
     scale = Scale(low, low * factor, is_log=True)
     assert 0 <= scale.place(value) <= 1
     assert scale.place(low) == 0
@@ -51,7 +51,7 @@ def test_so_it_has_on_a_logarithmic_axis(value: float, low: float, factor: float
 
 
 @given(MAYBE, st.booleans())
-def test_amounts_begin_at_nothing_and_end_above_the_largest(values: list[float | None], is_bytes: bool) -> None:
+def test_amounts_begin_at_zero_and_end_above_the_largest(values: list[float | None], is_bytes: bool) -> None:
     axis = scales.amounts(values, is_bytes=is_bytes)
     judge(axis)
     assert axis.scale.low == 0
@@ -61,7 +61,7 @@ def test_amounts_begin_at_nothing_and_end_above_the_largest(values: list[float |
 
 
 @given(st.lists(st.floats(-50, 1) | st.none(), max_size=20))
-def test_shares_end_at_all_and_have_a_mark_at_nothing(values: list[float | None]) -> None:
+def test_shares_end_at_one_and_have_a_mark_at_zero(values: list[float | None]) -> None:
     axis = scales.shares(values, least=-1.0)
     judge(axis)
     assert axis.scale.high == 1
@@ -70,7 +70,7 @@ def test_shares_end_at_all_and_have_a_mark_at_nothing(values: list[float | None]
 
 
 @given(st.lists(st.floats(0, 1) | st.none(), max_size=20))
-def test_parts_hold_the_largest(values: list[float | None]) -> None:
+def test_parts_include_the_largest(values: list[float | None]) -> None:
     axis = scales.parts(values)
     judge(axis)
     assert axis.scale.low == 0
@@ -78,7 +78,7 @@ def test_parts_hold_the_largest(values: list[float | None]) -> None:
 
 
 @given(st.lists(st.floats(0, 1e7) | st.none(), max_size=20))
-def test_spans_hold_every_span_but_none_at_all(values: list[float | None]) -> None:
+def test_spans_include_every_span_above_zero(values: list[float | None]) -> None:
     assume(all(value is None or value == 0 or value > 1e-8 for value in values))
     axis = scales.spans(values)
     judge(axis)
@@ -108,7 +108,7 @@ def test_times_are_marked_at_round_times(first: int, reach: int) -> None:
 
 
 @given(TIMES, st.integers(0, 400_000_000), st.integers(2, 400))
-def test_a_step_cuts_time_into_no_more_pieces_than_asked_for(first: int, reach: int, most: int) -> None:
+def test_a_step_divides_time_into_at_most_the_given_pieces(first: int, reach: int, most: int) -> None:
     last = first + reach
     step = scales.step_for(first, last, most)
     assert step % 60 == 0
@@ -132,7 +132,7 @@ def test_marks_are_round(make: Callable[[], Axis], labels: list[str]) -> None:
     assert [tick.label for tick in make().ticks] == labels
 
 
-def test_a_day_that_begins_is_named() -> None:
+def test_the_beginning_of_a_day_is_named() -> None:
     first = int(datetime(2026, 11, 20, 22, 30, tzinfo=UTC).timestamp())
     labels = [tick.label for tick in scales.times(first, first + 7 * 3600).ticks]
     assert labels == ["23:00", "Nov 21", "01:00", "02:00", "03:00", "04:00", "05:00"]

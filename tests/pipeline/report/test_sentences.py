@@ -1,4 +1,4 @@
-"""What the report says in words: of figures, and of what went wrong."""
+"""The report's sentences about figures and problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of(**total: Any) -> Figures:
     return Figures(requests=100, total=Traffic(**{"by": Saved(tape=93, origin=7), **total}))
 
 
-def test_what_the_origin_was_spared() -> None:
+def test_the_headlines_say_what_the_origin_was_spared() -> None:
     said = headlines(of(origin_requests=7, sent_bytes=1_080_000, fetched_bytes=100_000))
     assert said[0] == Headline("93 %", "of reads never reached the origin", "100 reads cost it 7 requests")
     assert said[1].figure == "10.8 ×"
@@ -41,7 +41,7 @@ def test_an_origin_that_had_nothing_to_send() -> None:
     assert [one.figure for one in said] == ["100 %", "0 B", "0 %"]
 
 
-def test_answers_that_were_ready_are_told_by_the_slowest() -> None:
+def test_remembered_answers_are_described_by_the_slowest() -> None:
     ready = replace(of(), first_byte_all=Percentiles(900, 0.0, 0.001, 0.02))
     (said,) = [one for one in headlines(ready) if "catch-up" in one.says]
     assert said == Headline(
@@ -49,7 +49,7 @@ def test_answers_that_were_ready_are_told_by_the_slowest() -> None:
     )
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_no_traffic_gives_no_headlines() -> None:
     assert headlines(Figures()) == []
     assert all(not one.items and one.total == 0 for one in findings(Figures()))
 
@@ -90,7 +90,7 @@ def test_a_storm_without_an_hour_before_has_no_usual() -> None:
     )
 
 
-def test_measures_have_their_units() -> None:
+def test_measures_are_shown_in_their_units() -> None:
     assert [measured(name, 0.5) for name in ("hit_ratio", "sent_bytes", "errors")] == ["50 %", "0 B", "0.5"]
 
 
@@ -100,7 +100,7 @@ def test_long_names_keep_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("target", "word"), [(0.85, "Asked for were 85 %."), (0.95, "nothing better was found")])
-def test_a_plan_says_whether_it_is_what_was_asked_for(target: float, word: str) -> None:
+def test_a_plan_says_whether_it_reaches_its_target(target: float, word: str) -> None:
     made = chosen_point(parse_plan(json.dumps({**made_lake.PLAN, "target_hit_ratio": target}).encode()))
     assert made.wished == 8
     assert [wish.wish for wish in made.wishes] == ["pin"] * 5 + ["do_not_store"]

@@ -1,4 +1,4 @@
-"""Numbers as they are read."""
+"""Numbers as people read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a file: whole or not at all, and the same for the same lake."""
+"""The report as a file: written completely or not at all, and the same for the same lake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(tmp_path: Path) -> Path:
 
 
 def without_lots(figures: Figures) -> Figures:
-    """Without what merged sketches say, which draw lots."""
+    """The figures without those of merged sketches, which are partly random."""
     return replace(figures, first_byte=(), first_byte_all=None, latency=(), delivery=(), delivery_all=None)
 
 
@@ -50,13 +50,13 @@ def test_the_same_lake_makes_the_same_figures_and_they_the_same_report(
     assert page(again, "One") == page(replace(again), "One")
 
 
-def test_a_report_of_nothing_is_a_report(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_lake_gives_a_report(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     write_report(spark, Lake(str(tmp_path / "lake")), out)
     assert "Nothing to show" in out.read_text()
 
 
-def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_lost(
+def test_a_report_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
     spark: SparkSession, tmp_path: Path, plan: Path
 ) -> None:
     lake = Lake(str(tmp_path / "lake"))

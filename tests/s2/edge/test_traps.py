@@ -214,6 +214,23 @@ class TestRecreation:
         await edge.client.append("new", timestamp=1)
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
 
+    async def test_a_delete_of_the_basin_drops_what_is_held(self, edge: Edge) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        assert (await edge.client.send("DELETE", f"/v1/basins/{BASIN}")).status < 300
+        config = {"basin": BASIN, "config": {"create_stream_on_append": True}}
+        assert (await edge.client.send("POST", "/v1/basins", config)).status < 300
+        await edge.client.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    async def test_a_stream_created_through_the_gateway_is_a_new_one(self, edge: Edge) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+        assert (await edge.client.send("PUT", f"/v1/streams/{STREAM}", {})).status == 201
+        await edge.direct.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
     async def test_a_delete_ends_live_readers_with_an_error(self, edge: Edge) -> None:
         await edge.client.append("old")
         session = await edge.client.session()
@@ -251,6 +268,24 @@ class TestRecreation:
         await edge.direct.append("new", "newer", timestamp=7)
         assert (await edge.client.read("tail_offset=1")).texts == ["newer"]
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    async def test_a_session_does_not_go_on_in_another_stream(self, edge: Edge) -> None:
+        await edge.client.append("old", "older", timestamp=1)
+        session = await edge.client.session()
+        assert await session.texts(2) == ["old", "older"]
+        assert isinstance(await session.next(), ReadBatch)
+        await edge.counters.sessions_are(Call.READ_SESSION, 1)
+        gate = edge.faults.hold(kind=Call.READ_SESSION)
+        for connection in tuple(edge.origin._connections):
+            connection.abort()
+        await gate.waiting(1)
+        await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+        await edge.direct.append(*"abc", timestamp=7)
+        gate.release()
+        end = await session.next()
+        assert isinstance(end, Terminal)
+        assert end.status == 503
+        assert (await edge.client.read("seq_num=0&count=3")).texts == ["a", "b", "c"]
 
     async def test_a_404_drops_what_is_held(self, edge: Edge) -> None:
         await edge.client.append("old")

@@ -1,0 +1,50 @@
+"""What the origin's live replies say.  UpstreamBroken is raised for a reply that breaks the protocol."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from gateway.errors import UpstreamBroken
+from gateway.protocol.forwarding import Headers
+from gateway.protocol.freshness import parse_cache_control
+from gateway.protocol.json_array import NotAnArray, unwrap
+from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+
+
+def why_not_shared(headers: Headers) -> str | None:
+    """Why a live reply may not be shared; None if it may.  `no-store` is no reason, because a live reply is passed on
+    and not stored."""
+    if "Set-Cookie" in headers:
+        return "cookie"
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        return "encoded"
+    if "private" in parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None):
+        return "Cache-Control"
+    return None
+
+
+def end_of(headers: Headers) -> str:
+    """The offset after the reply's bytes."""
+    offset = stated_offset(headers)
+    if offset is None or not is_well_formed(offset) or is_sentinel(offset):
+        raise UpstreamBroken
+    return offset
+
+
+def unwrapped(body: bytes) -> bytes:
+    """The values of a JSON array, without its brackets."""
+    try:
+        return unwrap(body)
+    except NotAnArray as error:
+        raise UpstreamBroken from error
+
+
+def decoded(data: bytes, *, is_base64: bool, is_json: bool) -> bytes:
+    """The stream's bytes in the data of an SSE event."""
+    if is_base64:
+        try:
+            return base64.b64decode(data.translate(None, b"\r\n"), validate=True)
+        except binascii.Error as error:
+            raise UpstreamBroken from error
+    return unwrapped(data) if is_json else data

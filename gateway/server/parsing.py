@@ -1,0 +1,128 @@
+"""What a request asks for: its target, mode, route and stream, and the read that may be shared.
+
+The bytes have been parsed already (`gateway.server.reading`); this is their meaning to the gateway.  Nothing is decided
+here about how the request is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.engine.core import route_for
+from gateway.engine.read import Read
+from gateway.engine.route import Route
+from gateway.engine.s2.request import is_session
+from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
+from gateway.limits.client_net import ClientNet
+from gateway.protocol.mode import Mode
+from gateway.protocol.offsets import START, is_well_formed
+from gateway.protocol.target import Target, parse_target
+from gateway.server.context import ParsedRequest, RequestContext
+from gateway.server.header_facts import HeaderFacts
+from gateway.server.request import Request
+from gateway.server.s2_request import parse_s2, s2_mode
+
+_METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
+_RESERVED: Final = "/__ds"
+"""The protocol's subscriptions live below this path; a path under it is never a stream."""
+LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
+
+
+class RequestParser:
+    """Parses requests for these routes.  Owns no state."""
+
+    def __init__(self, node: str, routes: Sequence[Route], client_net: ClientNet) -> None:
+        self._node = node
+        self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self._client_net = client_net
+
+    def parse(self, context: RequestContext) -> ParsedRequest:
+        """What the request asks for, and its route; the context has the mode and the route as soon as they are known.
+
+        Raises BadTarget and GatewayError.
+        """
+        request = context.request
+        if request.version not in request.channel.versions:
+            raise VersionNotSupported
+        target = parse_target(request.target)
+        mode = context.mode = _mode(request.method, target)
+        if mode is Mode.OTHER and request.method == "TRACE":
+            raise MethodRefused
+        facts = self._facts(request)
+        if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
+            raise BadRequest("Exactly one Host header is needed")
+        route = context.route = route_for(self._routes, _host(target.authority or facts.host.lower()), target.path)
+        if route is None:
+            raise NoRoute
+        if facts.is_looping:
+            raise LoopDetected
+        sharing = facts.for_route(route)
+        key = route.key(target, sharing.partition)
+        config, client = route.config, self._client_net(request.client)
+        if route.is_s2:
+            s2 = parse_s2(request, target, route, sharing, client)
+            context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
+            context.is_session = request.body is not None and is_session(request.headers)
+            return ParsedRequest(route, target, key, False, facts, None, client, s2)
+        shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
+        is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
+        read: Read | None = None
+        if shares and is_read and not route.relays(target.offset or ""):
+            read = Read(
+                route,
+                key,
+                route.source(target, sharing.headers, client),
+                _start(target, mode),
+                target.cursor,
+                facts.if_none_match,
+                is_private=sharing.has_credentials and config.credentials != "shared",
+                accepted=sharing.accepted,
+                is_live=mode in LIVE,
+            )
+        return ParsedRequest(route, target, key, shares, facts, read, client)
+
+    def _facts(self, request: Request) -> HeaderFacts:
+        """What the request's header section means, computed at most once per section."""
+        known = request.head.fields.facts
+        facts = known.get(self)
+        if facts is None:
+            facts = known[self] = HeaderFacts(request.headers, self._node)
+        return facts
+
+
+def _mode(method: str, target: Target) -> Mode:
+    path = target.path
+    if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
+        return Mode.OTHER
+    if method != "GET":
+        return _METHODS.get(method, Mode.OTHER)
+    match target.live:
+        case None:
+            return Mode.CATCHUP
+        case "long-poll":
+            return Mode.LONGPOLL
+        case "sse":
+            return Mode.SSE
+        case _:
+            return Mode.OTHER
+
+
+def _start(target: Target, mode: Mode) -> str:
+    offset = target.offset
+    if mode is Mode.HEAD:
+        return START
+    if offset is None:
+        if mode is not Mode.CATCHUP:
+            raise BadRequest("A live read needs an offset")
+        return START
+    if not is_well_formed(offset):
+        raise BadRequest("Invalid offset format")
+    return offset
+
+
+def _host(named: str) -> str:
+    """The host without its port (RFC 9112 §3.2)."""
+    if named.startswith("["):
+        return named.partition("]")[0] + "]"
+    return named.partition(":")[0]

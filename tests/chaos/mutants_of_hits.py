@@ -1,0 +1,239 @@
+"""Mutants of the fast path: of remembered answers, of remembered live requests, and of a connection's look at both.
+
+Chaos seldom sends the same bytes twice.  What tells these is the same traffic for two gateways, of which one remembers
+nothing (`tests/server/fast_and_strict.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any, Final
+from unittest.mock import patch
+
+from gateway.server import remembered, request_keys
+from gateway.server.connection import Connection
+from gateway.server.joins import Join, Joins
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.tape.stream import Stream
+from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
+
+HITS: Final[list[Mutant]] = []
+mutant = registrar(HITS)
+
+
+# -- what makes two requests alike
+
+
+def _taken_out(*names: str) -> Patches:
+    """These headers are taken for meaningless, whatever the routes say."""
+    reset = RememberedAnswers.reset
+
+    def without_credentials(self: RememberedAnswers, _: Any) -> None:
+        reset(self, [()])
+
+    return [
+        (remembered, "MEANINGLESS", (*request_keys.MEANINGLESS, *names)),
+        (RememberedAnswers, "reset", without_credentials),
+    ]
+
+
+@mutant("credentials are a part of what makes two requests alike")
+def hit_ignores_authorization() -> Patches:
+    return _taken_out("authorization")
+
+
+@mutant("credentials are those of the request's route")
+def hit_takes_every_route_for_the_loosest() -> Patches:
+    remember = RememberedAnswers.remember
+
+    def remembered_loosely(self: RememberedAnswers, request: bytes, answer: RememberedAnswer, _: Any) -> None:
+        remember(self, request, answer, ())
+
+    return [(RememberedAnswers, "remember", remembered_loosely)]
+
+
+@mutant("the Origin header decides the CORS fields of an answer")
+def hit_ignores_the_origin_header() -> Patches:
+    return _taken_out("origin")
+
+
+@mutant("a content coding is for clients that take it")
+def hit_ignores_accept_encoding() -> Patches:
+    return _taken_out("accept-encoding")
+
+
+@mutant("a 304 is for a client that has the bytes")
+def hit_ignores_if_none_match() -> Patches:
+    return _taken_out("if-none-match")
+
+
+@mutant("a line is taken out only if the strict parser would accept it")
+def line_with_control_characters_is_taken_out() -> Patches:
+    lines = request_keys.lines_named
+
+    def any_value(names: Any) -> re.Pattern[bytes]:
+        return re.compile(lines(names).pattern.replace(rb"[\t\x20-\x7e]*", rb"[^\r\n]*"))
+
+    return [(remembered, "lines_named", any_value)]
+
+
+@mutant("the strict parser's bound on lines applies to what is taken out")
+def any_number_of_lines_is_taken_out() -> Patches:
+    return [(request_keys, "_MOST_LINES", 10_000)]
+
+
+# -- how long an answer is valid
+
+
+def _hit_if(is_valid: Any) -> Patches:
+    """A connection sends what it finds if this says so of the answer, its stream and the time."""
+
+    def data_received(self: Connection, data: bytes) -> None:
+        answer = self._exact.get(data)
+        if (
+            answer is None
+            or self._is_busy
+            or self.transport is None
+            or not is_valid(answer, answer.stream, self._now())
+        ):
+            self._receive(data)
+        else:
+            self._is_active = True
+            self._serve(answer, data)
+
+    return [(Connection, "data_received", data_received)]
+
+
+def _names_tail(answer: RememberedAnswer, stream: Stream) -> bool:
+    return answer.tail is None or answer.tail.version == stream.tail_version
+
+
+@mutant("a hit is good for the second that it was rendered for")
+def hit_ignores_the_time() -> Patches:
+    return _hit_if(lambda hit, stream, _: hit.stale_marks == stream.stale_marks and _names_tail(hit, stream))
+
+
+@mutant("after a doubt the origin is asked")
+def hit_ignores_doubts() -> Patches:
+    return _hit_if(lambda hit, stream, now: now < hit.until and _names_tail(hit, stream))
+
+
+@mutant("an answer that names the tail ends with it")
+def hit_ignores_the_tail() -> Patches:
+    return _hit_if(lambda hit, stream, now: now < hit.until and hit.stale_marks == stream.stale_marks)
+
+
+_CERTAIN: Final[dict[str, Any]] = {
+    "tail_until": lambda *_: math.inf,
+    "trusted_until": lambda *_: math.inf,
+    "may_answer_alone": lambda *_: True,
+    "has_expired": never,
+}
+
+
+def _rendered_as_if(*certain: str) -> Patches:
+    """An answer is rendered as if its stream had said this for ever."""
+    render = RememberedAnswer.render
+
+    def rendered(self: RememberedAnswer, now: float, wall: float) -> bool:
+        with ExitStack() as stack:
+            for name in certain:
+                stack.enter_context(patch.object(Stream, name, _CERTAIN[name]))
+            return render(self, now, wall)
+
+    return [(RememberedAnswer, "render", rendered)]
+
+
+@mutant("an answer is rendered anew only while what it says of the tail is fresh")
+def renewed_answer_ignores_the_tail() -> Patches:
+    return _rendered_as_if("tail_until")
+
+
+@mutant("an answer is rendered anew only while the stream is trusted")
+def renewed_answer_ignores_trust() -> Patches:
+    return _rendered_as_if("may_answer_alone", "trusted_until")
+
+
+@mutant("an answer is rendered anew only while the stream lives")
+def renewed_answer_ignores_the_lifetime() -> Patches:
+    return _rendered_as_if("has_expired", "may_answer_alone", "trusted_until")
+
+
+# -- the end of an answer
+
+
+@mutant("an answer ends with the bytes that it shows")
+def hit_outlives_its_stream() -> Patches:
+    return [(RememberedAnswers, "forget", nothing)]
+
+
+@mutant("an answer's aliases end with it")
+def alias_outlives_its_answer() -> Patches:
+    drop = RememberedAnswers._drop
+
+    def dropped(self: RememberedAnswers, answer: RememberedAnswer) -> None:
+        kept = list(answer.aliases)
+        drop(self, answer)
+        self._aliases.update(dict.fromkeys(kept, answer))
+
+    return [(RememberedAnswers, "_drop", dropped)]
+
+
+@mutant("what is remembered ends with the routes that it was read under")
+def hit_outlives_a_reload() -> Patches:
+    reset = RememberedAnswers.reset
+
+    def reset_once(self: RememberedAnswers, credential_headers: Collection[Collection[str]]) -> None:
+        if not self.generation:
+            reset(self, credential_headers)
+
+    return [(RememberedAnswers, "reset", reset_once)]
+
+
+@mutant("answers come in the order of their requests")
+def hit_overtakes_the_request_before_it() -> Patches:
+    def data_received(self: Connection, data: bytes) -> None:
+        answer = self._exact.get(data)
+        if answer is None or self.transport is None or not answer.is_valid(self._now()):
+            self._receive(data)
+        else:
+            self._serve(answer, data)
+
+    return [(Connection, "data_received", data_received)]
+
+
+# -- live requests
+
+
+@mutant("a live request that was read under earlier routes does not join")
+def join_outlives_a_reload() -> Patches:
+    return [(Joins, "clear", nothing)]
+
+
+def _joined_without(name: bytes) -> Patches:
+    """Live requests that differ in this header alone are taken for the same."""
+    line = re.compile(rb"\r\n" + name + rb":[^\r]*")
+    init, remember = Joins.__init__, Joins.remember
+
+    def begin(self: Joins) -> None:
+        init(self)
+        get: Any = self._joins.get
+        self.get = lambda request: get(line.sub(b"", request))  # type: ignore[assignment]
+
+    def remembered_without(self: Joins, request: bytes, join: Join) -> None:
+        remember(self, line.sub(b"", request), join)
+
+    return [(Joins, "__init__", begin), (Joins, "remember", remembered_without)]
+
+
+@mutant("the Origin header decides the CORS fields of a live answer")
+def join_ignores_the_origin_header() -> Patches:
+    return _joined_without(b"Origin")
+
+
+@mutant("a live reader is one of its own credentials' stream")
+def join_ignores_authorization() -> Patches:
+    return _joined_without(b"Authorization")

@@ -1,0 +1,107 @@
+"""The memory watch drops no more clients than it has to, though freed memory stays resident until it is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.limits.memory import MARKS, Pressure, victims
+from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
+from gateway.ops.metrics import Metrics
+from gateway.tape.eviction import S3Fifo
+from gateway.tape.store import TapeStore
+
+LIMIT = 1_000_000
+HELD = 10_000
+"""What each client holds."""
+
+
+class Process:
+    """A process whose allocator keeps what is freed until it is trimmed, and its clients."""
+
+    def __init__(self, base: int, clients: int) -> None:
+        self.base = base
+        self.clients = dict.fromkeys(range(clients), HELD)
+        self.leaving = 0
+        """What connections hold that have been dropped and not ended yet."""
+        self.freed = 0
+        self.trims = 0
+        self.refuses = False
+
+    def resident(self) -> int:
+        return self.base + sum(self.clients.values()) + self.leaving + self.freed
+
+    def trim(self) -> None:
+        self.freed = 0
+        self.trims += 1
+
+    # -- as `ClientMemory`
+
+    async def look(self) -> int:
+        self.freed, self.leaving = self.freed + self.leaving, 0
+        return sum(self.clients.values())
+
+    def drop_over_bound(self, excess: int) -> int:
+        return self.drop_for_memory(excess)
+
+    def drop_for_memory(self, excess: int) -> int:
+        dropped = victims([(held, client) for client, held in self.clients.items()], excess)
+        for client in dropped:
+            self.leaving += self.clients.pop(client)
+        return len(dropped)
+
+    def refuse_new(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+    def counts(self) -> Mapping[str, int]:
+        return {}
+
+    def forget(self) -> None:
+        pass
+
+
+def watching(process: Process) -> tuple[MemoryWatch, Callable[[], None]]:
+    """The watch of this process, and a function that lets the time between two looks pass."""
+    clock = ManualClock()
+    store = TapeStore(0, S3Fifo(), lambda: "", Metrics())
+    limits = MemoryLimits(LIMIT, 0)
+    watch = MemoryWatch(store, process, limits, lambda: 0, process.resident, process.trim, clock)
+    return watch, lambda: clock.advance(0.1)
+
+
+@pytest.mark.parametrize("has_trimmed", [False, True])
+async def test_clients_are_not_dropped_for_what_others_have_freed_already(has_trimmed: bool) -> None:
+    process = Process(500_000, 30)
+    watch, passes = watching(process)
+    if has_trimmed:
+        # Memory was returned to the system a moment ago, as the process came close to its limit.
+        process.base = 560_000
+        await watch.look()
+        assert process.trims == 1
+        passes()
+    process.base = 650_000
+    await watch.look()
+    # From 950,000 to the first mark, 850,000.
+    assert len(process.clients) == 20
+    for _ in range(100):
+        passes()
+        await watch.look()
+    assert len(process.clients) == 20
+    assert process.resident() <= MARKS[Pressure.CACHE] * LIMIT
+    assert watch.figures().pressure < Pressure.CLIENTS
+
+
+async def test_clients_that_keep_coming_are_dropped_as_they_come() -> None:
+    process, rng = Process(800_000, 0), Random(7)
+    watch, passes = watching(process)
+    for number in range(1_000):
+        # In half a second no more than the room above the mark.
+        process.clients.update({(number, one): HELD for one in range(rng.randrange(3))})
+        passes()
+        await watch.look()
+        assert process.resident() < LIMIT
+    # To return memory takes long, so it is not done at every look.
+    assert process.trims <= 201

@@ -1,0 +1,339 @@
+"""The same random traffic for two gateways on one clock: the one that remembers answers gives the same bytes.
+
+Each gateway has an origin of its own, which sees the same writes.  Every request is sent some times on one connection,
+so that the fast path takes part.  The origins are asked the same: a remembered answer spares them nothing that the tape
+would not.  They send whole streams, because an answer that stops short of the tail may be repeated although the gateway
+holds more by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import uvloop
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from gateway.aio.clock import ManualClock
+from tests.server.conftest import BOUND_S
+from tests.server.side import Essence, Side
+from tests.waiting import pass_turns
+
+PATHS: Final = {"/t": "text/plain", "/j": "application/json", "/b": "application/octet-stream"}
+"""Content types by path.  At `/b` cookies are the credentials, elsewhere what the settings say."""
+QUERIES: Final = [
+    "",
+    "?offset=-1",
+    "?offset=-1&x=1",
+    "?offset=now",
+    "?offset=-1&live=long-poll",
+    "?offset=zzz",
+    "?offset=",
+]
+LINES: Final = [
+    "Accept: */*",
+    "Accept-Encoding: gzip",
+    "Cookie: a=b",
+    "Cookie: c=d",
+    "Authorization: Bearer a",
+    "Authorization: Bearer b",
+    "Origin: https://a.example",
+    "Origin: https://b.example",
+    "User-Agent: u",
+    "User-Agent: v",
+    "User-Agent: a\x01b",
+    "Connection: close",
+    "Cache-Control: no-cache",
+    "X-Forwarded-For: 203.0.113.7",
+    "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+]
+PAIRS: Final = [
+    (["Authorization: Bearer a"], ["Authorization: Bearer b"]),
+    (["Cookie: a=b"], ["Cookie: c=d"]),
+    (["Origin: https://a.example"], ["Origin: https://b.example"]),
+    (["Accept-Encoding: gzip"], []),
+    (["Connection: close"], []),
+    (["User-Agent: u"], ["User-Agent: a\x01b"]),
+    (["Cookie: a=b"], ["Cookie: a=b"] * 140),
+]
+"""Headers of two requests that are alike but for what the fast path must not take for the same."""
+CORS: Final = {"cors": {"allow_origins": ["https://a.example"]}}
+FRESH: Final[dict[str, Any]] = {"tail_fresh_s": 20.0}
+"""With it a tail is repeated for a while, so that open streams have remembered answers too."""
+UNCODED: Final[dict[str, Any]] = {**FRESH, "compression": []}
+SETTINGS: Final[list[dict[str, Any]]] = [
+    FRESH,
+    {**FRESH, "credential_headers": ["authorization", "cookie"]},
+    {**FRESH, "credentials": "shared"},
+    {**FRESH, **CORS},
+    {**FRESH, "trust_s": 1.0},
+    UNCODED,
+    {"credentials": "bypass"},
+    {"tail": "asked"},
+    {"cache": False},
+]
+SOME_WITH_CORS: Final = [*SETTINGS, *[{**FRESH, **CORS}] * 4]
+
+
+class FastAndStrict(RuleBasedStateMachine):
+    """Traffic, time, purges and reloads; after each step both sides have said the same."""
+
+    hits = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = uvloop.new_event_loop()
+        self.clock = ManualClock()
+        self.sides = [Side(is_fast=True), Side(is_fast=False)]
+        self.numbers = itertools.count()
+
+    @initialize(filled=st.sets(st.sampled_from(sorted(PATHS)), min_size=1), more=st.sampled_from(SETTINGS))
+    def begin(self, filled: set[str], more: dict[str, Any]) -> None:
+        for side in self.sides:
+            side.more = more
+            self.loop.run_until_complete(side.start(self.clock))
+        for path in sorted(filled):
+            self.write("PUT", path, 3_000, is_closing=False, ttl=None)
+
+    def on_both(self, work: Callable[[Side], Awaitable[list[Essence]]]) -> None:
+        """Have both sides do this, and compare what they were answered."""
+
+        async def do() -> list[list[Essence]]:
+            return await asyncio.gather(*(work(side) for side in self.sides))
+
+        fast, strict = self.loop.run_until_complete(do())
+        assert len(fast) == len(strict)
+        for one, other in zip(fast, strict, strict=True):
+            assert one[0] == other[0]
+            assert sorted(one[1].items() ^ other[1].items()) == []
+            assert one[2] == other[2]
+            self.latest = one
+        asked, asked_of_other = (side.reads for side in self.sides)
+        assert asked == asked_of_other
+
+    def both(
+        self, method: str, target: str, lines: Sequence[str], tag: int | None = None, body: bytes | None = None
+    ) -> None:
+        async def ask(side: Side) -> list[Essence]:
+            return [await side.ask(method, target, lines, tag, body)]
+
+        self.on_both(ask)
+        self.latest_target = target
+        for offset in self.latest[1].get("stream-next-offset", ()):
+            self.sides[0].tail[target.partition("?")[0]] = offset
+
+    @rule(
+        method=st.sampled_from(["GET", "GET", "GET", "HEAD"]),
+        path=st.sampled_from(sorted(PATHS)),
+        query=st.sampled_from(QUERIES),
+        lines=st.lists(st.sampled_from(LINES), max_size=3, unique=True),
+        tag=st.none() | st.integers(0, 9),
+    )
+    def read(self, method: str, path: str, query: str, lines: list[str], tag: int | None) -> None:
+        if "long-poll" in query and method == "HEAD":
+            query = ""
+        for _ in range(4):
+            self.both(method, path + query, lines, tag)
+
+    @rule(path=st.sampled_from(sorted(PATHS)), line=st.sampled_from(LINES))
+    def read_all(self, path: str, line: str) -> None:
+        for lines in ([], [], [line], [line], []):
+            self.both("GET", f"{path}?offset=-1", lines)
+        for tag in (0, None, 0):
+            self.both("GET", f"{path}?offset=-1", [line], tag)
+        tail = self.sides[0].tail.get(path)
+        for _ in range(3 if tail else 0):
+            self.both("GET", f"{path}?offset={tail}", [])
+
+    @rule(path=st.sampled_from(sorted(PATHS)), more=st.sampled_from(SOME_WITH_CORS))
+    def read_alike(self, path: str, more: dict[str, Any]) -> None:
+        self.reload(more)
+        for one, other in PAIRS:
+            for lines in (one, one, one, other, one):
+                self.both("GET", f"{path}?offset=-1", lines)
+
+    @rule(path=st.sampled_from(sorted(PATHS)), at=st.integers(0, 200), lines=st.sampled_from([[], LINES[1:2]]))
+    def read_from_offset(self, path: str, at: int, lines: list[str]) -> None:
+        for _ in range(3):
+            self.both("GET", f"{path}?offset={0:016d}_{at:016d}", lines)
+
+    @rule(path=st.sampled_from(sorted(PATHS)))
+    def read_behind_another(self, path: str) -> None:
+        """What is remembered is asked for while the request before it is at the origin."""
+        for _ in range(3):
+            self.both("GET", f"{path}?offset=-1", [])
+        cold = f"{path}?n={next(self.numbers)}"
+
+        async def ask(side: Side) -> list[Essence]:
+            gate = side.origin.origin.faults.hold(kind="catchup", times=1)
+            side.send(side.request("GET", cold, []))
+            async with asyncio.timeout(BOUND_S):
+                await gate.waiting(1)
+            side.send(side.request("GET", f"{path}?offset=-1", []))
+            await pass_turns(10)
+            gate.release()
+            return [await side.answer(), await side.answer()]
+
+        self.on_both(ask)
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        line=st.none() | st.sampled_from(LINES[4:8]),
+        is_closed=st.booleans(),
+        ttl=st.sampled_from([None, 2, 60]),
+        first=st.sampled_from(SOME_WITH_CORS),
+        seconds=st.sampled_from([0, 0.01, 3, 30, 100]),
+        then=st.none() | st.sampled_from(SETTINGS),
+    )
+    def read_again_later(
+        self,
+        path: str,
+        line: str | None,
+        is_closed: bool,
+        ttl: int | None,
+        first: dict[str, Any],
+        seconds: float,
+        then: dict[str, Any] | None,
+    ) -> None:
+        """A stream is read by the same bytes before and after time has passed and the configuration has changed."""
+        self.reload(first)
+        self.write("PUT", f"{path}/{next(self.numbers)}", 20, is_closing=is_closed, ttl=ttl)
+        target = f"{self.latest_target}?offset=-1"
+        lines = [line] if line is not None else []
+        for _ in range(3):
+            self.both("GET", target, lines)
+        self.advance(seconds)
+        if then is not None:
+            self.reload(then)
+        for _ in range(2):
+            self.both("GET", target, lines)
+
+    @rule(path=st.sampled_from(sorted(PATHS)), first=st.sampled_from(SETTINGS))
+    def read_own_write(self, path: str, first: dict[str, Any]) -> None:
+        """A stream is read by the same bytes before and after a write, in the same second."""
+        self.reload(first)
+        self.write("PUT", f"{path}/{next(self.numbers)}", 20, is_closing=False, ttl=None)
+        target = self.latest_target
+        for is_closing in (False, False, True):
+            for _ in range(3):
+                self.both("GET", f"{target}?offset=-1", [])
+            self.write("POST", target, 20, is_closing=is_closing, ttl=None)
+        self.both("GET", f"{target}?offset=-1", [])
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        pair=st.sampled_from(PAIRS[:3]),
+        first=st.sampled_from(SOME_WITH_CORS),
+        more=st.none() | st.sampled_from(SETTINGS),
+    )
+    def follow(
+        self, path: str, pair: tuple[list[str], list[str]], first: dict[str, Any], more: dict[str, Any] | None
+    ) -> None:
+        self.reload(first)
+        variants = [pair[0], pair[0], pair[1], pair[0]]
+        self.on_both(lambda side: side.follow(f"{path}?offset=-1&live=sse", variants, more))
+        # Who may share a live request does not depend on how the readers' requests were understood.
+        fast, strict = (side.live_requests for side in self.sides)
+        assert fast == strict
+        self.settle()
+
+    @rule(path=st.sampled_from(sorted(PATHS)), is_soft=st.booleans())
+    def purge(self, path: str, is_soft: bool) -> None:
+        for _ in range(3):
+            self.both("GET", f"{path}?offset=-1", [])
+
+        async def purge_here() -> None:
+            for side in self.sides:
+                side.purge(path, is_soft=is_soft)
+
+        self.loop.run_until_complete(purge_here())
+        self.settle()
+        for _ in range(2):
+            self.both("GET", f"{path}?offset=-1", [])
+
+    @rule(
+        method=st.sampled_from(["POST", "POST", "POST", "PUT", "DELETE"]),
+        path=st.sampled_from(sorted(PATHS)),
+        # None is empty: a long-poll would wait.
+        size=st.sampled_from([1, 20, 3_000]),
+        is_closing=st.sampled_from([False, False, False, True]),
+        ttl=st.sampled_from([None, None, 2]),
+    )
+    def write(self, method: str, path: str, size: int, is_closing: bool, ttl: int | None) -> None:
+        content_type = PATHS[path[:2]]
+        body = b"[%s]" % b",".join([b"1"] * (size // 2 + 1)) if "json" in content_type else b"x" * size
+        lines = [f"Content-Type: {content_type}"]
+        lines += ["Stream-Closed: true"] if is_closing else []
+        lines += [f"Stream-TTL: {ttl}"] if ttl is not None and method == "PUT" else []
+        self.both(method, path, lines, None, None if method == "DELETE" else body)
+
+    @rule(
+        seconds=st.sampled_from([0.01, 0.5, 1, 3, 30, 100]),
+        more=st.sampled_from([*[None] * len(SETTINGS), *SETTINGS]),
+    )
+    def pass_time_and_perhaps_reload(self, seconds: float, more: dict[str, Any] | None) -> None:
+        self.advance(seconds)
+        if more is not None:
+            self.reload(more)
+
+    def reload(self, more: dict[str, Any]) -> None:
+        for side in self.sides:
+            self.loop.run_until_complete(side.reload(more))
+
+    def advance(self, seconds: float) -> None:
+        async def pass_here() -> None:
+            self.clock.advance(seconds)
+
+        self.loop.run_until_complete(pass_here())
+
+    def settle(self) -> None:
+        """Let both sides end what lingers, and come to rest; no time goes by."""
+
+        async def come_to_rest() -> None:
+            for side in self.sides:
+                await pass_turns()
+                await side.settle(self.clock)
+
+        self.loop.run_until_complete(come_to_rest())
+
+    @invariant()
+    def both_saw_as_many_incarnations(self) -> None:
+        assert len({len(side.tags) for side in self.sides}) == 1
+
+    def teardown(self) -> None:
+        for side in self.sides:
+            self.loop.run_until_complete(side.stop())
+        FastAndStrict.hits += self.sides[0].hits
+        self.loop.close()
+
+
+def compare(max_examples: int, *, shrinks: bool = True) -> None:
+    """Play so many runs of traffic.  AssertionError, TimeoutError or EOFError if the sides do not say the same;
+    `shrinks` looks for the shortest traffic that shows it."""
+    run_state_machine_as_test(
+        FastAndStrict,
+        settings=settings(
+            max_examples=max_examples,
+            derandomize=True,
+            stateful_step_count=25,
+            suppress_health_check=list(HealthCheck),
+            deadline=None,
+            phases=[Phase.generate, *([Phase.shrink] if shrinks else [])],
+            database=None,
+        ),
+    )
+
+
+def tells(most_examples: int) -> bool:
+    """Whether the sides do not say the same within so many runs of traffic."""
+    try:
+        compare(most_examples, shrinks=False)
+    except (AssertionError, TimeoutError, EOFError, ConnectionError, FlakyFailure):
+        # A fault that depends on timing may not show again.
+        return True
+    return False
