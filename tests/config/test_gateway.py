@@ -606,5 +606,5 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
     text = f'[[route]]\norigin = "{ORIGIN}"\nconsistency = "bounded-staleness"\n'
     assert error_line(tmp_path, text) == ('gateway.toml:3: route.default.consistency: goes with protocol = "s2" only')
     (tmp_path / "s2.toml").write_text(text + 'protocol = "s2"\n', encoding="utf-8")
-    (route,) = load_config(tmp_path / "s2.toml", environ={}).routes
+    (route,) = load_config(tmp_path / "s2.toml", environ={}).config.routes
     assert route.consistency == "bounded-staleness"
