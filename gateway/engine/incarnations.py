@@ -19,8 +19,9 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, OriginError
 
-_INCARNATIONS = 3
-"""How many incarnations a read tries before the changes count as an error; purged ones do not count."""
+_INCARNATIONS = 8
+"""How many incarnations a read tries before the changes count as an error; purged ones do not count.  Clients that
+create and delete the stream in turns cause as many."""
 
 T = TypeVar("T")
 

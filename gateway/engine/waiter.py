@@ -301,13 +301,16 @@ class Waiter:
         route = self._waiting.read.route
         try:
             try:
-                found = await question
+                try:
+                    found = await question
+                except Uncacheable:
+                    found = await self._past_tape()
             except TailMovedBack:
                 found = await self._restart()
         except StreamEnded as ended:
             found = origin_error_answer(route, ended.error, Outcome.FOLLOWED)
         except Uncacheable:
-            found = await self._past_tape()
+            found = self._ask_again()
         except GatewayError as error:
             found = failure_answer(route.node, error)
         except BaseException:
@@ -358,9 +361,14 @@ class Waiter:
         waiting = self._waiting
         try:
             return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
+        except TailMovedBack:
+            raise
         except (Uncacheable, GatewayError):
-            # When the client asks again, it is relayed or receives the error.
-            return failure_answer(waiting.read.route.node, UpstreamUnavailable())
+            return self._ask_again()
+
+    def _ask_again(self) -> Answer:
+        """An error for a client that is relayed, or receives the origin's own error, when it asks again."""
+        return failure_answer(self._waiting.read.route.node, UpstreamUnavailable())
 
     def gone(self) -> None:
         """The client has disconnected."""

@@ -16,6 +16,7 @@ The tape changes only by plain functions.  It knows no HTTP, no sockets and no c
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -154,6 +155,8 @@ class RecordTape:
     """The records held of one incarnation of a stream.  Owner: the `TapeStore`, which makes all changes of size."""
 
     cost: int = 0
+    verified_at: float = -math.inf
+    """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
     _starts: list[int] = field(default_factory=list)
     """The starts of all blocks, in order."""
     _blocks: dict[int, _Block] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
@@ -131,3 +132,34 @@ async def test_cursors_only_grow_for_a_client(start: Start) -> None:
     bench.clock.advance(21)
     await pass_turns()
     assert int(again.answers[0].headers["Stream-Cursor"]) > int(first)
+
+
+async def test_a_stream_that_is_deleted_while_a_large_answer_is_fetched_is_a_404(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+    held: list[Asked] = []
+    large: list[Asked] = []
+
+    def script(asked: Asked) -> None:
+        if held:
+            asked.answer(404)
+        elif asked.is_live or len(origin.body) == 2:
+            origin(asked)
+        else:
+            # The first fetch proves too large to be stored; the second is the client's own.
+            large.append(asked)
+            held.extend(large[1:])
+            if not held:
+                origin(asked)
+
+    bench = start(script, long_poll_timeout_s=20, max_flight_bytes=1_024)
+    await bench.body()
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    await bench.live_request()
+    origin.body += b"c" * 5_000
+    bench.clock.advance(21)
+    await eventually(lambda: bool(held), look_s=0)
+    (stream,) = bench.engine.store
+    assert bench.engine.store.drop(stream, End.DELETED)
+    origin(held[0])
+    await eventually(lambda: bool(client.answers), look_s=0)
+    assert client.answers[0].status == 404

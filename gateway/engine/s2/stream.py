@@ -4,6 +4,9 @@ A *fetch* brings the records from one start on.  A reader joins a fetch that has
 tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
 anew for what it still misses.
 
+Records that were held for some time may be those of a stream that is gone.  Before more are joined to them, one is
+asked for again (`_verify`).
+
 Everything the origin says is compared with the records held: a tail that has moved back, or another timestamp at the
 same number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers
 begin anew with the stream that there is now (`TailMovedBack`).
@@ -12,11 +15,11 @@ begin anew with the stream that there is now (`TailMovedBack`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.engine.s2.origin import AtTail, OriginReads, Outcome, Refused, Source
+from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
@@ -27,6 +30,9 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 T = TypeVar("T")
+
+VERIFIED_S: Final = 10.0
+"""How long after the origin has confirmed a stream its records are joined with others without asking for one again."""
 
 
 class Fetched(NamedTuple):
@@ -177,9 +183,9 @@ class S2Stream:
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
         try:
-            question.answer.append(
-                self._learn(start, await self._shared.origin.read(self.source, start, fetch.limits), end)
-            )
+            await self._verify(start, end)
+            outcome = await self._shared.origin.read(self.source, start, fetch.limits)
+            question.answer.append(self._learn(start, outcome, end))
         except GatewayError as error:
             question.error = bare(error)
         finally:
@@ -187,6 +193,24 @@ class S2Stream:
             if not question.is_over:
                 question.error = UpstreamUnreachable("Fetch was given up")
             question.changed.fire()
+
+    async def _verify(self, start: Start, end: int) -> None:
+        """Ask for the record before the start again, if it is held and the stream was not confirmed lately.
+
+        Raises a GatewayError; TailMovedBack if it is another record.
+        """
+        held = self.tape.record(start.seq_num - 1) if isinstance(start, FromSeqNum) else None
+        if held is None or self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S:
+            return
+        outcome = await self._shared.origin.read(self.source, FromSeqNum(held.seq_num), Limits(1))
+        if isinstance(outcome, AtTail):
+            self.sees(outcome.tail, end)
+        elif isinstance(outcome, Found) and outcome.records:
+            # A later record is the first that a trim has left.
+            first = outcome.records[0]
+            if first.seq_num == held.seq_num and first.timestamp != held.timestamp:
+                self.replaced()
+            self.tape.verified_at = self._shared.clock.now()
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
@@ -201,8 +225,11 @@ class S2Stream:
 
     def store(self, start: int, records: tuple[Record, ...]) -> None:
         """Store what a read from `start` has brought.  Raises TailMovedBack if it is of another stream."""
+        now = self._shared.clock.now()
+        if not self.tape.block_count:
+            self.tape.verified_at = now
         try:
-            self._shared.store.store_records(self.stream, start, records, self._shared.clock.now())
+            self._shared.store.store_records(self.stream, start, records, now)
         except RecordsReplaced:
             self.replaced()
 
@@ -211,12 +238,16 @@ class S2Stream:
         assert self.topic is not None
         self.check()
         self.store(self.topic.position, batch.records)
+        # The session is one stream's from its beginning.
+        self.tape.verified_at = self._shared.clock.now()
 
     def sees(self, tail: StreamPosition, end: int) -> None:
         """The origin has said its tail; `end` is what `end` was when it was asked.  Raises TailMovedBack if it is of
         another stream."""
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
+        if self.tape.covers(tail.seq_num - 1):
+            self.tape.verified_at = self._shared.clock.now()
 
     def refused(self, error: Refused) -> None:
         """The origin has answered with an error."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.engine.s2.stream import VERIFIED_S
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
@@ -286,6 +287,27 @@ class TestRecreation:
         assert isinstance(end, Terminal)
         assert end.status == 503
         assert (await edge.client.read("seq_num=0&count=3")).texts == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("query", ["seq_num=0", "seq_num=1&count=3"])
+    async def test_records_held_for_some_time_are_joined_only_with_records_of_the_same_stream(
+        self, edge: Edge, query: str
+    ) -> None:
+        await edge.client.append("old", "older", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=2")).texts == ["old", "older"]
+        await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+        await edge.direct.append(*"abcde", timestamp=7)
+        edge.clock.advance(VERIFIED_S + 1)
+        assert (await edge.client.read(query)).body == (await edge.direct.read(query)).body
+
+    async def test_records_are_not_verified_each_time(self, edge: Edge) -> None:
+        await edge.client.append(*"abcdef")
+        await edge.client.read("seq_num=0&count=2")
+        edge.clock.advance(VERIFIED_S + 1)
+        edge.counters.reset()
+        for count in (3, 4, 5):
+            await edge.client.read(f"seq_num=0&count={count}")
+        assert edge.counters.requests[Call.READ] == 4
+        assert edge.counters.total_records_sent == 4
 
     async def test_a_404_drops_what_is_held(self, edge: Edge) -> None:
         await edge.client.append("old")
