@@ -106,12 +106,12 @@ class Nemesis:
 
     async def restart(self) -> None:
         """Cut all connections as a crash does, and serve the same streams again on the same port."""
-        await self.running.stop(grace_s=0)
         self._is_down = True
-        await self._serve()
+        await self._serve_again()
 
-    async def _serve(self) -> None:
+    async def _serve_again(self) -> None:
         stopped = self.running
+        await stopped.stop(grace_s=0)
         settings = S2OriginSettings(stopped.host, stopped.port)
         self.running, self._is_down = await start_s2_origin(settings, origin=stopped.origin), False
 
@@ -119,4 +119,4 @@ class Nemesis:
         """Have no fault be left; `run` may have been cancelled anywhere."""
         self._clear()
         if self._is_down:
-            await self._serve()
+            await self._serve_again()
