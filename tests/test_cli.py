@@ -116,7 +116,7 @@ def first_event(lines: Iterator[str]) -> list[str]:
     ("command", "options"),
     [
         ([], ["dev", "serve", "origin", "check", "--version"]),
-        (["dev"], ["--listen", "--admin", "--origin-listen"]),
+        (["dev"], ["--listen", "--admin", "--origin-listen", "--protocol"]),
         (
             ["serve"],
             ["--origin", "--config", "--listen", "--admin", "--long-poll-timeout", "--sse-lifetime", "--cache-bytes"],
@@ -441,6 +441,26 @@ def test_dev_prints_lines_that_work_when_pasted(start: Start) -> None:
         event = first_event(reply.iter_lines())
         assert event[0] == "event: data"
         assert '{"hello":"world"}' in "".join(event[1:])
+        assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_dev_with_an_s2_origin_prints_lines_that_work_when_pasted(start: Start) -> None:
+    places = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+    command = start("dev", "--protocol", "s2", *places).ready("origin", "gateway", "admin")
+    printed = [command.line() for _ in range(10)]
+    basin, append, read, sse = (pasted(line) for line in printed[1:8:2])
+
+    def paste(line: tuple[str, str, dict[str, str], str | None]) -> httpx.Response:
+        method, url, headers, body = line
+        return httpx.request(method, url, headers=headers, content=body, timeout=PATIENCE_S)
+
+    assert paste(basin).status_code == 201
+    assert paste(append).json()["end"]["seq_num"] == 1
+    assert paste(read).json()["records"][0]["body"] == "hello"
+    with httpx.stream(sse[0], sse[1], headers=sse[2], timeout=PATIENCE_S) as reply:
+        assert first_event(reply.iter_lines())[0] == "event: batch"
+        url = command.urls["gateway"]
+        assert printed[9] == f"export S2_ACCESS_TOKEN=any S2_ACCOUNT_ENDPOINT={url} S2_BASIN_ENDPOINT={url}"
         assert command.told(signal.SIGINT) == (0, "", "")
 
 

@@ -138,6 +138,13 @@ def program(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
+class _OriginProtocol(StrEnum):
+    """What the in-memory origin speaks."""
+
+    DURABLE_STREAMS = "durable-streams"
+    S2 = "s2"
+
+
 @app.command()
 def dev(
     listen: _Listen = None,
@@ -145,15 +152,20 @@ def dev(
     origin_listen: Annotated[
         str, typer.Option("--origin-listen", metavar="HOST:PORT", help="Address of the in-memory origin.")
     ] = _ORIGIN_LISTEN,
+    protocol: Annotated[
+        _OriginProtocol,
+        typer.Option("--protocol", metavar="NAME", help="What the origin speaks: durable-streams or s2."),
+    ] = _OriginProtocol.DURABLE_STREAMS,
     tls: Annotated[
         bool, typer.Option("--tls", help="Listen over TLS, with a certificate made for this machine.")
     ] = False,
 ) -> None:
-    """Run the in-memory origin and a gateway in front of it, and print commands to try."""
+    """Run an in-memory origin and a gateway in front of it, and print commands to try."""
     flags = _flags(listen, admin)
     # Validate before anything listens, with a placeholder for the origin's port, which is known only afterwards.
     load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
-    run(run_dev(flags, _address("--origin-listen", origin_listen), load_local_certificate() if tls else None))
+    address, is_s2 = _address("--origin-listen", origin_listen), protocol is _OriginProtocol.S2
+    run(run_dev(flags, address, load_local_certificate() if tls else None, is_s2=is_s2))
 
 
 @app.command()
@@ -205,13 +217,6 @@ def serve(
         if value is not None:
             flags.append(Flag(key, value, name))
     run(run_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
-
-
-class _OriginProtocol(StrEnum):
-    """What the in-memory origin speaks."""
-
-    DURABLE_STREAMS = "durable-streams"
-    S2 = "s2"
 
 
 @app.command()

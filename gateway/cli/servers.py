@@ -33,6 +33,8 @@ from gateway.limits.descriptors import Descriptors, fit
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
     from gateway.commands.dev_tls import LocalCertificate
+    from gateway.origin.app import RunningOrigin
+    from gateway.origin.s2.app import RunningS2Origin
 
 _ORIGIN_GRACE_S: Final = 2.0
 """Seconds that the origin of `dev` has to stop; the gateway, its one reader, stops before it."""
@@ -184,17 +186,29 @@ def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
     return GatewayConfig.model_validate(tree)
 
 
-async def run_dev(flags: list[Flag], origin_address: Address, local: LocalCertificate | None) -> None:
-    """Run the in-memory origin and a gateway in front of it, over TLS with a `local` certificate."""
+async def run_dev(
+    flags: list[Flag], origin_address: Address, local: LocalCertificate | None, *, is_s2: bool = False
+) -> None:
+    """Run an in-memory origin and a gateway in front of it, over TLS with a `local` certificate."""
     from gateway.app import start_gateway
-    from gateway.origin.app import OriginSettings, start_origin
 
     shutdown = Shutdown()
-    settings = OriginSettings(host=origin_address.host, port=origin_address.port)
+    host, port = origin_address.host, origin_address.port
     async with AsyncExitStack() as stack:
-        running = await _started(start_origin(settings), origin_address)
+        running: RunningOrigin | RunningS2Origin
+        if is_s2:
+            from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
+
+            running = await _started(start_s2_origin(S2OriginSettings(host=host, port=port)), origin_address)
+        else:
+            from gateway.origin.app import OriginSettings, start_origin
+
+            running = await _started(start_origin(OriginSettings(host=host, port=port)), origin_address)
         stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
         dev_flags = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
+        if is_s2:
+            # Append sessions need HTTP/2 on both sides.
+            dev_flags += [Flag("route.*.protocol", "s2", "dev"), Flag("route.*.origin_http", "2", "dev")]
         config = load_config(environ=os.environ, flags=[*flags, *dev_flags]).config
         if local is not None:
             config = _over_tls(config, local)
@@ -203,7 +217,7 @@ async def run_dev(flags: list[Flag], origin_address: Address, local: LocalCertif
         print_ready("origin", running.url)
         print_ready("gateway", gateway.gateway_url)
         print_ready("admin", gateway.admin_url)
-        print_lines_to_paste(gateway.gateway_url, local.authority if local is not None else None)
+        print_lines_to_paste(gateway.gateway_url, local.authority if local is not None else None, is_s2=is_s2)
         await shutdown.requested()
 
 

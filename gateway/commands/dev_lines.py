@@ -32,6 +32,24 @@ def lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, s
     ]
 
 
+def s2_lines_to_paste(url: str, authority: Path | None = None) -> list[tuple[str, str]]:
+    """The same for a gateway in front of an S2 origin."""
+    url = url.rstrip("/")
+    curl = "curl" if authority is None else f"curl --cacert {shlex.quote(str(authority))}"
+    records, basin = f"{url}/v1/streams/demo/records", "-H 's2-basin: demo-basin'"
+    config = '{"basin":"demo-basin","config":{"create_stream_on_append":true}}'
+    return [
+        ("create a basin", f"{curl} -i -X POST {_JSON} --data '{config}' '{url}/v1/basins'"),
+        ("append", f'{curl} -i -X POST {basin} {_JSON} --data \'{{"records":[{{"body":"hello"}}]}}\' \'{records}\''),
+        ("read", f"{curl} -i {basin} '{records}?seq_num=0'"),
+        ("follow by SSE", f"{curl} -iN {basin} -H 'Accept: text/event-stream' '{records}?seq_num=0'"),
+        (
+            "point S2's SDKs to the gateway",
+            f"export S2_ACCESS_TOKEN=any S2_ACCOUNT_ENDPOINT={url} S2_BASIN_ENDPOINT={url}",
+        ),
+    ]
+
+
 def trust_lines(authority: Path) -> list[tuple[str, str]]:
     """How to make clients trust the authority in this file: a comment and a command, or the file's name, each."""
     file = shlex.quote(str(authority))
@@ -42,11 +60,12 @@ def trust_lines(authority: Path) -> list[tuple[str, str]]:
     ]
 
 
-def print_lines_to_paste(url: str, authority: Path | None) -> None:
+def print_lines_to_paste(url: str, authority: Path | None, *, is_s2: bool = False) -> None:
     """Print the commands to try, and with TLS how to trust the certificate."""
     console = Console(soft_wrap=True, highlight=False)
+    lines = s2_lines_to_paste if is_s2 else lines_to_paste
     trust = [] if authority is None else trust_lines(authority)
-    for comment, line in [*lines_to_paste(url, authority), *trust]:
+    for comment, line in [*lines(url, authority), *trust]:
         console.print(Text(f"# {comment}", "dim"))
         console.print(Text(line))
     sys.stdout.flush()

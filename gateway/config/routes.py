@@ -76,6 +76,16 @@ class RouteConfig(Model):
         default=None,
         description="http(s) URL of the Durable Streams server; its path goes before the request's. No default.",
     )
+    protocol: Literal["durable-streams", "s2"] = Field(
+        default="durable-streams",
+        description="What the origin speaks. s2: reads of S2 streams are shared, everything else is relayed.",
+    )
+    consistency: Literal["linearizable", "bounded-staleness"] = Field(
+        default="linearizable",
+        description="What reads of S2 streams see. linearizable: all that was acknowledged before the read. "
+        "bounded-staleness: a stream with live readers is also read up to the tail that its session was last told, for "
+        "tail_heard_s.",
+    )
     origins: OriginList = Field(
         default=(),
         description="Several origins in place of one, with the same streams and the same path: a list of { url = "
@@ -241,6 +251,12 @@ class RouteConfig(Model):
     gzip_level: int = Field(
         default=4, ge=1, le=9, description="Compression level of gzip; 6 takes twice as long as the default."
     )
+
+    @model_validator(mode="after")
+    def _consistency_is_of_s2(self) -> Self:
+        if self.protocol != "s2" and self.consistency != "linearizable":
+            raise MisfitError('goes with protocol = "s2" only', "consistency")
+        return self
 
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:

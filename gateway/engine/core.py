@@ -28,6 +28,7 @@ from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route
+from gateway.engine.s2.reads import S2Reads
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack
@@ -135,13 +136,16 @@ class Engine:
         self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
-        self.limit_clients(limits)
         wheel = Wheel(clock)
         self._incarnations = Incarnations(self.store, self.absences, self._cold_reads, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
+        self.s2 = S2Reads(
+            upstream, self.store, clock, self.tasks, metrics, rng, access_log, self.live.begin_relayed, wheel
+        )
+        self.limit_clients(limits)
 
     def __repr__(self) -> str:
         return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
@@ -251,6 +255,9 @@ class Engine:
         self.coder.touch(stream)
 
     def _forget(self, stream: Stream) -> None:
+        if stream.records is not None:
+            self.s2.forget(stream)
+            return
         self.coder.forget(stream)
         self.on_forget(stream)
 
@@ -276,9 +283,11 @@ class Engine:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.start(spread_s, within_s)
         self.live.leave(spread_s, within_s)
+        self.s2.leave(spread_s, within_s)
 
     async def close(self) -> None:
         self.live.close()
+        self.s2.end()
         await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()

@@ -58,6 +58,13 @@ class RelayedRequest:
     client: str
     is_cut_short: Callable[[], bool] = lambda: False
     """Whether the client failed to send the whole body."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may last for minutes."""
+        return self.is_session or self.mode in (Mode.LONGPOLL, Mode.SSE)
 
 
 class RelayExchange:
@@ -95,7 +102,6 @@ class RelayExchange:
 
     def begin(self, upstream: Upstream, url: str, bounds: Bounds) -> None:
         request = self.request
-        is_live = request.mode in (Mode.LONGPOLL, Mode.SSE)
         self._asking = upstream.ask(
             self,
             request.method,
@@ -103,7 +109,7 @@ class RelayExchange:
             request.headers,
             bounds,
             request.body,
-            is_live=is_live,
+            is_live=request.is_live,
             client=request.client,
         )
 
@@ -171,9 +177,9 @@ class Relay:
         url = route.upstream_base(request.path)
         if request.raw_query:
             url = f"{url}?{request.raw_query}"
-        bounds = route.live_bounds if request.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
-        if request.mode is Mode.SSE:
-            # An origin may be silent on an SSE connection while nothing is appended.
+        bounds = route.live_bounds if request.is_live else route.bounds
+        if request.mode is Mode.SSE or request.is_session:
+            # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         stream = self._store.find(request.tape_key) if request.tape_key is not None else None
         relayed = RelayExchange(self, request, asker, stream, self._clock.now())

@@ -52,6 +52,7 @@ class Route:
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
         self._url = route_url(config.name)
         self._prefix = config.prefix.rstrip("/")
+        self.is_s2 = config.protocol == "s2"
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
@@ -203,7 +204,7 @@ def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     """What determines whose bytes a tape holds and which readers may use it."""
-    whose = (origin, URL(config.members[0].url).raw_path, config.strip_prefix, config.cache)
+    whose = (origin, URL(config.members[0].url).raw_path, config.strip_prefix, config.cache, config.protocol)
     # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
     return (*whose, config.credentials, config.credential_headers, config.cors is None)
 

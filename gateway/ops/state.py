@@ -74,7 +74,7 @@ def look_at(
         unsent=unsent(),
         flights=flights,
         waiters=waiters,
-        followed=len(engine.live),
+        followed=len(engine.live) + engine.s2.streams.followed,
         holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
         slots=engine.client.slot_use(),

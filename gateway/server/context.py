@@ -18,11 +18,14 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.target import Target
+from gateway.s2 import json_format
+from gateway.s2.errors import ErrorCode, error_body
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
+from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import note_response
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
@@ -42,6 +45,8 @@ class ParsedRequest(NamedTuple):
     """The read as the engine takes it; None if the request is not a read or must not be shared."""
     client: str
     """The net of the client; empty if it is not known."""
+    s2: S2Request | None = None
+    """The read of an S2 stream; None if the request is none, or has to be relayed."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,8 @@ class RequestContext:
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
     is_relayed: bool = False
     """Whether a relay gives the answer."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
 
     @property
     def route_name(self) -> str:
@@ -108,11 +115,13 @@ class ResponseRecorder:
         note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
-        """Turn an error into a response: its status and one line of text."""
+        """Turn an error into a response: its status, and one line of text or S2's JSON."""
         answer = failure_answer(self.node, error)
-        context.outcome, headers = answer.outcome, answer.headers
+        context.outcome, headers, body = answer.outcome, answer.headers, answer.body
+        if context.route is not None and context.route.is_s2:
+            headers["Content-Type"], body = json_format.CONTENT_TYPE, s2_error_body(error)
         self.finish(context, headers)
-        return context.delivery.text(answer.status, headers, answer.body)
+        return context.delivery.text(answer.status, headers, body)
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         """Add the headers that every response carries, and the RateLimit fields."""
@@ -130,3 +139,13 @@ class ResponseRecorder:
         if "Via" not in headers:
             headers["Via"] = f"1.1 {self.node}"
         headers.setdefault("Server", self.node)
+
+
+def s2_error_body(error: GatewayError) -> bytes:
+    """An error of the gateway's own as S2's clients read it."""
+    if error.status == ErrorCode.RATE_LIMITED.status:
+        code = ErrorCode.RATE_LIMITED
+    else:
+        # `unavailable` promises that the request had no effect.
+        code = ErrorCode.UNAVAILABLE if error.is_unsent else ErrorCode.OTHER
+    return error_body(code, str(error))

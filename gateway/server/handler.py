@@ -42,6 +42,7 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -72,6 +73,7 @@ class RequestHandler:
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission)
         self._relays = Relays(recorder, engine, access_log, config.limits)
         self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
+        self._s2 = S2Answers(engine.s2, recorder, self._live)
 
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None if the answer is live and ends by itself."""
@@ -150,6 +152,8 @@ class RequestHandler:
                 RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
                 parsed.target.offset,
             )
+            if parsed.s2 is not None:
+                return self._s2.answer(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):

@@ -73,7 +73,7 @@ class LiveAnswers:
             into.subscribers = len(readers) + (subscriber not in readers)
 
         name = route.config.name
-        note = self._note(Mode.SSE, name, began, fill)
+        note = self.note(Mode.SSE, name, began, fill)
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
@@ -109,11 +109,11 @@ class LiveAnswers:
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, fill))
+        group.begin(waiter, channel, began, self.note(Mode.LONGPOLL, route.config.name, began, fill))
         _start(waiter)
         return group
 
-    def _note(self, mode: Mode, route: str, began: float, fill: Callable[[Record], None]) -> _LiveNote | None:
+    def note(self, mode: Mode, route: str, began: float, fill: Callable[[Record], None]) -> LiveRecord | None:
         """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
         record, span = park_record(), current()
         span.park()
@@ -123,10 +123,10 @@ class LiveAnswers:
         if record is not None:
             record.outcome = Outcome.FOLLOWED
             note = self._access_log.live(record, began, fill)
-        return _LiveNote(note, span, mode, route, fill)
+        return LiveRecord(note, span, mode, route, fill)
 
 
-class _LiveNote:
+class LiveRecord:
     """Records the end of a live answer in the access log and in its trace."""
 
     __slots__ = ("_fill", "_mode", "_note", "_route", "_span")

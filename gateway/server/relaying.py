@@ -10,9 +10,10 @@ A small request body is read whole first (`body`), and only that takes a task.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, Final
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
@@ -32,6 +33,9 @@ from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
 
+SESSION_IDLE_S: Final = 600.0
+"""How long a client may send nothing in a session before its connection is given up."""
+
 
 class Relays:
     """Begins relays."""
@@ -41,6 +45,15 @@ class Relays:
         self.engine = engine
         self.access_log = access_log
         self._limits = limits
+        # What a session may send is bounded by the origin, and it may be idle for as long as a live read.
+        self._session_limits = limits.model_copy(
+            update={
+                "max_request_bytes": math.inf,
+                "client_min_rate": 0,
+                "client_body_timeout_s": math.inf,
+                "client_idle_timeout_s": SESSION_IDLE_S,
+            }
+        )
 
     def is_ready(self, request: Request) -> bool:
         """Whether the request can be sent to the origin without waiting for its body."""
@@ -61,6 +74,9 @@ class Relays:
         if body is None:
             self.begin(context, parsed)
             return
+        if context.is_session:
+            self._relay(context, parsed, body.chunks(self._session_limits))
+            return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self._limits)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
@@ -77,7 +93,7 @@ class Relays:
         self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _, client = parsed
+        route, target, key, shares, facts, _, client, _ = parsed
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
@@ -94,8 +110,9 @@ class Relays:
             upload,
             client,
             _is_whole if body is None else lambda: body.error is not None,
+            context.is_session,
         )
-        if context.mode in (Mode.LONGPOLL, Mode.SSE):
+        if context.is_session or context.mode in (Mode.LONGPOLL, Mode.SSE):
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
@@ -207,6 +224,8 @@ class Relaying:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
+        if context.mode is Mode.DELETE and status < 300 and parsed.route.is_s2:
+            self._relays.engine.s2.deleted(parsed.key.group.origin, parsed.key.group.path)
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
                 parsed.key,

@@ -19,9 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.s2.records import Record
 from gateway.tape.eviction import Eviction
 from gateway.tape.facts_cost import STREAM_COST
 from gateway.tape.pinned import PinnedTapes
+from gateway.tape.records import RecordTape
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST, Tape
 from gateway.telemetry.metrics import MetricsRecorder
@@ -165,6 +167,13 @@ class TapeStore:
             self._count_use(stream, now)
         return stream
 
+    def open_records(self, key: StreamKey, now: float) -> tuple[Stream, RecordTape]:
+        """The S2 stream of `key` and its records, created if it is not in memory."""
+        stream = self.open(key, now)
+        if stream.records is None:
+            stream.records = RecordTape()
+        return stream, stream.records
+
     def touch(self, stream: Stream) -> None:
         """The stream was answered from remembered bytes, one or many times, without being opened."""
         if stream.ended is None:
@@ -185,6 +194,23 @@ class TapeStore:
         self._admit(stream, before)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
+            self._count_use(stream, now)
+        self._charge(stream, stream.cost - before)
+
+    def store_records(self, stream: Stream, start: int, records: Sequence[Record], now: float) -> None:
+        """Store what a read of an S2 stream from `start` was answered with, and evict what no longer fits.
+
+        Does nothing on an ended stream.  Raises RecordsReplaced, with nothing stored, if the stream has been created
+        again.
+        """
+        tape = stream.records
+        if stream.ended is not None or tape is None:
+            return
+        before, blocks = stream.cost, tape.block_count
+        tape.store(start, records)
+        self._account(stream, 0, tape.block_count - blocks, 0)
+        self._admit(stream, before)
+        if stream.is_followed:
             self._count_use(stream, now)
         self._charge(stream, stream.cost - before)
 
@@ -251,7 +277,7 @@ class TapeStore:
         """Drop the bytes of a stream that is not to be stored, and everything derived from them.  Its facts stay."""
         if stream.ended is not None or not self.is_not_stored(stream):
             return
-        if stream.tape.block_count:
+        if stream.block_count:
             self._drop_bytes(stream)
             self._metrics.cache(self.cost + self.lent, self._count)
         else:
@@ -259,8 +285,8 @@ class TapeStore:
 
     def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its facts."""
-        blocks = stream.tape.block_count
-        freed = stream.tape.drop_all()
+        blocks = stream.block_count
+        freed = stream.drop_all()
         self.cost -= freed
         self._account(stream, 0, -blocks, -freed)
         self.withdraw(stream)
@@ -286,17 +312,17 @@ class TapeStore:
                 del self._origins[origin]
         self._count -= 1
         self.cost -= stream.cost
-        self._account(stream, -1, -stream.tape.block_count, -stream.cost)
+        self._account(stream, -1, -stream.block_count, -stream.cost)
         self.pinned.forget(stream.key)
-        stream.tape.drop_all()
+        stream.drop_all()
         self.withdraw(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
 
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its record: the origin may send other bytes from now on."""
         if stream.ended is None:
-            blocks = stream.tape.block_count
-            self._charge(stream, -stream.tape.drop_all())
+            blocks = stream.block_count
+            self._charge(stream, -stream.drop_all())
             self._account(stream, 0, -blocks, 0)
             stream.tape.forget_facts()
             # Other bytes may follow at the same offsets, so they need other entity tags.
@@ -315,7 +341,7 @@ class TapeStore:
         stream.holds -= 1
         if stream.holds or stream.ended is not None:
             return
-        if stream.tape.block_count == 0 and stream.tape.tail is None:
+        if stream.block_count == 0 and stream.tape.tail is None:
             self.drop(stream, End.EVICTED)
             return
         if self._not_stored:
@@ -377,14 +403,14 @@ class TapeStore:
             if key is None:
                 if not may_shorten or stream is None:
                     break
-                blocks = stream.tape.block_count
-                freed = stream.tape.drop_oldest()
+                blocks = stream.block_count
+                freed = stream.drop_oldest()
                 if not freed:
                     if self._unpin_last():
                         continue
                     break
                 self.cost -= freed
-                self._account(stream, 0, stream.tape.block_count - blocks, -freed)
+                self._account(stream, 0, stream.block_count - blocks, -freed)
                 self._metrics.eviction(1, stream.key.route)
                 self.withdraw(stream)
             else:

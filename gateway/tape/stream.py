@@ -20,6 +20,7 @@ from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_ss
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
+from gateway.tape.records import RecordTape
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
@@ -74,6 +75,8 @@ class Stream:
 
     key: StreamKey
     tape: Tape
+    records: RecordTape | None = None
+    """The records of an S2 stream, whose `tape` stays empty; None for a Durable Stream."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
@@ -145,7 +148,7 @@ class Stream:
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
-        return f"<Stream {self.key.group.path} {state}, {self.tape.block_count} blocks, {self.holds} holds>"
+        return f"<Stream {self.key.group.path} {state}, {self.block_count} blocks, {self.holds} holds>"
 
     # -- what happened
 
@@ -232,7 +235,33 @@ class Stream:
     @property
     def cost(self) -> int:
         """Bytes of the budget that the stream takes."""
-        return self.tape.cost + self.facts_cost
+        cost = self.tape.cost + self.facts_cost
+        return cost if self.records is None else cost + self.records.cost
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of bytes or records that are held."""
+        return self.tape.block_count if self.records is None else self.records.block_count
+
+    @property
+    def size(self) -> int:
+        """Stream bytes held; of an S2 stream, metered."""
+        return self.tape.size if self.records is None else self.records.size
+
+    @property
+    def furthest(self) -> str | None:
+        """The furthest offset or sequence number that the origin has named; None if there is none."""
+        if self.records is None:
+            return self.tape.tail
+        return str(self.records.end) if self.records.block_count else None
+
+    def drop_oldest(self) -> int:
+        """Drop the oldest block; return the cost freed.  Only the `TapeStore` calls this."""
+        return self.tape.drop_oldest() if self.records is None else self.records.drop_oldest()
+
+    def drop_all(self) -> int:
+        """Drop all bytes and records, and keep the facts; return the cost freed.  Only the `TapeStore` calls this."""
+        return self.tape.drop_all() if self.records is None else self.records.drop_all()
 
     def weigh(self) -> int:
         """Bytes that the record takes now, without its tape: its key, and the text that it holds."""

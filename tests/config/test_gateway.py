@@ -600,3 +600,11 @@ def test_a_rate_limit_is_read_and_shown(tmp_path: Path) -> None:
     said = {f"{setting.key} = {setting.text}": setting.source for setting in loaded.settings()}
     assert said['rate_limit.a.bytes_per_s = "1MiB"'] == f"{file}:5"
     assert said["rate_limit.a.burst = none"] == "default"
+
+
+def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
+    text = f'[[route]]\norigin = "{ORIGIN}"\nconsistency = "bounded-staleness"\n'
+    assert error_line(tmp_path, text) == ('gateway.toml:3: route.default.consistency: goes with protocol = "s2" only')
+    (tmp_path / "s2.toml").write_text(text + 'protocol = "s2"\n', encoding="utf-8")
+    (route,) = load_config(tmp_path / "s2.toml", environ={}).config.routes
+    assert route.consistency == "bounded-staleness"

@@ -150,7 +150,7 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
                 tapes=len(engine.store),
                 evictions=samples.total("durable_gateway_evictions"),
             ),
-            followed_streams=len(engine.live),
+            followed_streams=len(engine.live) + engine.s2.streams.followed,
         )
 
     return [Endpoint("GET", "/api/overview", "Counters since the start, and current values", overview, Overview)]

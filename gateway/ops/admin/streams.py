@@ -207,6 +207,7 @@ class _Rows:
     def __init__(self, subject: Subject, directory: Directory) -> None:
         self._clock = subject.engine.clock
         self._live = subject.engine.live
+        self._s2 = subject.engine.s2.streams
         self._directory = directory
         self.measures: dict[By, Callable[[Stream], int]] = {
             "requests": lambda stream: stream.reads,
@@ -215,6 +216,8 @@ class _Rows:
         }
 
     def _readers(self, stream: Stream) -> int:
+        if stream.records is not None:
+            return self._s2.readers_of(stream)
         topic = self._live.find(stream)
         return topic.readers if topic is not None else 0
 
@@ -229,11 +232,11 @@ class _Rows:
             is_private=bool(stream.key.partition.readers),
             route=stream.key.route,
             content_type=_legible(stream.content_type) if stream.content_type is not None else None,
-            tail=tape.tail,
+            tail=stream.furthest,
             is_closed=tape.closed_at is not None,
             is_followed=stream.is_followed,
-            bytes=tape.size,
-            blocks=tape.block_count,
+            bytes=stream.size,
+            blocks=stream.block_count,
             readers=self._readers(stream),
             reads=stream.reads,
             hits=stream.hits,

@@ -68,13 +68,13 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
         names = sorted(found)[: query.limit + 1]
         is_last = len(names) <= query.limit
         names = names[: query.limit]
-        return Tails({name: found[name].tape.tail for name in names}, None if is_last else names[-1])
+        return Tails({name: found[name].furthest for name in names}, None if is_last else names[-1])
 
     async def named(request: ApiRequest[Nothing, TailsBody]) -> Tails:
         tails: dict[str, str | None] = {}
         async for target in in_turns(request.body.streams):
             streams = directory.by_target(target)
-            tails[target] = _latest(streams).tape.tail if streams else None
+            tails[target] = _latest(streams).furthest if streams else None
         return Tails(tails, None)
 
     return [
@@ -96,4 +96,4 @@ def _latest(streams: Iterable[Stream]) -> Stream:
 
     A copy without a tail comes last: its readers may not even be allowed to read.
     """
-    return max(streams, key=lambda stream: (stream.tape.tail is not None, stream.contacted_at, stream.tape.tail or ""))
+    return max(streams, key=lambda stream: (stream.furthest is not None, stream.contacted_at, stream.furthest or ""))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from gateway.aio.clock import Clock
 from gateway.origin.live import Drain
@@ -74,16 +75,9 @@ class Handlers:
         effects = self._faults.take(call, exchange.method, exchange.path)
         delivery = Delivery(exchange, call, self._counters, self._clock, effects)
         try:
-            if not await delivery.request_faults():
-                if refusal is not None:
-                    raise refusal
-                await self._answer(exchange, target, delivery)
-        except Cut:
-            pass
-        except (Refusal, *BAD_REQUESTS) as error:
-            refusal = refusal_of(error)
-            await delivery.reply_faults()
-            await delivery.respond(refusal.status, {"content-type": JSON_TYPE}, refusal.body)
+            # A fault may cut a refusal as well.
+            with suppress(Cut):
+                await self._answer_or_refuse(exchange, target, delivery, refusal)
         except ConnectionError:
             raise
         except Exception:
@@ -95,6 +89,20 @@ class Handlers:
                 await delivery.respond(failure.status, {"content-type": JSON_TYPE}, failure.body)
         finally:
             self._counters.ended(call)
+
+    async def _answer_or_refuse(
+        self, exchange: Exchange, target: Target, delivery: Delivery, refusal: Refusal | None
+    ) -> None:
+        """Answer, or refuse a request whose target is bad by `refusal`.  Raises Cut where a fault ends the answer."""
+        try:
+            if not await delivery.request_faults():
+                if refusal is not None:
+                    raise refusal
+                await self._answer(exchange, target, delivery)
+        except (Refusal, *BAD_REQUESTS) as error:
+            refusal = refusal_of(error)
+            await delivery.reply_faults()
+            await delivery.respond(refusal.status, {"content-type": JSON_TYPE}, refusal.body)
 
     async def _answer(self, exchange: Exchange, target: Target, delivery: Delivery) -> None:
         match target.call:

@@ -233,6 +233,17 @@ async def test_faults_answer_hold_and_reset(http: httpx.AsyncClient, origin: Run
         faults.raw(b"")
 
 
+async def test_a_refusal_is_cut_like_any_answer(
+    http: httpx.AsyncClient, origin: RunningS2Origin, caplog: pytest.LogCaptureFixture
+) -> None:
+    await append(http, "a")
+    origin.origin.faults.drop(10, kind=Call.READ)
+    with pytest.raises(httpx.TransportError):
+        await http.get(RECORDS, params={"seq_num": 1})
+    assert (await http.get(RECORDS, params={"seq_num": 1})).status_code == 416
+    assert caplog.records == []
+
+
 async def test_a_reply_is_held_after_its_decision(http: httpx.AsyncClient, origin: RunningS2Origin) -> None:
     await append(http, "a")
     held = origin.origin.faults.hold(kind=Call.READ, when="reply")

@@ -9,6 +9,8 @@ import pytest
 import uvloop
 from s2_sdk import S2, BasinConfig, Compression, Endpoints, S2Stream
 
+from gateway.app import start_gateway
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import RunningS2Origin, start_s2_origin
 
 pytest.register_assert_rewrite("tests.s2.sdk.python_rows")
@@ -30,9 +32,21 @@ async def origin() -> AsyncIterator[RunningS2Origin]:
 
 
 @pytest.fixture
-def url(origin: RunningS2Origin) -> str:
-    """Where the SDKs are pointed to."""
-    return origin.url
+async def url(origin: RunningS2Origin, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """Where the SDKs are pointed to: the origin, or by the parameter `gateway` a gateway in front of it."""
+    if getattr(request, "param", "origin") == "origin":
+        yield origin.url
+        return
+    config = GatewayConfig.for_origin(
+        origin.url, protocol="s2", origin_http="2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=2
+    )
+    gateway = await start_gateway(config)
+    yield gateway.gateway_url
+    await gateway.stop()
+
+
+BOTH_WAYS = pytest.mark.parametrize("url", ["origin", "gateway"], indirect=True)
+"""Runs a test at the origin itself and through a gateway."""
 
 
 @pytest.fixture(params=list(Compression), ids=lambda compression: compression.value)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from s2_sdk import S2, S2Stream
 
-from tests.s2.sdk.conftest import BOUND_S
+from tests.s2.sdk.conftest import BOTH_WAYS, BOUND_S
 from tests.s2.sdk.python_rows import CALLS, ROWS
 
 
@@ -15,6 +15,7 @@ def test_no_call_of_the_sdk_is_left_out() -> None:
     assert {name.partition(":")[0] for name in ROWS} == CALLS
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("name", ROWS)
 async def test_a_call(s2: S2, stream: S2Stream, name: str) -> None:
     async with asyncio.timeout(BOUND_S):

@@ -10,6 +10,7 @@ from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import ErrorCode
 from tests.clients.program import Failed, Program
+from tests.s2.sdk.conftest import BOTH_WAYS
 
 TRANSPORTS = {"s2s": Call.READ_SESSION, "fetch": Call.READ_EVENTS}
 """The transports, and the call that a read session makes over each."""
@@ -33,6 +34,7 @@ async def sdk(url: str, transport: str) -> AsyncIterator[Sdk]:
         yield program
 
 
+@BOTH_WAYS
 async def test_every_call_of_the_sdk(sdk: Sdk) -> None:
     listed = await sdk.do("calls")
     assert listed["calls"] > 30

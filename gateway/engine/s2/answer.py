@@ -1,0 +1,52 @@
+"""One client's read as the engine takes it, and whole answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multidict import CIMultiDict
+
+from gateway.engine.s2.origin import Refused, Source
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.stream_key import StreamKey
+from gateway.s2 import json_format
+from gateway.s2.errors import unwritten_body
+from gateway.s2.records import StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class S2Read:
+    """One client's read, or check of the tail, of one stream."""
+
+    key: StreamKey
+    source: Source
+    linger_s: float
+    """How long the stream is followed after its last live reader."""
+    trust_s: float = 0.0
+    """How long the tail is believed after the live session has said it; 0 if every answer must be linearizable."""
+
+
+@dataclass(frozen=True, slots=True)
+class S2Answer:
+    """A whole answer."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+    outcome: Outcome
+
+
+def json_answer(status: int, body: bytes, outcome: Outcome) -> S2Answer:
+    """An answer in JSON."""
+    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome)
+
+
+def unwritten_answer(tail: StreamPosition) -> S2Answer:
+    """There is no record at the start or after it."""
+    return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
+
+
+def refused_answer(refused: Refused) -> S2Answer:
+    """The origin's error, or one in its form."""
+    outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
+    return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)

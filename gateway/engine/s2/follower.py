@@ -1,0 +1,173 @@
+"""The one session by which a stream is read live at its origin.
+
+It moves the stream's topic.  It goes on through short failures from where it was, with growing pauses; when the origin
+stays lost, or refuses, the topic's readers are given an error.  A session is never ended in order: to S2's clients that
+means that the read is finished, and they do not come back.
+
+Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
+record more, the last one that came, whose timestamp shows whether it is the same stream.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock, pause
+from gateway.engine.s2.origin import AtTail, OriginReads, Refused, Source
+from gateway.engine.s2.topic import Topic
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
+from gateway.protocol.mode import Mode
+from gateway.s2 import protobuf
+from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.json_format import CONTENT_TYPE
+from gateway.s2.records import ReadBatch
+from gateway.s2.session import BadFrame, FrameReader, Message, Terminal
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.reply import Reply
+
+PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
+"""Pauses before the attempts to go on after a failure, without their jitter; after the last the stream is lost.  All of
+them together are shorter than the 20 s after which S2's clients give a silent session up."""
+
+
+def refusal(code: ErrorCode, message: str) -> Refused:
+    """An error of the gateway's own in S2's form."""
+    return Refused(code.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), error_body(code, message))
+
+
+LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
+
+
+class Follower:
+    """Follows one stream until it is cancelled, or until the topic is lost.
+
+    `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
+    another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
+    TailMovedBack.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        source: Source,
+        origin: OriginReads,
+        clock: Clock,
+        metrics: MetricsRecorder,
+        rng: random.Random,
+        store: Callable[[ReadBatch], object],
+        sees: Callable[[AtTail], object],
+        refused: Callable[[Refused], object],
+        replaced: Callable[[], object],
+    ) -> None:
+        self._topic = topic
+        self._source = source
+        self._origin = origin
+        self._clock = clock
+        self._metrics = metrics
+        self._rng = rng
+        self._store = store
+        self._sees = sees
+        self._refused = refused
+        self._replaced = replaced
+        self._failures = 0
+        self._goes_on = False
+        """Whether there was a session before this one."""
+        self._overlap: int | None = None
+        """The number of the record that is asked for again, until it has come."""
+
+    async def run(self) -> None:
+        """Follow the stream.  Returns once the topic is lost."""
+        topic = self._topic
+        while topic.error is None:
+            is_planned = False
+            try:
+                is_planned = await self._session()
+            except TailMovedBack:
+                topic.lost(REPLACED)
+                return
+            except GatewayError as error:
+                self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
+            topic.disconnected()
+            if is_planned:
+                self._metrics.reconnect(self._source.route, is_planned=True)
+                continue
+            if self._failures == len(PAUSES_S):
+                topic.lost(LOST)
+                return
+            delay_s = PAUSES_S[self._failures] * self._rng.uniform(0.8, 1.2)
+            self._failures += 1
+            self._metrics.reconnect(self._source.route, is_planned=False)
+            if delay_s:
+                await pause(self._clock, delay_s)
+
+    async def _session(self) -> bool:
+        """Read one session to its end.  Returns whether the origin has advised to go on in another.
+
+        Raises a GatewayError if it is lost.
+        """
+        topic = self._topic
+        self._overlap = topic.position - 1 if self._goes_on and topic.position else None
+        start = topic.position if self._overlap is None else self._overlap
+        opened = await self._origin.session(self._source, start)
+        if isinstance(opened, AtTail):
+            self._sees(opened)
+            raise UpstreamBroken("Origin refused to follow a stream at its tail")
+        if isinstance(opened, Refused):
+            self._refuse(opened)
+            return False
+        self._goes_on = True
+        async with opened as reply:
+            return await self._read(reply)
+
+    async def _read(self, reply: Reply) -> bool:
+        frames = FrameReader()
+        async for chunk in reply.chunks():
+            self._origin.received(self._source, len(chunk), Mode.SSE)
+            try:
+                for frame in frames.feed(chunk):
+                    if isinstance(frame, Terminal):
+                        self._refuse(Refused(frame.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), frame.body))
+                        return False
+                    self._take(frame)
+                    if frame.is_reconnect_advised:
+                        return True
+            except (BadFrame, protobuf.BadProtobuf) as error:
+                raise UpstreamBroken from error
+        # A session that waits for ever has no end in order.
+        raise UpstreamUnreachable
+
+    def _take(self, frame: Message) -> None:
+        batch = protobuf.decode_read_batch(frame.body)
+        if batch.records and self._overlap is not None:
+            batch = self._without_overlap(batch, self._overlap)
+            self._overlap = None
+        if batch.records:
+            self._store(batch)
+            self._topic.publish(batch.records, batch.tail, self._clock.now())
+        elif batch.tail is not None:
+            self._sees(AtTail(batch.tail))
+            self._topic.heard(batch.tail, self._clock.now())
+        self._failures = 0
+
+    def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
+        """The batch without the record that came before.  Raises TailMovedBack if it is of another stream."""
+        first = batch.records[0]
+        if first.seq_num > overlap:
+            # It has been trimmed.
+            return batch
+        if first.seq_num < overlap or first.timestamp != self._topic.last_timestamp:
+            self._replaced()
+        return replace(batch, records=batch.records[1:])
+
+    def _refuse(self, error: Refused) -> None:
+        """The origin has ended the session with an error.  An error of its own may pass."""
+        if error.status >= 500 or error.status in (408, 429):
+            raise UpstreamUnreachable
+        self._refused(error)
+        self._topic.lost(error)

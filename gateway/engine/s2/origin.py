@@ -1,0 +1,205 @@
+"""The requests that the gateway itself sends to an S2 origin.
+
+They are protobuf, whatever the readers asked for, and carry the credentials and the basin of the readers that share
+them.  A read here never waits at the tail.  What an answer means to the records
+held is decided by the callers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock
+from gateway.errors import GatewayError, UpstreamBroken
+from gateway.protocol.mode import Mode
+from gateway.s2 import protobuf, session
+from gateway.s2.errors import Unwritten, parse_error
+from gateway.s2.json_format import BadJson, decode_tail
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, Start, encode_read_query
+from gateway.s2.records import Record, StreamPosition
+from gateway.tape.records import Limits
+from gateway.telemetry.access_record import AccessLog, RecordedStream
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.upstream import Upstream
+
+MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+"""The largest answer to a read; its metered bytes are at most 1 MiB."""
+
+_MOST_ERROR_BYTES: Final = 64 * 1024
+
+SILENCE_S: Final = 20.0
+"""A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+
+_PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
+"""A read that is always answered with the tail.  It needs no other permission than the reads that depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One S2 stream at its origin, as the readers that share it ask for it."""
+
+    route: str
+    stream: RecordedStream
+    url: str
+    """The URL of the stream."""
+    headers: CIMultiDict[str]
+    """Credentials and basin."""
+    bounds: Bounds
+    live_bounds: Bounds
+    client: str
+    """The net of the client that the request is made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The records that the origin has from the start on, within the limits asked for."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTail:
+    """The origin has no record at the start or after it."""
+
+    tail: StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The origin answered with an error.  `body` is S2's JSON if the origin is S2."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+Outcome = Found | AtTail | Refused
+
+
+class OriginReads:
+    """Sends reads and checks of the tail."""
+
+    def __init__(self, upstream: Upstream, clock: Clock, metrics: MetricsRecorder, access_log: AccessLog) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def read(self, source: Source, start: Start, limits: Limits) -> Outcome:
+        """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
+        return await self._read(source, ReadQuery(start, limits.count, limits.bytes), Mode.CATCHUP)
+
+    async def tail(self, source: Source) -> StreamPosition | Refused:
+        """The tail.  Raises a GatewayError."""
+        outcome = await self._read(source, _PROBE, Mode.HEAD)
+        if isinstance(outcome, Found):
+            raise UpstreamBroken("Origin answered a probe of the tail with records")
+        return outcome.tail if isinstance(outcome, AtTail) else outcome
+
+    async def checked_tail(self, source: Source) -> StreamPosition | Refused:
+        """The tail as S2's own check of it says it, which may need another permission.  Raises a GatewayError."""
+        reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD)
+        async with reply:
+            if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD)) is not None:
+                return refused
+            try:
+                return decode_tail(await reply.read(_MOST_ERROR_BYTES))
+            except BadJson as error:
+                raise UpstreamBroken from error
+
+    async def session(self, source: Source, seq_num: int) -> Reply | AtTail | Refused:
+        """A read session from `seq_num` on, which waits for ever; the caller must close the reply.
+
+        Raises a GatewayError.
+        """
+        query = encode_read_query(ReadQuery(FromSeqNum(seq_num)))
+        headers = _with(source.headers, {"Content-Type": session.CONTENT_TYPE})
+        bounds = replace(source.live_bounds, idle_s=SILENCE_S, total_s=None)
+        asked_at = self._clock.now()
+        reply = await self._upstream.send(
+            "GET",
+            f"{source.url}/records?{query}",
+            headers,
+            bounds,
+            is_live=True,
+            client=source.client,
+            on_sent=lambda: self._sent(source, Mode.SSE),
+        )
+        try:
+            refused = await self._refusal(source, reply, asked_at, Mode.SSE)
+        except BaseException:
+            reply.close()
+            raise
+        if refused is None:
+            return reply
+        reply.close()
+        return _at_tail(refused) or refused
+
+    async def _read(self, source: Source, query: ReadQuery, mode: Mode) -> Outcome:
+        target = f"/records?{encode_read_query(query)}"
+        reply, asked_at = await self._send(source, target, protobuf.CONTENT_TYPE, mode)
+        async with reply:
+            if (refused := await self._refusal(source, reply, asked_at, mode)) is not None:
+                return _at_tail(refused) or refused
+            body = await reply.read(MOST_BODY_BYTES)
+            self.received(source, len(body), mode)
+            try:
+                return Found(protobuf.decode_read_batch(body).records)
+            except protobuf.BadProtobuf as error:
+                raise UpstreamBroken from error
+
+    async def _send(self, source: Source, target: str, accept: str, mode: Mode) -> tuple[Reply, float]:
+        asked_at = self._clock.now()
+        try:
+            reply = await self._upstream.send(
+                "GET",
+                source.url + target,
+                _with(source.headers, {"Accept": accept}),
+                source.bounds,
+                client=source.client,
+                on_sent=lambda: self._sent(source, mode),
+            )
+        except GatewayError as error:
+            self._metrics.upstream_failure(mode, type(error).__name__, source.route)
+            raise
+        return reply, asked_at
+
+    def _sent(self, source: Source, mode: Mode) -> None:
+        self._metrics.upstream_request(mode, source.route)
+        self._access_log.unclaimed(source.stream, mode, requests=1)
+
+    def received(self, source: Source, size: int, mode: Mode) -> None:
+        """Count body bytes received from the origin."""
+        self._metrics.upstream_bytes(size, mode, source.route)
+        self._access_log.unclaimed(source.stream, mode, fetched_bytes=size)
+
+    async def _refusal(self, source: Source, reply: Reply, asked_at: float, mode: Mode) -> Refused | None:
+        """The error that the reply is; None if it is a 200."""
+        self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
+        if reply.status == 200:
+            return None
+        if reply.status < 400:
+            raise UpstreamBroken("Origin answered a read with neither records nor an error")
+        headers: CIMultiDict[str] = CIMultiDict()
+        for name in ("Content-Type", "Retry-After"):
+            if (value := reply.headers.get(name)) is not None:
+                headers[name] = value
+        return Refused(reply.status, headers, await reply.read(_MOST_ERROR_BYTES))
+
+
+def _with(headers: CIMultiDict[str], more: dict[str, str]) -> CIMultiDict[str]:
+    found = CIMultiDict(headers)
+    found.update(more)
+    return found
+
+
+def _at_tail(refused: Refused) -> AtTail | None:
+    if refused.status == 416:
+        error = parse_error(416, refused.body)
+        if isinstance(error, Unwritten):
+            return AtTail(error.tail)
+    return None

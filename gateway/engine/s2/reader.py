@@ -1,0 +1,325 @@
+"""A session with one client: SSE or S2S, without a task and without a queue.
+
+It holds how far its client is and what is left of its limits, and writes from the tape whenever there is something to
+write and room for it.  At first it catches up: what the tape lacks is fetched, until the origin says that the client is
+at the tail.  From then on it follows the stream's topic.  A client that does not read stays behind, and goes on from
+the tape once it does.
+
+A heartbeat's tail is where the client is and never beyond, because clients resume from it.  A session that is complete
+ends in order; one that cannot go on ends with an error, since to clients an end in order means that there is no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gateway.aio.clock import Clock
+from gateway.aio.wheel import NEVER, Wheel
+from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.follower import LOST, REPLACED, refusal
+from gateway.engine.s2.origin import AtTail, Found, Refused
+from gateway.engine.s2.request import Form, Reply
+from gateway.engine.s2.stream import Fetched, S2Stream
+from gateway.engine.s2.topic import Topic
+from gateway.live.reader import chunk
+from gateway.live.subscriber import Wire
+from gateway.s2 import protobuf, sse
+from gateway.s2.errors import ErrorCode
+from gateway.s2.records import ReadBatch, StreamPosition
+from gateway.s2.session import encode_message, encode_terminal
+from gateway.tape.records import UNARY, Limits, Part, cut
+from gateway.telemetry.access_record import CloseReason
+
+DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
+
+_QUIET_BEATS: Final = 2
+"""A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
+
+
+class ReaderContext(Protocol):
+    """What all sessions of a process share."""
+
+    @property
+    def clock(self) -> Clock:
+        """Times of heartbeats."""
+
+    @property
+    def wheel(self) -> Wheel:
+        """Deadlines of sessions."""
+
+    def fetch(self, reader: SessionReader) -> None:
+        """Fetch the records at the reader's position; call `fetched` or `failed` when done."""
+
+    def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
+        """The topic of the reader's stream, whose tail was `tail` a moment ago; None if it cannot be followed."""
+
+    def left(self, reader: SessionReader) -> None:
+        """The session has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a session was asked for."""
+
+    stream: S2Stream
+    form: Form
+    start: int
+    limits: Limits
+    longest_wait_s: float | None
+    """How long the session waits at the tail; None is for ever, 0 not at all."""
+    tail: StreamPosition | None = None
+    """The tail, if the start was found to be there."""
+
+
+class SessionReader:
+    """One session.  The subscriber of a channel (`gateway.server.request.LiveAnswer`)."""
+
+    __slots__ = (
+        "_context",
+        "_count",
+        "_form",
+        "_is_fetching",
+        "_is_limited",
+        "_is_over",
+        "_left",
+        "_longest_wait_s",
+        "_owes_beat",
+        "_quiet_beats",
+        "_size",
+        "_tick",
+        "_wire",
+        "at",
+        "stream",
+        "topic",
+    )
+
+    def __init__(self, session: Session, wire: Wire, context: ReaderContext) -> None:
+        self.stream = session.stream
+        self.at = session.start
+        """The sequence number that the client is sent next."""
+        self.topic: Topic | None = None
+        """The topic, once the client has been at the tail."""
+        self._form = session.form
+        self._left = session.limits
+        self._is_limited = session.limits != Limits()
+        self._longest_wait_s = session.longest_wait_s
+        self._wire = wire
+        self._context = context
+        self._count = 0
+        self._size = 0
+        """Records and metered bytes that the client was sent."""
+        self._is_fetching = False
+        self._is_over = False
+        self._owes_beat = False
+        """Whether the client has not been told yet that it is at the tail."""
+        self._quiet_beats = 0
+        self._tick = NEVER
+
+    def __repr__(self) -> str:
+        state = "over" if self._is_over else "following" if self.topic is not None else "catching up"
+        return f"<SessionReader at {self.at}, {state}>"
+
+    @property
+    def wanted(self) -> Limits:
+        """What the next batch may hold."""
+        return self._left.within(UNARY.count or 0, UNARY.bytes or 0)
+
+    def start(self, tail: StreamPosition | None) -> None:
+        """Write what there is; `tail` if the client begins at it."""
+        if tail is not None:
+            self._reached(tail)
+        else:
+            self.pump()
+
+    # -- what the client has room for
+
+    def pump(self) -> None:
+        """Write from the client's position on, as far as the tape and the connection allow."""
+        while not (self._is_over or self._is_fetching or self._wire.is_full):
+            if self.topic is not None and self.at >= self.topic.position:
+                self.beat(is_due=False)
+                return
+            if self.stream.stream.ended is not None:
+                self.lost(REPLACED)
+                return
+            part = self.stream.tape.read(self.at, self.wanted)
+            if part.records:
+                self._send_part(part)
+            elif part.is_closed:
+                self._finish(CloseReason.CLOSED)
+            else:
+                self._is_fetching = True
+                self._context.fetch(self)
+
+    def _send_part(self, part: Part) -> None:
+        self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
+
+    def deliver(self, batch: Batch) -> None:
+        """These records have just come, and the client is to have them next, unless it is behind."""
+        if self._is_over or self._is_fetching or self._wire.is_full:
+            return
+        if self.at != batch.start or self._is_limited:
+            self.pump()
+        else:
+            self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
+        records = batch.batch.records
+        self._count += len(records)
+        self._size += batch.size
+        if self._is_limited:
+            self._left = self._left.after(len(records), batch.size)
+        self.at = batch.end
+        self._quiet_beats = 0
+        form = self._form
+        if batch.batch.tail is not None:
+            self._owes_beat = False
+        if form.reply is Reply.SSE:
+            data = b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (
+                records[-1].seq_num,
+                self._count,
+                self._size,
+                batch.json(form.format_),
+            )
+            framed, size = chunk(data), len(data)
+        else:
+            framed, size = batch.chunk(form.compression)
+        self.stream.stream.count_sent(size)
+        self._wire.send(framed, size)
+        if self._left.is_exhausted:
+            self._finish(CloseReason.CLOSED)
+        elif self._tick != NEVER:
+            self._wait()
+
+    def _write(self, data: bytes) -> None:
+        self.stream.stream.count_sent(len(data))
+        self._wire.send(chunk(data), len(data))
+
+    # -- what the tape lacks
+
+    def fetched(self, fetched: Fetched) -> None:
+        """The fetch that was asked for has ended."""
+        self._is_fetching = False
+        if self._is_over:
+            return
+        outcome = fetched.outcome
+        if isinstance(outcome, Refused):
+            self.lost(outcome)
+        elif isinstance(outcome, Found):
+            self._found(outcome, fetched)
+        elif not fetched.is_fresh:
+            self.pump()
+        else:
+            self._at_tail(outcome)
+
+    def _found(self, found: Found, fetched: Fetched) -> None:
+        # The records are sent as they came: the tape may have had no room for them.
+        end = found.records[-1].seq_num + 1 if found.records else self.at
+        part = cut(found.records, self.at, end, self.wanted)
+        if part.records:
+            self._send_part(part)
+        elif part.is_closed or (fetched.is_all and not found.records):
+            self._finish(CloseReason.CLOSED)
+        self.pump()
+
+    def _at_tail(self, found: AtTail) -> None:
+        if found.tail.seq_num != self.at:
+            # The client has more than there is, or there is more and the origin did not send it.
+            self.lost(LOST)
+        elif self._longest_wait_s == 0:
+            self._finish(CloseReason.CLOSED)
+        else:
+            self._reached(found.tail)
+
+    def _reached(self, tail: StreamPosition) -> None:
+        """The client is at the tail: follow the stream from now on."""
+        if self.topic is None:
+            self.topic = self._context.follow(self, tail)
+            if self.topic is None:
+                self.lost(LOST)
+                return
+            self.topic.join(self)
+        self._owes_beat = True
+        if self._tick == NEVER:
+            self._wait()
+        if tail.seq_num == self.at and not self._wire.is_full:
+            self._heartbeat(tail)
+        self.pump()
+
+    def failed(self, error: Refused = LOST) -> None:
+        """The fetch that was asked for has failed."""
+        self._is_fetching = False
+        self.lost(error)
+
+    # -- heartbeats and deadlines
+
+    def beat(self, *, is_due: bool) -> None:
+        """Send a heartbeat if one is owed, or if the client was sent nothing for some time."""
+        if is_due:
+            self._quiet_beats += 1
+        topic = self.topic
+        if topic is None or topic.tail is None or self._is_over or self._wire.is_full or self.at != topic.tail.seq_num:
+            return
+        if self._owes_beat or self._quiet_beats >= _QUIET_BEATS:
+            self._heartbeat(topic.tail)
+
+    def _heartbeat(self, tail: StreamPosition) -> None:
+        self._owes_beat = False
+        self._quiet_beats = 0
+        if self._form.reply is Reply.SSE:
+            wall_ms = int(self._context.clock.wall() * 1000)
+            self._write(sse.encode_event(sse.Ping(wall_ms, tail), self._form.format_))
+        else:
+            self._write(encode_message(protobuf.encode_read_batch(ReadBatch((), tail))))
+
+    def _wait(self) -> None:
+        """Begin to wait at the tail, from now on."""
+        if self._longest_wait_s is not None and not self._is_over:
+            self._context.wheel.drop(self, self._tick)
+            self._tick = self._context.wheel.add(self, self._longest_wait_s)
+
+    def due(self) -> None:
+        """The longest wait has passed without a record."""
+        self._tick = NEVER
+        topic = self.topic
+        if topic is not None and self.at < topic.position:
+            # The client has not read what has come in the meantime.
+            self._wait()
+        else:
+            self._finish(CloseReason.TIMED_OUT)
+
+    # -- the end
+
+    def lost(self, error: Refused) -> None:
+        """The session cannot go on: end it with this error, even if the connection is full."""
+        if self._is_over:
+            return
+        if self._form.reply is Reply.SSE:
+            self._write(sse.encode_event(sse.Failure(error.body), self._form.format_))
+        else:
+            self._write(encode_terminal(error.status, error.body))
+        self._end(CloseReason.DRAINED if error is DRAINING else CloseReason.FAILED, in_order=True)
+
+    def _finish(self, reason: CloseReason) -> None:
+        """The session is complete."""
+        if self._is_over:
+            return
+        if self._form.reply is Reply.SSE:
+            self._write(sse.encode_event(sse.Done(), self._form.format_))
+        self._end(reason, in_order=True)
+
+    def left(self, _: object) -> None:
+        """The client has disconnected."""
+        if not self._is_over:
+            self._end(CloseReason.LEFT, in_order=False)
+
+    def gone(self) -> None:
+        """The same, after an error here."""
+        self.left(None)
+
+    def _end(self, reason: CloseReason, *, in_order: bool) -> None:
+        self._is_over = True
+        self._context.wheel.drop(self, self._tick)
+        self._context.left(self)
+        self._wire.over(reason, in_order=in_order)

@@ -1,0 +1,246 @@
+"""Reads of S2 streams, from the request to the answer or to the session that gives it.
+
+`unary.py` answers unary reads, `reader.py` gives sessions.  A read may find that the stream was created again while it
+went over it.  It then begins anew, because records of two streams must not be joined.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import Wheel
+from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
+from gateway.engine.s2.origin import Found, OriginReads, Refused
+from gateway.engine.s2.reader import DRAINING, Session, SessionReader
+from gateway.engine.s2.request import ReadRecords, key_query, parse_basin
+from gateway.engine.s2.start import if_at, limits_of, start_of
+from gateway.engine.s2.stream import S2Stream
+from gateway.engine.s2.streams import S2Streams
+from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.unary import UnaryRead
+from gateway.errors import GatewayError, TailMovedBack
+from gateway.live.places import RelayedLive
+from gateway.live.subscriber import Wire
+from gateway.protocol.cache_status import Outcome
+from gateway.s2 import json_format
+from gateway.s2.read_query import FromSeqNum
+from gateway.s2.records import StreamPosition
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import End, Stream
+from gateway.telemetry.access_record import AccessLog
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.upstream import Upstream
+
+_MOST_BEGINNINGS: Final = 3
+"""How often a read begins anew because the stream was created again."""
+
+
+class S2Reads:
+    """Answers reads.  Owner of the streams in use and of the sessions with clients."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        store: TapeStore,
+        clock: Clock,
+        tasks: Tasks,
+        metrics: MetricsRecorder,
+        rng: random.Random,
+        access_log: AccessLog,
+        begin_live: Callable[[str], RelayedLive],
+        wheel: Wheel,
+    ) -> None:
+        self.clock = clock
+        self.wheel = wheel
+        self._store = store
+        self._tasks = tasks
+        self._rng = rng
+        origin = OriginReads(upstream, clock, metrics, access_log)
+        self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
+        self._sessions: dict[SessionReader, S2Read] = {}
+        self._drained_at: float | None = None
+        """When the last session is to end, if the gateway is draining (monotonic seconds)."""
+
+    def __repr__(self) -> str:
+        return f"<S2Reads {self.streams!r}>"
+
+    @property
+    def sessions(self) -> int:
+        """Sessions with clients."""
+        return len(self._sessions)
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether requests that bring more records may be sent; False while the process is short of memory."""
+        return self._store.may_grow
+
+    @property
+    def readers(self) -> list[SessionReader]:
+        """The sessions with clients, oldest first."""
+        return list(self._sessions)
+
+    # -- whole answers
+
+    async def check_tail(self, read: S2Read) -> S2Answer:
+        """Answer a check of the tail.  Raises a GatewayError."""
+        for _ in range(_MOST_BEGINNINGS):
+            with self.streams.using(read.key, read.source) as stream:
+                tail = stream.trusted_tail(read.trust_s)
+                stream.stream.count_reads(1, tail is not None)
+                if tail is not None:
+                    return json_answer(200, json_format.encode_tail(tail), Outcome.HIT)
+                try:
+                    found = await stream.checked_tail()
+                except TailMovedBack:
+                    continue
+            if isinstance(found, Refused):
+                return refused_answer(found)
+            return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
+        raise TailMovedBack
+
+    async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
+        """Answer a unary read.  Raises a GatewayError."""
+        for _ in range(_MOST_BEGINNINGS):
+            with self.streams.using(read.key, read.source) as stream:
+                try:
+                    answer = await UnaryRead(self, stream, read, asked).answer()
+                except TailMovedBack:
+                    continue
+                stream.stream.count_reads(1, answer.outcome is Outcome.HIT)
+                stream.stream.count_sent(len(answer.body))
+                return answer
+        raise TailMovedBack
+
+    # -- sessions
+
+    async def open(self, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
+        """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
+
+        Raises a GatewayError.
+        """
+        for _ in range(_MOST_BEGINNINGS):
+            stream = self.streams.open(read.key, read.source)
+            try:
+                opened = await self._open(stream, read, asked)
+            except TailMovedBack:
+                self.streams.release(stream)
+                continue
+            except BaseException:
+                self.streams.release(stream)
+                raise
+            if isinstance(opened, S2Answer):
+                self.streams.release(stream)
+            else:
+                stream.stream.count_reads(1, 0)
+            return opened
+        raise TailMovedBack
+
+    async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
+        query, limits = asked.query, limits_of(asked.query)
+        start = await start_of(stream, query, read.trust_s)
+        if isinstance(start, Refused):
+            return refused_answer(start)
+        at, tail = start.at, start.tail or if_at(start.at, stream.trusted_tail(read.trust_s))
+        while tail is None and not stream.tape.covers(at):
+            fetched = await stream.fetch(FromSeqNum(at), limits)
+            if isinstance(fetched.outcome, Refused):
+                return refused_answer(fetched.outcome)
+            if isinstance(fetched.outcome, Found):
+                break
+            if fetched.is_fresh:
+                tail = fetched.outcome.tail
+        if tail is not None:
+            if at > tail.seq_num and not query.is_clamped:
+                return unwritten_answer(tail)
+            at = min(at, tail.seq_num)
+            if at == tail.seq_num and query.longest_wait_s == 0:
+                return unwritten_answer(tail)
+        is_there = tail is not None and at == tail.seq_num
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail if is_there else None)
+
+    def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
+        """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
+        reader = SessionReader(session, wire, self)
+        self._sessions[reader] = read
+        if self._drained_at is not None:
+            self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
+        return reader
+
+    def close(self, session: Session) -> None:
+        """A session that was opened is not begun."""
+        self.streams.release(session.stream)
+
+    # -- called by sessions
+
+    def fetch(self, reader: SessionReader) -> None:
+        """Fetch what the reader's position lacks."""
+        if self.may_fetch:
+            self._tasks.start(self._fetch(reader), "fetch for a session")
+        else:
+            reader.failed()
+
+    async def _fetch(self, reader: SessionReader) -> None:
+        try:
+            fetched = await reader.stream.fetch(FromSeqNum(reader.at), reader.wanted)
+        except GatewayError:
+            reader.failed()
+        else:
+            reader.fetched(fetched)
+
+    def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
+        """The topic of the reader's stream; None if it cannot be followed."""
+        read = self._sessions[reader]
+        try:
+            return self.streams.attach(reader.stream, tail, read.linger_s, read.source.client)
+        except GatewayError:
+            return None
+
+    def left(self, reader: SessionReader) -> None:
+        """The session has ended."""
+        read = self._sessions.pop(reader)
+        if reader.topic is not None:
+            reader.topic.leave(reader)
+            self.streams.detach(reader.stream, reader.topic, read.linger_s)
+        self.streams.release(reader.stream)
+
+    # -- the whole
+
+    def forget(self, stream: Stream) -> None:
+        """Bytes or records of the stream were dropped."""
+        if stream.records is not None:
+            self.streams.forget(stream)
+
+    def deleted(self, origin: str, path: str) -> None:
+        """A path at this origin was deleted through this gateway: if it is a basin's, so were its streams."""
+        basin = parse_basin(path)
+        if basin is not None:
+            for stream in tuple(self._store):
+                key = stream.key
+                if stream.records is not None and key.group.origin == origin and key.query == key_query(basin):
+                    self._store.drop(stream, End.DELETED)
+
+    def leave(self, spread_s: float, within_s: float) -> None:
+        """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""
+        within_s = min(spread_s, within_s)
+        self._drained_at = self.clock.now() + within_s
+        for reader in tuple(self._sessions):
+            self._drain(reader, self._rng.uniform(0, within_s))
+        for stream in self.streams:
+            if stream.topic is not None:
+                stream.topic.changed.fire()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether live reads are to end."""
+        return self._drained_at is not None
+
+    def _drain(self, reader: SessionReader, delay_s: float) -> None:
+        self.clock.call_later(delay_s, lambda: reader.lost(DRAINING))
+
+    def end(self) -> None:
+        """End everything; called at shutdown, after the clients have gone."""
+        self.streams.close()

@@ -1,0 +1,142 @@
+"""What a request to an S2 origin asks for: which stream, and which read in which format.
+
+Only reads of records and of the tail are of interest here.  A request that is anything else, or that S2 would refuse,
+is left to the origin, so that its own answer is relayed: unknown formats, malformed queries, limits of zero.  So is a
+request with a header of S2's that this module does not know, because such a header may change the answer, and one with
+an encryption key, whose answer only its sender may see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.s2 import session, sse
+from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
+from gateway.s2.read_query import BadQuery, ReadQuery, parse_read_query
+from gateway.s2.session import Compression, choose_compression
+from gateway.s2.sse import BadEventId, parse_event_id
+
+BASIN_HEADER: Final = "s2-basin"
+_HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
+"""The headers of S2's own that do not keep a read from being shared."""
+
+_PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(?:/records(/tail)?)?/?")
+_BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)/?")
+_PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
+
+
+class Reply(Enum):
+    """How an answer is given."""
+
+    JSON = "JSON"
+    PROTOBUF = "protobuf"
+    SSE = "server-sent events"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The encoding of an answer.  `format_` matters for JSON and SSE, `compression` for sessions."""
+
+    reply: Reply
+    format_: Format = Format.RAW
+    compression: Compression = Compression.NONE
+
+    @property
+    def is_unary(self) -> bool:
+        """Whether the answer is one batch."""
+        return self.reply in (Reply.JSON, Reply.PROTOBUF)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """GET /v1/streams/{stream}/records"""
+
+    query: ReadQuery
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTail:
+    """GET /v1/streams/{stream}/records/tail"""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPath:
+    """A path of one stream.  `stream` is the path of the stream itself, as the origin sees it."""
+
+    stream: str
+    is_records: bool
+    is_tail: bool
+
+
+def parse_path(path: str) -> StreamPath | None:
+    """What a path at the origin names, percent-encoded; None if it is not of one stream."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return None
+    is_tail = found[2] is not None
+    return StreamPath(found[1], not is_tail and len(path.rstrip("/")) > len(found[1]), is_tail)
+
+
+def parse_basin(path: str) -> str | None:
+    """The basin that a path at the origin names; None if it is not of one basin."""
+    found = _BASIN_PATH.fullmatch(path)
+    return found[1] if found is not None else None
+
+
+def key_query(basin: str | None) -> str:
+    """The query in the keys of a basin's streams."""
+    return "" if basin is None else f"{BASIN_HEADER}={basin}"
+
+
+def parse_read(path: StreamPath, query: str, headers: CIMultiDict[str]) -> ReadRecords | CheckTail | None:
+    """The read that a GET asks for; None if it has to be relayed."""
+    if any(name not in _HEADERS for name in _own_headers(headers)) or len(headers.getall(BASIN_HEADER, ())) > 1:
+        return None
+    if path.is_tail:
+        return CheckTail()
+    if not path.is_records:
+        return None
+    try:
+        read = parse_read_query(query)
+        form = _form(headers)
+        last = headers.get("Last-Event-ID")
+        if form.reply is Reply.SSE and last is not None:
+            read = read.resumed(parse_event_id(last))
+    except (BadQuery, BadFormat, BadEventId):
+        return None
+    if form.is_unary:
+        read = read.unary()
+    # What S2 says to a limit of zero depends on more than the records.
+    return ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
+
+
+def is_session(headers: CIMultiDict[str]) -> bool:
+    """Whether a request opens a session."""
+    return _media_type(headers.get("Content-Type", "")) == session.CONTENT_TYPE
+
+
+def _own_headers(headers: CIMultiDict[str]) -> Iterator[str]:
+    return (name for name in map(str.lower, headers) if name.startswith("s2-"))
+
+
+def _form(headers: CIMultiDict[str]) -> Form:
+    """The encoding that the request asks for.  Raises BadFormat."""
+    if is_session(headers):
+        return Form(Reply.SESSION, compression=choose_compression(headers.get("Accept-Encoding")))
+    format_ = parse_format(headers.get(FORMAT_HEADER))
+    accepted = {_media_type(one) for one in ",".join(headers.getall("Accept", ())).split(",")}
+    if sse.CONTENT_TYPE in accepted:
+        return Form(Reply.SSE, format_)
+    return Form(Reply.JSON if accepted.isdisjoint(_PROTOBUF) else Reply.PROTOBUF, format_)
+
+
+def _media_type(value: str) -> str:
+    return value.partition(";")[0].strip().lower()

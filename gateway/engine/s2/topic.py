@@ -1,0 +1,108 @@
+"""The live readers of one S2 stream, and what the stream's one session at the origin has brought them.
+
+A topic is at a *position*: the sequence number that the session brings next.  Everything before it has been stored, so
+a reader that is behind goes on from the tape, and a reader whose connection is full simply stays behind.  `tail` is
+known once the session has said that its position is the stream's tail.
+
+The topic ends in one of two ways, both final: `lost`, with the error that all readers are given, or without readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Protocol
+
+from gateway.aio.signal import Signal
+from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.origin import Refused
+from gateway.s2.records import Record, StreamPosition, total_metered_bytes
+
+
+class LiveReader(Protocol):
+    """A session with a client that follows the stream."""
+
+    def deliver(self, batch: Batch) -> None:
+        """These records have just come."""
+
+    def beat(self, *, is_due: bool) -> None:
+        """Send a heartbeat: if `is_due`, unless something was sent lately; else if the first is owed."""
+
+    def lost(self, error: Refused) -> None:
+        """Nothing more will come: end the session with this error."""
+
+
+class Topic:
+    """The live state of one stream.  Owner: the `Topics` table; the session's task moves it."""
+
+    __slots__ = ("changed", "error", "heard_at", "last_timestamp", "position", "readers", "tail", "users")
+
+    def __init__(self, tail: StreamPosition) -> None:
+        self.position = tail.seq_num
+        self.last_timestamp = tail.timestamp
+        """The timestamp of the record before the position."""
+        self.tail: StreamPosition | None = tail
+        """The stream's tail; None if there may be records after the position."""
+        self.heard_at = -inf
+        """When the session last said what the tail is (monotonic seconds)."""
+        self.readers: dict[LiveReader, None] = {}
+        self.users = 0
+        """Readers of all kinds, waiting unary reads included."""
+        self.changed = Signal()
+        """Fires when records have come, and at the end."""
+        self.error: Refused | None = None
+        """Why nothing more will come."""
+
+    def __repr__(self) -> str:
+        state = "lost" if self.error is not None else "at the tail" if self.tail is not None else "catching up"
+        return f"<Topic at {self.position}, {state}, {len(self.readers)} readers>"
+
+    def join(self, reader: LiveReader) -> None:
+        """The reader is sent what comes from now on."""
+        self.readers[reader] = None
+
+    def leave(self, reader: LiveReader) -> None:
+        """The reader is sent nothing more."""
+        self.readers.pop(reader, None)
+
+    def publish(self, records: Sequence[Record], tail: StreamPosition | None, now: float) -> None:
+        """Records have come from the position on, and have been stored; `tail` is what the origin said with them."""
+        end = records[-1].seq_num + 1
+        is_tail = tail is not None and tail.seq_num == end
+        batch = Batch(self.position, end, tuple(records), total_metered_bytes(records), tail if is_tail else None)
+        self.position, self.tail, self.last_timestamp = end, batch.batch.tail, records[-1].timestamp
+        if self.tail is not None:
+            self.heard_at = now
+        for reader in tuple(self.readers):
+            reader.deliver(batch)
+        self.changed.fire()
+
+    def heard(self, tail: StreamPosition, now: float) -> None:
+        """The origin has said what the tail is, without records."""
+        if tail.seq_num == self.position:
+            self.tail = tail
+            self.heard_at = now
+            for reader in tuple(self.readers):
+                reader.beat(is_due=False)
+
+    def disconnected(self) -> None:
+        """The session is interrupted: the tail is not known until it goes on."""
+        self.tail = None
+
+    def beat(self) -> None:
+        """Some time has passed: readers that have heard nothing for long are sent a heartbeat.
+
+        While the tail is not known there are none, so that clients can tell a stream that is lost from one that is
+        quiet."""
+        if self.tail is not None:
+            for reader in tuple(self.readers):
+                reader.beat(is_due=True)
+
+    def lost(self, error: Refused) -> None:
+        """Nothing more will come."""
+        if self.error is None:
+            self.error = error
+            readers, self.readers = self.readers, {}
+            for reader in readers:
+                reader.lost(error)
+            self.changed.fire()

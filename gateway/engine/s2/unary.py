@@ -1,0 +1,154 @@
+"""One unary read: over the tape, then by what the origin says, and at the tail by waiting.
+
+What a limit stops on the tape is answered from memory.  Where the tape ends, the origin is asked for what follows; what
+a fetch sent after the request's arrival brings is all that there is.  A read that finds nothing, and may wait, waits at
+the stream's topic.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock
+from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
+from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.origin import AtTail, Found, Refused
+from gateway.engine.s2.reader import DRAINING
+from gateway.engine.s2.request import ReadRecords, Reply
+from gateway.engine.s2.start import if_at, limits_of, start_of
+from gateway.engine.s2.stream import S2Stream
+from gateway.engine.s2.streams import S2Streams
+from gateway.engine.s2.topic import Topic
+from gateway.errors import ShortOfMemory
+from gateway.protocol.cache_status import Outcome
+from gateway.s2 import protobuf
+from gateway.s2.read_query import FromSeqNum
+from gateway.s2.records import Record, StreamPosition
+from gateway.tape.records import Part, cut
+
+
+class UnaryContext(Protocol):
+    """What all reads of a process share."""
+
+    @property
+    def clock(self) -> Clock:
+        """Times of waits."""
+
+    @property
+    def streams(self) -> S2Streams:
+        """The streams in use."""
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether requests that bring more records may be sent; False while the process is short of memory."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether live reads are to end."""
+
+
+class UnaryRead:
+    """One unary read of one stream."""
+
+    def __init__(self, reads: UnaryContext, stream: S2Stream, read: S2Read, asked: ReadRecords) -> None:
+        self._reads = reads
+        self._stream = stream
+        self._read = read
+        self._form = asked.form
+        self._query = asked.query
+        self._left = limits_of(asked.query)
+        self._at = 0
+        self._found: list[Record] = []
+        self._size = 0
+        self._start = 0
+        self._outcome = Outcome.HIT
+
+    async def answer(self) -> S2Answer:
+        """Answer the read.  Raises a GatewayError."""
+        query = self._query
+        asks = not isinstance(query.start, FromSeqNum)
+        start = await start_of(self._stream, query, self._read.trust_s)
+        if isinstance(start, Refused):
+            return refused_answer(start)
+        self._at = self._start = start.at
+        if asks:
+            self._outcome = Outcome.REVALIDATED
+        if start.tail is not None:
+            return await self._at_tail(start.tail)
+        while True:
+            if self._take(self._stream.tape.read(self._at, self._left)):
+                return self._batch()
+            if (trusted := if_at(self._at, self._stream.trusted_tail(self._read.trust_s))) is not None:
+                return self._batch() if self._found else await self._at_tail(trusted)
+            if not self._reads.may_fetch:
+                raise ShortOfMemory
+            fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+            self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
+            match fetched.outcome:
+                case Refused() as refused:
+                    return refused_answer(refused)
+                case Found(records):
+                    end = records[-1].seq_num + 1 if records else self._at
+                    if self._take(cut(records, self._at, end, self._left)) or fetched.is_all:
+                        return self._batch()
+                case AtTail(tail):
+                    if fetched.is_fresh:
+                        return self._batch() if self._found else await self._at_tail(tail)
+
+    def _take(self, part: Part) -> bool:
+        """Take records; returns whether the read is complete."""
+        self._found += part.records
+        self._size += part.size
+        self._at = part.end
+        self._left = self._left.after(len(part.records), part.size)
+        return part.is_closed
+
+    async def _at_tail(self, tail: StreamPosition) -> S2Answer:
+        """The read has found nothing, and this is the tail."""
+        if self._at > tail.seq_num and not self._query.is_clamped:
+            return unwritten_answer(tail)
+        self._at = self._start = tail.seq_num
+        wait_s = self._query.longest_wait_s
+        if not wait_s:
+            return unwritten_answer(tail)
+        streams, stream, linger_s = self._reads.streams, self._stream, self._read.linger_s
+        topic = streams.attach(stream, tail, linger_s, self._read.source.client)
+        try:
+            return await self._wait(topic, wait_s)
+        finally:
+            streams.detach(stream, topic, linger_s)
+
+    async def _wait(self, topic: Topic, wait_s: float) -> S2Answer:
+        """Wait for records at the topic."""
+        clock = self._reads.clock
+        self._outcome = Outcome.FOLLOWED
+        until = clock.now() + wait_s
+        while True:
+            self._stream.check()
+            if self._take(self._stream.tape.read(self._at, self._left)) or self._found:
+                return self._batch(topic.tail)
+            if topic.error is not None or self._reads.is_draining:
+                return refused_answer(topic.error or DRAINING)
+            if topic.position > self._at:
+                # What has come was evicted before this read could take it.
+                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+                if isinstance(fetched.outcome, Refused):
+                    return refused_answer(fetched.outcome)
+                if isinstance(fetched.outcome, Found):
+                    records = fetched.outcome.records
+                    self._take(cut(records, self._at, records[-1].seq_num + 1 if records else self._at, self._left))
+                    return self._batch()
+                continue
+            left_s = until - clock.now()
+            if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
+                return self._batch(topic.tail)
+
+    def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
+        part = Part(tuple(self._found), self._size, self._at, is_closed=True)
+        batch = Batch.of(self._start, part, tail)
+        if self._form.reply is Reply.PROTOBUF:
+            headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
+            return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), self._outcome)
+        return json_answer(200, batch.json(self._form.format_), self._outcome)

@@ -1,0 +1,112 @@
+"""Requests to S2 origins: reads are answered by the engine, everything else is relayed.
+
+A unary answer is written whole.  A session has no task once its head is out: its channel holds the connection, and a
+`SessionReader` the position in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.engine.route import Route
+from gateway.engine.s2.answer import S2Answer, S2Read
+from gateway.engine.s2.reader import Session, SessionReader
+from gateway.engine.s2.reads import S2Reads
+from gateway.engine.s2.request import CheckTail, Reply
+from gateway.errors import GatewayError
+from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import ACCEL_BUFFERING
+from gateway.s2 import session as s2s
+from gateway.s2 import sse
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
+from gateway.server.head import response_head
+from gateway.server.live import LiveAnswers
+from gateway.server.request import Answered, Request
+from gateway.server.s2_request import S2Request
+from gateway.telemetry.access_record import Record
+
+_WHOLE_BYTES: Final = 1 << 18
+"""A larger body is written in parts, each of which the client has the write timeout to take."""
+
+
+class S2Answers:
+    """Answers reads of S2 streams.  Owns no state: the engine does."""
+
+    def __init__(self, reads: S2Reads, recorder: ResponseRecorder, live: LiveAnswers) -> None:
+        self._reads = reads
+        self._recorder = recorder
+        self._live = live
+
+    async def answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
+        """Answer a read; None if a session gives the answer.  Raises a GatewayError."""
+        read, asked = request
+        if isinstance(asked, CheckTail):
+            return await self._deliver(context, await self._reads.check_tail(read))
+        if asked.form.is_unary:
+            return await self._deliver(context, await self._reads.unary(read, asked))
+        opened = await self._reads.open(read, asked)
+        if isinstance(opened, S2Answer):
+            return await self._deliver(context, opened)
+        self._begin(context, parsed.route, read, opened)
+        return None
+
+    async def _deliver(self, context: RequestContext, answer: S2Answer) -> Answered:
+        context.outcome, headers, body = answer.outcome, answer.headers, answer.body
+        headers["Cache-Status"] = cache_status(self._recorder.node, answer.outcome)
+        headers.setdefault("Cache-Control", "no-store")
+        self._recorder.finish(context, headers)
+        if len(body) <= _WHOLE_BYTES:
+            return context.delivery.text(answer.status, headers, body)
+        return await context.delivery.stream(answer.status, None, headers, len(body), _whole(body))
+
+    def _begin(self, context: RequestContext, route: Route, read: S2Read, session: Session) -> None:
+        """Begin a session.  Raises UpstreamBroken and closes it if a header must not be written."""
+        request, reads = context.request, self._reads
+        channel, keeps, is_chunked = request.channel, request.keeps_alive, request.version != "1.0"
+        try:
+            head = self._head(request, route, session, keeps=keeps, is_chunked=is_chunked)
+        except GatewayError:
+            reads.close(session)
+            raise
+        reader = reads.begin(read, session, channel)
+
+        def fill(into: Record) -> None:
+            topic = reader.topic
+            into.status, into.first_byte_s = 200, channel.live_first_byte_s
+            into.next_offset, into.sent_bytes = str(reader.at), channel.live_bytes
+            into.subscribers = len(topic.readers) if topic is not None else 1
+
+        name = route.config.name
+        note = self._live.note(Mode.SSE, name, context.began, fill)
+        channel.follow(reader, name, context.began, note, keeps=keeps, is_chunked=is_chunked)
+        channel.write_head(head)
+        context.is_live = True
+        _start(reader, session)
+
+    def _head(self, request: Request, route: Route, session: Session, *, keeps: bool, is_chunked: bool) -> bytes:
+        is_sse = session.form.reply is Reply.SSE
+        headers = CIMultiDict({"Content-Type": sse.CONTENT_TYPE if is_sse else s2s.CONTENT_TYPE})
+        headers["Cache-Control"] = "no-cache, no-transform"
+        headers[ACCEL_BUFFERING] = "no"
+        headers["Cache-Status"] = cache_status(self._recorder.node, Outcome.FOLLOWED)
+        if is_chunked:
+            headers["Transfer-Encoding"] = "chunked"
+        self._recorder.dress(route, request.headers.get("Origin"), headers)
+        return response_head(200, headers, self._reads.clock.wall(), keeps=keeps)
+
+
+def _start(reader: SessionReader, session: Session) -> None:
+    try:
+        reader.start(session.tail)
+    except Exception:
+        # The session has the connection by now, so an error cannot become a response.
+        reader.gone()
+        raise
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -1,0 +1,79 @@
+"""What a request on a route to an S2 origin asks for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from multidict import CIMultiDict
+
+from gateway.engine.route import Route
+from gateway.engine.s2.answer import S2Read
+from gateway.engine.s2.origin import Source
+from gateway.engine.s2.request import (
+    BASIN_HEADER,
+    CheckTail,
+    ReadRecords,
+    is_session,
+    key_query,
+    parse_path,
+    parse_read,
+)
+from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.target import Target
+from gateway.s2 import sse
+from gateway.server.header_facts import SharingFacts
+from gateway.server.request import Request
+from gateway.telemetry.access_record import RecordedStream
+
+
+class S2Request(NamedTuple):
+    """A read of an S2 stream that the engine answers."""
+
+    read: S2Read
+    asked: ReadRecords | CheckTail
+
+
+def s2_mode(request: Request, asked: ReadRecords | CheckTail | None) -> Mode | None:
+    """What kind of request this is; None if its method tells."""
+    match asked:
+        case None:
+            if request.method != "GET":
+                return None
+            # A session, or server-sent events, last as long as the client likes.
+            is_live = is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", "")
+            return Mode.SSE if is_live else Mode.OTHER
+        case CheckTail():
+            return Mode.HEAD
+        case ReadRecords(query, form):
+            if not form.is_unary:
+                return Mode.SSE
+            return Mode.LONGPOLL if query.longest_wait_s else Mode.CATCHUP
+
+
+def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFacts, client: str) -> S2Request | None:
+    """The read that a request asks for; None if it is to be relayed."""
+    config = route.config
+    may_share = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
+    if not may_share or request.method != "GET" or request.body is not None:
+        return None
+    path = parse_path(route.upstream_path(target.path))
+    asked = parse_read(path, target.query, request.headers) if path is not None else None
+    if path is None or asked is None:
+        return None
+    basin = request.headers.get(BASIN_HEADER)
+    key = StreamKey(Group(route.authority, path.stream), key_query(basin), sharing.partition)
+    headers = CIMultiDict(sharing.headers)
+    if basin is not None:
+        headers[BASIN_HEADER] = basin
+    source = Source(
+        config.name,
+        RecordedStream.of(config.name, target, sharing.partition),
+        route.upstream_base(target.path)[: -len(route.upstream_path(target.path))] + path.stream,
+        headers,
+        route.bounds,
+        route.live_bounds,
+        client,
+    )
+    trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
+    return S2Request(S2Read(key, source, config.live_linger_s, trust_s), asked)

@@ -1,0 +1,390 @@
+"""The tape of an S2 stream: records by sequence number.
+
+Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
+has there is held.  Numbers without a record inside a block are legal, because a trim removes records and a read from
+below the trim point begins with the first record that is left.  Blocks that touch form one run.
+
+A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  Where the
+stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
+*open*, and only the origin can tell whether more follows.  A read that a limit stopped is *closed*.
+
+A stream that is deleted and created again numbers its records from 0 anew.  `store` raises `RecordsReplaced` if records
+contradict those held: another timestamp at the same number, or timestamps that decrease.
+
+The tape changes only by plain functions.  It knows no HTTP, no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+from gateway.s2.records import (
+    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_RECORDS,
+    MAX_U64,
+    InvalidAppend,
+    Record,
+    StreamPosition,
+    Trim,
+    command_of,
+    is_command,
+    metered_bytes,
+)
+
+RECORD_COST: Final = 260
+"""Bytes charged per record in addition to its metered bytes: the object, its numbers, its body's header, two slots."""
+
+HEADER_COST: Final = 170
+"""Bytes charged per header of a record in addition to its bytes."""
+
+BLOCK_COST: Final = 400
+"""Bytes charged per block in addition to its records."""
+
+BLOCK_BYTES: Final = 256 * 1024
+"""A block with this many metered bytes takes no more records; blocks are evicted whole."""
+
+_by_seq_num = attrgetter("seq_num")
+_by_timestamp = attrgetter("timestamp")
+
+
+class RecordsReplaced(Exception):
+    """Records contradict those held: the stream has been created again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a read: records, metered bytes, and the first timestamp that is not wanted; None for no limit."""
+
+    count: int | None = None
+    bytes: int | None = None
+    until: int | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no record can be within the limits any more."""
+        return self.count == 0 or self.bytes == 0
+
+    def after(self, count: int, size: int) -> Limits:
+        """What is left after `count` records of `size` metered bytes."""
+        return Limits(
+            None if self.count is None else max(0, self.count - count),
+            None if self.bytes is None else max(0, self.bytes - size),
+            self.until,
+        )
+
+    def within(self, count: int, size: int) -> Limits:
+        """The same limits, and at most `count` records and `size` metered bytes."""
+        return Limits(
+            count if self.count is None else min(self.count, count),
+            size if self.bytes is None else min(self.bytes, size),
+            self.until,
+        )
+
+    def covers(self, other: Limits) -> bool:
+        """Whether a read with these limits stops no earlier than one with `other`; `until` is not compared."""
+        return _is_at_least(self.count, other.count) and _is_at_least(self.bytes, other.bytes)
+
+
+UNARY: Final = Limits(MAX_BATCH_RECORDS, MAX_BATCH_METERED_BYTES)
+"""What one unary read, or one batch of a session, is limited to."""
+
+
+def _is_at_least(one: int | None, other: int | None) -> bool:
+    return one is None or (other is not None and one >= other)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records that a read takes from memory.  `end` is the sequence number at which it goes on."""
+
+    records: tuple[Record, ...]
+    size: int
+    """Metered bytes."""
+    end: int
+    is_closed: bool
+    """Whether a limit stopped the read: whatever the stream appends, the answer stays the same."""
+
+
+def cut(records: Sequence[Record], start: int, end: int, limits: Limits) -> Part:
+    """The part of a read from `start` that `records` answer.  They are all records of the stream from `start` to
+    `end`; earlier ones are left out."""
+    if records and records[0].seq_num < start:
+        records = records[bisect_left(records, start, key=_by_seq_num) :]
+    if limits == _NO_LIMITS:
+        return Part(tuple(records), sum(map(metered_bytes, records)), max(start, end), is_closed=False)
+    if limits.is_exhausted:
+        return Part((), 0, start, is_closed=True)
+    size = 0
+    for taken, record in enumerate(records):
+        more = size + metered_bytes(record)
+        if (limits.until is not None and record.timestamp >= limits.until) or (
+            limits.bytes is not None and more > limits.bytes
+        ):
+            return Part(tuple(records[:taken]), size, record.seq_num, is_closed=True)
+        size = more
+        if limits.count == taken + 1 or limits.bytes == size:
+            return Part(tuple(records[: taken + 1]), size, record.seq_num + 1, is_closed=True)
+    return Part(tuple(records), size, max(start, end), is_closed=False)
+
+
+_NO_LIMITS: Final = Limits()
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A covered range that holds at least one record."""
+
+    start: int
+    end: int
+    records: list[Record]
+    size: int
+    cost: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= BLOCK_BYTES or len(self.records) >= MAX_BATCH_RECORDS
+
+
+@dataclass(slots=True)
+class RecordTape:
+    """The records held of one incarnation of a stream.  Owner: the `TapeStore`, which makes all changes of size."""
+
+    cost: int = 0
+    verified_at: float = -math.inf
+    """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
+    _starts: list[int] = field(default_factory=list)
+    """The starts of all blocks, in order."""
+    _blocks: dict[int, _Block] = field(default_factory=dict)
+    """Blocks by their start, in the order they were begun."""
+
+    def __repr__(self) -> str:
+        runs = sum(
+            index == 0 or self._blocks[self._starts[index - 1]].end != start for index, start in enumerate(self._starts)
+        )
+        return f"<RecordTape {self.record_count} records, {runs} runs>"
+
+    @property
+    def block_count(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def record_count(self) -> int:
+        """Records held."""
+        return sum(len(block.records) for block in self._blocks.values())
+
+    @property
+    def size(self) -> int:
+        """Metered bytes held."""
+        return sum(block.size for block in self._blocks.values())
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the last one covered; 0 if none is."""
+        return self._blocks[self._starts[-1]].end if self._starts else 0
+
+    def covers(self, seq_num: int) -> bool:
+        """Whether it is known which record the stream has at `seq_num`, if any."""
+        return self._block_at(seq_num) is not None
+
+    def covered_from(self, seq_num: int) -> int:
+        """The first covered number at or after `seq_num`; `MAX_U64` if there is none."""
+        if self.covers(seq_num):
+            return seq_num
+        index = bisect_right(self._starts, seq_num)
+        return self._starts[index] if index < len(self._starts) else MAX_U64
+
+    def record(self, seq_num: int) -> Record | None:
+        """The record at `seq_num`, if it is held."""
+        block = self._block_at(seq_num)
+        if block is None:
+            return None
+        index = bisect_left(block.records, seq_num, key=_by_seq_num)
+        if index < len(block.records) and block.records[index].seq_num == seq_num:
+            return block.records[index]
+        return None
+
+    def read(self, start: int, limits: Limits) -> Part:
+        """The records from `start` on that are held without a break, within the limits."""
+        taken: list[Record] = []
+        size, at = 0, start
+        if limits.is_exhausted:
+            return Part((), 0, start, is_closed=True)
+        while (block := self._block_at(at)) is not None:
+            index = bisect_left(block.records, at, key=_by_seq_num) if at > block.start else 0
+            left = limits.after(len(taken), size)
+            part = cut(block.records[index:] if index else block.records, at, block.end, left)
+            taken += part.records
+            size += part.size
+            at = part.end
+            if part.is_closed:
+                return Part(tuple(taken), size, at, is_closed=True)
+        return Part(tuple(taken), size, at, is_closed=False)
+
+    def at_timestamp(self, timestamp: int) -> int | None:
+        """The sequence number at which a read from `timestamp` starts; None if what is held does not tell.
+
+        The first record at or after the timestamp is known if the record before it is held and is earlier, or if no
+        record comes before it.
+        """
+        at = bisect_left(self._starts, timestamp, key=lambda start: self._blocks[start].records[-1].timestamp)
+        if at == len(self._starts):
+            return None
+        block = self._blocks[self._starts[at]]
+        index = bisect_left(block.records, timestamp, key=_by_timestamp)
+        # The block before ends with a record that is earlier.
+        is_known = index or block.start == 0 or (at and self._blocks[self._starts[at - 1]].end == block.start)
+        return block.records[index].seq_num if is_known else None
+
+    def contradicts(self, tail: StreamPosition, end: int) -> bool:
+        """Whether a stream with this tail is another one than the stream whose records are held; `end` is where they
+        ended when the origin was asked for the tail."""
+        if tail.seq_num < end:
+            return True
+        last = self.record(tail.seq_num - 1)
+        return last is not None and last.timestamp != tail.timestamp
+
+    # -- changes
+
+    def store(self, start: int, records: Sequence[Record]) -> None:
+        """Store what a read from `start` was answered with, in order.  Records already held are kept.
+
+        Raises RecordsReplaced, with nothing stored, if the records contradict those held.
+        """
+        if not records:
+            return
+        self._check(start, records)
+        end = records[-1].seq_num + 1
+        at = start
+        while at < end:
+            held = self._block_at(at)
+            if held is not None:
+                at = held.end
+                continue
+            stop = min(self.covered_from(at), end)
+            first = bisect_left(records, at, key=_by_seq_num)
+            last = bisect_left(records, stop, key=_by_seq_num)
+            if first < last:
+                self._add(at, stop, records[first:last])
+            else:
+                # There is a block at `stop`, because the last record is before `end`.
+                self._begin_earlier(stop, at)
+            at = stop
+        for record in records:
+            if is_command(record):
+                self._obey(record)
+
+    def _check(self, start: int, records: Sequence[Record]) -> None:
+        if records[0].seq_num < start:
+            raise RecordsReplaced
+        earlier = self._before(records[0].seq_num)
+        timestamp = earlier.timestamp if earlier is not None else 0
+        seq_num, end = -1, self.end
+        for record in records:
+            if record.seq_num <= seq_num or record.timestamp < timestamp:
+                raise RecordsReplaced
+            seq_num, timestamp = record.seq_num, record.timestamp
+            if seq_num < end and (held := self.record(seq_num)) is not None and held.timestamp != timestamp:
+                raise RecordsReplaced
+        later = self._after(seq_num)
+        if later is not None and later.timestamp < timestamp:
+            raise RecordsReplaced
+
+    def _before(self, seq_num: int) -> Record | None:
+        """The last record held before `seq_num`."""
+        at = bisect_left(self._starts, seq_num) - 1
+        if at < 0:
+            return None
+        records = self._blocks[self._starts[at]].records
+        if index := bisect_left(records, seq_num, key=_by_seq_num):
+            return records[index - 1]
+        return self._blocks[self._starts[at - 1]].records[-1] if at else None
+
+    def _after(self, seq_num: int) -> Record | None:
+        """The first record held after `seq_num`."""
+        at = max(0, bisect_right(self._starts, seq_num) - 1)
+        for start in self._starts[at : at + 2]:
+            records = self._blocks[start].records
+            index = bisect_right(records, seq_num, key=_by_seq_num)
+            if index < len(records):
+                return records[index]
+        return None
+
+    def _add(self, start: int, end: int, records: Sequence[Record]) -> None:
+        """Cover the numbers from `start` to `end`, of which none is covered yet."""
+        index = bisect_left(self._starts, start)
+        block = self._blocks[self._starts[index - 1]] if index else None
+        position = 0
+        while start < end:
+            if block is None or block.end != start or block.is_full:
+                block = _Block(start, start, [], 0, BLOCK_COST)
+                self._starts.insert(index, start)
+                self._blocks[start] = block
+                index += 1
+                self.cost += BLOCK_COST
+            before = block.cost
+            while position < len(records) and not block.is_full:
+                record = records[position]
+                block.records.append(record)
+                size = metered_bytes(record)
+                block.size += size
+                block.cost += size + RECORD_COST + HEADER_COST * len(record.headers)
+                position += 1
+            self.cost += block.cost - before
+            block.end = start = end if position == len(records) else records[position].seq_num
+
+    def _begin_earlier(self, start: int, earlier: int) -> None:
+        """Let the block at `start` cover the numbers from `earlier` too, none of which has a record."""
+        block = self._blocks.pop(start)
+        self._starts[bisect_left(self._starts, start)] = block.start = earlier
+        self._blocks[earlier] = block
+
+    def _obey(self, record: Record) -> None:
+        """Drop the records that a trim command removes from the stream."""
+        try:
+            command = command_of(record)
+        except InvalidAppend:
+            return
+        if isinstance(command, Trim):
+            self.drop_before(min(command.seq_num, record.seq_num))
+
+    def drop_before(self, seq_num: int) -> None:
+        """Forget what is covered before `seq_num`."""
+        while self._starts and self._blocks[self._starts[0]].end <= seq_num:
+            self._drop(self._starts[0])
+        if not self._starts or self._starts[0] >= seq_num:
+            return
+        block = self._blocks[self._starts[0]]
+        self._drop(block.start)
+        if left := block.records[bisect_left(block.records, seq_num, key=_by_seq_num) :]:
+            self._add(seq_num, block.end, left)
+
+    def drop_oldest(self) -> int:
+        """Drop the block that was begun first; return the cost freed."""
+        before = self.cost
+        start = next(iter(self._blocks), None)
+        if start is not None:
+            self._drop(start)
+        return before - self.cost
+
+    def drop_all(self) -> int:
+        """Drop every record; return the cost freed."""
+        freed, self.cost = self.cost, 0
+        self._starts.clear()
+        self._blocks.clear()
+        return freed
+
+    def _drop(self, start: int) -> None:
+        del self._starts[bisect_left(self._starts, start)]
+        self.cost -= self._blocks.pop(start).cost
+
+    def _block_at(self, seq_num: int) -> _Block | None:
+        index = bisect_right(self._starts, seq_num) - 1
+        if index < 0:
+            return None
+        block = self._blocks[self._starts[index]]
+        return block if seq_num < block.end else None

@@ -1,0 +1,260 @@
+"""Live reads through the gateway: one session at the origin for all, whatever their format."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import cycle
+
+import pytest
+
+from gateway.origin.s2.calls import Call
+from gateway.s2.records import ReadBatch, StreamPosition
+from gateway.s2.session import Terminal
+from gateway.s2.sse import Done, Failure, Ping
+from tests.s2.edge.clients import Client, Edge, SessionReader, SseReader
+from tests.waiting import eventually
+
+
+async def test_500_followers_in_mixed_formats_are_one_session_at_the_origin(edge: Edge) -> None:
+    await edge.client.append("a")
+    formats = cycle(["sse", "base64", "s2s", "zstd", "gzip"])
+
+    async def follower(kind: str) -> SseReader | SessionReader:
+        if kind == "sse":
+            return await edge.client.events()
+        if kind == "base64":
+            return await edge.client.events("seq_num=1")
+        return await edge.client.session(**({} if kind == "s2s" else {"Accept-Encoding": kind}))
+
+    kinds = [next(formats) for _ in range(500)]
+    readers = await asyncio.gather(*map(follower, kinds))
+    waiting = [asyncio.ensure_future(edge.client.read("seq_num=1&wait=60")) for _ in range(20)]
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    big = "b" * 5_000
+    await edge.client.append(big)
+    for kind, reader in zip(kinds, readers, strict=True):
+        assert await reader.texts(1 if kind == "base64" else 2) == ([big] if kind == "base64" else ["a", big])
+    for answer in await asyncio.gather(*waiting):
+        assert answer.texts == [big]
+    assert edge.counters.sessions_peak[Call.READ_SESSION] == 1
+    assert edge.counters.requests[Call.READ_EVENTS] == 0
+    assert edge.counters.records_sent[Call.READ_SESSION] == 1
+    for reader in readers:
+        reader.close()
+
+
+async def test_a_session_catches_up_then_follows(edge: Edge) -> None:
+    for start in range(0, 3_000, 1_000):
+        await edge.client.append(*(str(number) for number in range(start, start + 1_000)))
+    reader = await edge.client.session()
+    assert await reader.texts(3_000) == [str(number) for number in range(3_000)]
+    beat = await reader.next()
+    assert isinstance(beat, ReadBatch)
+    assert beat.tail is not None
+    assert beat.tail.seq_num == 3_000
+    await edge.client.append("next")
+    assert await reader.texts(1) == ["next"]
+    reader.close()
+
+
+async def test_sse_ids_count_what_this_response_has_sent(edge: Edge) -> None:
+    await edge.client.append("a", "b")
+    first = await edge.client.events("seq_num=0")
+    second = await edge.client.events("seq_num=1")
+    assert str((await first.batch()).id) == "1,2,18"
+    assert str((await second.batch()).id) == "1,1,9"
+    assert isinstance(await first.next(), Ping)
+    assert isinstance(await second.next(), Ping)
+    await edge.client.append("c")
+    assert str((await first.batch()).id) == "2,3,27"
+    assert str((await second.batch()).id) == "2,2,18"
+    resumed = await edge.client.events("seq_num=0&count=4", **{"Last-Event-ID": "1,2,18"})
+    assert str((await resumed.batch()).id) == "2,1,9"
+    for reader in (first, second, resumed):
+        reader.close()
+
+
+async def test_limits_end_a_session_in_order(edge: Edge) -> None:
+    await edge.client.append(*"abc", timestamp=1)
+    await edge.client.append(*"de", timestamp=5)
+    sse = await edge.client.events("seq_num=0&count=2")
+    assert (await sse.texts(2), await sse.rest()) == (["a", "b"], [Done()])
+    session = await edge.client.session("seq_num=0&until=5")
+    assert (await session.texts(3), await session.next()) == (["a", "b", "c"], None)
+    bounded = await edge.client.session("seq_num=3&count=10")
+    assert (await bounded.texts(2), await bounded.next()) == (["d", "e"], None)
+
+
+async def test_limits_hold_for_what_comes_live(edge: Edge) -> None:
+    await edge.client.append("a")
+    sse = await edge.client.events("seq_num=0&count=3&wait=60")
+    assert await sse.texts(1) == ["a"]
+    assert isinstance(await sse.next(), Ping)
+    await edge.client.append(*"bcd")
+    assert (await sse.texts(2), await sse.rest()) == (["b", "c"], [Done()])
+
+
+async def test_a_wait_ends_a_session_in_order(edge: Edge) -> None:
+    await edge.client.append("a")
+    session = await edge.client.session("seq_num=0&wait=7")
+    assert await session.texts(1) == ["a"]
+    assert isinstance(await session.next(), ReadBatch)
+    edge.clock.advance(6)
+    await edge.client.append("b")
+    assert await session.texts(1) == ["b"]
+    edge.clock.advance(6)
+    await edge.client.append("c")
+    assert await session.texts(1) == ["c"]
+    edge.clock.advance(8)
+    assert await session.next() is None
+
+
+async def test_a_session_that_starts_beyond_the_tail_is_refused(edge: Edge) -> None:
+    await edge.client.append("a")
+    assert (await edge.client.session("seq_num=2")).status == 416
+    assert (await edge.client.events("seq_num=1&count=1")).status == 416
+    clamped = await edge.client.session("seq_num=9&clamp=true")
+    beat = await clamped.next()
+    assert isinstance(beat, ReadBatch)
+    assert beat.tail is not None
+    assert beat.tail.seq_num == 1
+    await edge.client.append("b")
+    assert await clamped.texts(1) == ["b"]
+    clamped.close()
+
+
+async def test_a_stream_that_is_not_there_is_said_by_the_origin(edge: Edge) -> None:
+    for reader in (await edge.client.session(), await edge.client.events()):
+        assert reader.status == 404
+    assert (await edge.client.read()).json["code"] == "stream_not_found"
+
+
+async def test_an_idle_session_is_sent_heartbeats(edge: Edge) -> None:
+    await edge.client.append("a")
+    session, sse = await edge.client.session("seq_num=1"), await edge.client.events("seq_num=1")
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    for _ in range(3):
+        beat, ping = await session.next(), await sse.next()
+        assert isinstance(beat, ReadBatch)
+        assert isinstance(ping, Ping)
+        assert beat.tail == ping.tail
+        assert beat.tail is not None
+        assert beat.tail.seq_num == 1
+        edge.clock.advance(5)
+        edge.clock.advance(5)
+    session.close()
+    sse.close()
+
+
+async def test_the_session_at_the_origin_ends_some_time_after_the_last_reader(edge: Edge) -> None:
+    await edge.client.append("a")
+    reader = await edge.client.session()
+    assert await reader.texts(1) == ["a"]
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    reader.close()
+    await eventually(lambda: edge.gateway.engine.s2.sessions == 0)
+    edge.clock.advance(5)
+    await edge.counters.sessions_are(Call.READ_SESSION, 0)
+    assert "0 in use" in repr(edge.gateway.engine.s2)
+
+
+async def test_a_drain_ends_sessions_with_an_error(edge: Edge) -> None:
+    await edge.client.append("a")
+    session, sse = await edge.client.session(), await edge.client.events()
+    assert await session.texts(1) == await sse.texts(1) == ["a"]
+    assert isinstance(await session.next(), ReadBatch)
+    assert isinstance(await sse.next(), Ping)
+    edge.gateway.drain()
+    edge.clock.advance(2)
+    end = await session.next()
+    assert isinstance(end, Terminal)
+    assert end.status == 503
+    assert b"server_draining" in end.body
+    (failure,) = await sse.rest()
+    assert isinstance(failure, Failure)
+    assert b"server_draining" in failure.body
+
+
+async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge, slow_client: Client) -> None:
+    await edge.client.append("first")
+    slow, quick = await slow_client.session(), await edge.client.session()
+    assert await quick.texts(1) == ["first"]
+    sent = []
+    for number in range(40):
+        text = f"{number}" + "x" * 500_000
+        sent.append(text)
+        await edge.client.append(text)
+        assert await quick.texts(1) == [text]
+    positions = [reader.at for reader in edge.gateway.engine.s2.readers]
+    assert min(positions) < max(positions) == 41
+    assert await slow.texts(41) == ["first", *sent]
+    assert edge.counters.sessions_peak[Call.READ_SESSION] == 1
+    slow.close()
+    quick.close()
+
+
+async def test_a_tail_position_is_said_with_what_comes_live(edge: Edge) -> None:
+    await edge.client.append("a", timestamp=5)
+    session = await edge.client.session("seq_num=1")
+    assert (await session.next()) == ReadBatch((), StreamPosition(1, 5))
+    await edge.client.append("b", timestamp=7)
+    batch = await session.next()
+    assert isinstance(batch, ReadBatch)
+    assert batch.tail == StreamPosition(2, 7)
+    session.close()
+
+
+async def test_a_drain_answers_reads_that_wait(edge: Edge) -> None:
+    await edge.client.append("a")
+    waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=60"))
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    await eventually(lambda: edge.gateway.engine.s2.streams.followed == 1)
+    edge.gateway.drain()
+    answer = await waiting
+    assert (answer.status, answer.json["code"]) == (503, "server_draining")
+    late = await edge.client.session()
+    assert await late.texts(1) == ["a"]
+    edge.clock.advance(2)
+    while isinstance(end := await late.next(), ReadBatch):
+        pass
+    assert isinstance(end, Terminal)
+
+
+class TestBounds:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"followed_streams": 2, "client_followed_streams": 1}
+
+    async def test_a_client_may_have_so_many_streams_followed(self, edge: Edge) -> None:
+        for stream in "ab":
+            await edge.client.append("x", stream=stream)
+        assert await (await edge.client.session(stream="a")).texts(1) == ["x"]
+        await edge.counters.sessions_are(Call.READ_SESSION, 1)
+        refused = await edge.client.read("seq_num=1&wait=60", stream="b")
+        assert (refused.status, refused.json["code"]) == (429, "rate_limited")
+        assert "Retry-After" in refused.headers
+        # A session has begun by the time it would wait.
+        session = await edge.client.session(stream="b")
+        assert await session.texts(1) == ["x"]
+        assert isinstance(await session.next(), Terminal)
+        assert edge.counters.sessions[Call.READ_SESSION] == 1
+
+
+class TestMemory:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"cache_bytes": "1MiB"}
+
+    async def test_sessions_go_on_although_the_tape_holds_little(self, edge: Edge, slow_client: Client) -> None:
+        texts = [f"{number}" + "x" * 300_000 for number in range(20)]
+        await edge.client.append(texts[0])
+        slow, quick = await slow_client.session(), await edge.client.events()
+        assert await quick.texts(1) == texts[:1]
+        for text in texts[1:]:
+            await edge.client.append(text)
+            assert await quick.texts(1) == [text]
+        assert await slow.texts(20) == texts
+        assert (await edge.client.read("seq_num=3&count=2")).texts == texts[3:5]
+        assert edge.gateway.engine.store.cost <= 1 << 20

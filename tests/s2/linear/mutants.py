@@ -1,0 +1,45 @@
+"""Gateways that break linearizability, each in one way: the checker has to see all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.engine.s2.questions import Question, Questions
+from gateway.engine.s2.stream import S2Stream
+from gateway.s2.records import StreamPosition
+from tests.chaos.mutant import Mutant, Patches, registrar
+
+MUTANTS: Final[list[Mutant]] = []
+_mutant = registrar(MUTANTS)
+
+
+@_mutant("a tail that nobody has asked the origin for since the request is not an answer to it")
+def tail_from_memory() -> Patches:
+    def trusted_tail(stream: S2Stream, trust_s: float) -> StreamPosition | None:
+        return stream.topic.tail if stream.topic is not None else None
+
+    return [(S2Stream, "trusted_tail", trusted_tail)]
+
+
+@_mutant("a question that was sent before the request arrived does not answer it")
+def late_readers_join_a_question() -> Patches:
+    original = Questions.join
+
+    def join(questions: Questions[Any]) -> Question[Any]:
+        if questions.under_way is None:
+            return original(questions)
+        questions.under_way.waiting += 1
+        return questions.under_way
+
+    return [(Questions, "join", join)]
+
+
+@_mutant("a fetch that was sent before the request arrived does not say where the tail is")
+def late_readers_join_a_fetch() -> Patches:
+    original = S2Stream._join
+
+    def join(stream: S2Stream, *arguments: Any) -> Any:
+        fetch, _ = original(stream, *arguments)
+        return fetch, True
+
+    return [(S2Stream, "_join", join)]
