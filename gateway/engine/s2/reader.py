@@ -224,10 +224,13 @@ class SessionReader:
         self.pump()
 
     def _at_tail(self, found: AtTail) -> None:
-        if found.tail.seq_num != self.at:
-            # The client has more than there is, or there is more and the origin did not send it.
+        if found.tail.seq_num < self.at:
+            # The client has more than there is.
             self.lost(LOST)
-        elif self._longest_wait_s == 0:
+            return
+        # What was before the tail has been trimmed.
+        self.at = found.tail.seq_num
+        if self._longest_wait_s == 0:
             self._finish(CloseReason.CLOSED)
         else:
             self._reached(found.tail)

@@ -155,7 +155,10 @@ class S2Stream:
             question.waiting -= 1
         if question.error is not None:
             raise question.error.anew()
-        return Fetched(self._checked(question.answer[0]), is_fresh, is_fresh and fetch.limits.covers(wanted))
+        outcome = self._checked(question.answer[0])
+        # Without records the first was larger than the fetch's bytes, which are at least those wanted.
+        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == Found(()))
+        return Fetched(outcome, is_fresh, is_all)
 
     def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
