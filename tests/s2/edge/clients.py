@@ -22,7 +22,7 @@ from gateway.s2.session import Frame, FrameReader, Message, Terminal
 from gateway.s2.sse import Batch, Event, Ping
 from gateway.s2.sse_reader import EventReader
 
-BOUND_S = 3.0
+BOUND_S = 20.0
 BASIN = "basin-of-tests"
 STREAM = "a%2Fstream"
 
