@@ -256,7 +256,8 @@ class S2Stream:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status == 404:
+        elif error.status in (404, 409):
+            # A read conflicts with nothing but a deletion that is under way.
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:
