@@ -3,7 +3,7 @@
 It makes the request handler, the connections and the store of remembered answers.  `reconfigure` puts all later
 requests under another configuration, `use_certificates` all later handshakes; requests in progress end under the old
 one, and no connection is closed.  Remembered answers are dropped when the routes change, because the routes decide what
-a request means and which of its header lines are credentials.
+a request means and which of its header lines matter.
 """
 
 from __future__ import annotations
@@ -186,12 +186,14 @@ class Frontend:
         if not self._config.server.fast_path:
             return None
         engine = self._engine
-        remembered = RememberedAnswers(engine.clock, engine.store, self._metrics, self._credentials(), engine.touch)
+        remembered = RememberedAnswers(
+            engine.clock, engine.store, self._metrics, self._meaningful_names(), engine.touch
+        )
         engine.on_forget = remembered.forget
         return remembered
 
-    def _credentials(self) -> list[tuple[str, ...]]:
-        return [route.config.credential_headers for route in self.routes.routes]
+    def _meaningful_names(self) -> list[frozenset[str]]:
+        return [route.meaningful_names for route in self.routes.routes]
 
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
         """Log and trace a remembered answer that was sent, if there is a log or a tracer."""
@@ -223,7 +225,7 @@ class Frontend:
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
-                self.clients.remembered.reset(self._credentials())
+                self.clients.remembered.reset(self._meaningful_names())
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()
