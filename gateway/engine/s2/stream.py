@@ -31,6 +31,9 @@ from gateway.tape.stream import End, Stream
 
 T = TypeVar("T")
 
+_NOTHING: Final = Found(())
+"""What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
+
 VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream its records are joined with others without asking for one again."""
 
@@ -156,6 +159,22 @@ class S2Stream:
         if question.error is not None:
             raise question.error.anew()
         return Fetched(self._checked(question.answer[0]), is_fresh, is_fresh and fetch.limits.covers(wanted))
+
+    async def fetch_or_tail(self, start: Start, limits: Limits) -> Fetched:
+        """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
+        fetched = await self.fetch(start, limits)
+        if not fetched.is_all or fetched.outcome != _NOTHING:
+            return fetched
+        while True:
+            # The tail first: what is appended after this question is then not passed over.
+            tail = await self.tail()
+            if isinstance(tail, Refused):
+                return Fetched(tail, is_fresh=True, is_all=True)
+            fetched = await self.fetch(start, Limits(1))
+            if fetched.is_fresh:
+                # A record may be new, or too large for the reader's limits: that is for the reader to see.
+                outcome = AtTail(tail) if fetched.outcome == _NOTHING else fetched.outcome
+                return Fetched(outcome, is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
