@@ -23,6 +23,7 @@ from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refuse
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
+from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
@@ -30,6 +31,8 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 T = TypeVar("T")
+
+_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
 
 _NOTHING: Final = Found(())
 """What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
@@ -272,10 +275,16 @@ class S2Stream:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status == 404:
+        elif error.status == 404 or (error.status == 409 and _says_deletion(error)):
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:
         """The stream has been created again.  Raises TailMovedBack."""
         self._shared.store.drop(self.stream, End.RECREATED)
         raise TailMovedBack
+
+
+def _says_deletion(error: Refused) -> bool:
+    """Whether the origin is about to remove the stream, or its basin."""
+    said = parse_error(error.status, error.body)
+    return isinstance(said, Other) and said.code in _DELETIONS

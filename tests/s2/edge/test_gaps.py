@@ -1,4 +1,4 @@
-"""Reads from before everything that is left of a stream: there is nothing to send up to the tail, and the tail is later.
+"""Reads from before everything that is left of a stream: there is nothing to send before the tail.
 
 S2 answers such a read with no records, not with 416.  To its clients the end of a session means that the read is
 finished, so a session that finds nothing goes on from the tail.
