@@ -121,14 +121,22 @@ def _config(fields: Json) -> Json:
 
 
 def _basin(basin: Basin) -> dict[str, object]:
-    return {"name": basin.name, "location": LOCATION["name"], "created_at": _time(basin.created_at)}
+    return {
+        "name": basin.name,
+        "location": LOCATION["name"],
+        "created_at": _time(basin.created_at),
+        "deleted_at": None,
+        "state": "active",
+    }
 
 
 def _stream(stream: Stream) -> dict[str, object]:
-    info: dict[str, object] = {"name": stream.name, "created_at": _time(stream.created_at)}
-    if stream.cipher is not None:
-        info["cipher"] = stream.cipher
-    return info
+    return {
+        "name": stream.name,
+        "created_at": _time(stream.created_at),
+        "deleted_at": None,
+        "cipher": stream.cipher,
+    }
 
 
 def _time(at: float) -> str:

@@ -48,6 +48,17 @@ async def test_a_list_takes_a_prefix_a_start_and_a_limit(http: httpx.AsyncClient
     assert await refused(await http.get(f"/{resource}?limit=-1")) == (400, "bad_query")
 
 
+async def test_what_is_said_of_basins_and_streams_has_every_field(http: httpx.AsyncClient) -> None:
+    """Clients in typed languages fail for one that is left out."""
+    created = (await http.post("/streams", json=STREAM)).json()
+    assert created == {"name": "s", "created_at": created["created_at"], "deleted_at": None, "cipher": None}
+    (listed,) = (await http.get("/streams")).json()["streams"]
+    assert listed == created
+    (basin,) = (await http.get("/basins")).json()["basins"]
+    assert sorted(basin) == ["created_at", "deleted_at", "location", "name", "state"]
+    assert (basin["deleted_at"], basin["state"]) == (None, "active")
+
+
 async def test_what_comes_back_is_the_configuration_with_its_defaults(http: httpx.AsyncClient) -> None:
     await http.post("/streams", json=STREAM)
     defaults = {
