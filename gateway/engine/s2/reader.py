@@ -33,6 +33,9 @@ from gateway.telemetry.access_record import CloseReason
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
+LOOK_S: Final = 1.0
+"""How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
+
 _QUIET_BEATS: Final = 2
 """A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
 
@@ -296,6 +299,9 @@ class SessionReader:
         if topic is not None and self.at < topic.position:
             # The client has not read what has come in the meantime.
             self._wait()
+        elif topic is not None and topic.tail is None:
+            # Whether anything has come is not known before the origin has answered again, or is lost.
+            self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
 

@@ -161,7 +161,10 @@ class S2Stream:
             question.waiting -= 1
         if question.error is not None:
             raise question.error.anew()
-        return Fetched(self._checked(question.answer[0]), is_fresh, is_fresh and fetch.limits.covers(wanted))
+        outcome = self._checked(question.answer[0])
+        # Without records the first was larger than the fetch's bytes, which are at least those wanted.
+        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == Found(()))
+        return Fetched(outcome, is_fresh, is_all)
 
     async def fetch_or_tail(self, start: Start, limits: Limits) -> Fetched:
         """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
