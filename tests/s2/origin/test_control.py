@@ -152,6 +152,16 @@ async def test_a_configuration_in_a_header_is_held_to_the_same_rules(http: httpx
     assert (await config_of(http, "new"))["retention_policy"] == {"age": 9}
 
 
+async def test_a_bad_request_creates_no_stream(http: httpx.AsyncClient) -> None:
+    await http.patch(f"/basins/{BASIN}", json={"create_stream_on_append": True, "create_stream_on_read": True})
+    path = "/streams/new/records"
+    assert await refused(await http.post(path, json={"records": []})) == (422, "invalid")
+    for headers in ({"s2-format": "hex"}, {"accept": "text/event-stream", "last-event-id": "1"}):
+        assert await refused(await http.get(path, headers=headers)) == (400, "bad_header")
+    assert (await http.get("/streams")).json()["streams"] == []
+    assert (await http.get(f"{path}/tail")).json()["tail"]["seq_num"] == 0
+
+
 async def test_a_token_permits_something_and_prefixes_with_something(http: httpx.AsyncClient) -> None:
     async def issue(scope: object, **more: object) -> httpx.Response:
         return await http.post("/access-tokens", json={"id": "t", "scope": scope, **more})
