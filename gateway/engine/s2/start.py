@@ -53,7 +53,7 @@ async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int) -> Start
         match fetched.outcome:
             case Refused() as refused:
                 return refused
-            case Found(records):
+            case Found(records) if records:
                 return Started(records[0].seq_num)
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.

@@ -162,7 +162,7 @@ class S2Stream:
         if question.error is not None:
             raise question.error.anew()
         outcome = self._checked(question.answer[0])
-        # Without records the first was larger than the fetch's bytes, which are at least those wanted.
+        # Without records nothing is left, or the first was larger than the fetch's bytes, at least those wanted.
         is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == Found(()))
         return Fetched(outcome, is_fresh, is_all)
 
