@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,7 +61,8 @@ class Client:
     async def send(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         """One request; names of headers with underscores."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        data = orjson.dumps(body) if body is not None else None
+        # A file, because aiohttp warns about bytes as large as the largest append.
+        data = io.BytesIO(orjson.dumps(body)) if body is not None else None
         async with (
             asyncio.timeout(BOUND_S),
             self.http.request(

@@ -25,10 +25,9 @@ async def test_a_batch_that_is_too_large_is_refused(edge: Edge) -> None:
     assert (await edge.client.read()).texts == ["a"]
 
 
-@pytest.mark.parametrize("body", [b"\xff\xff", b""], ids=["broken", "empty"])
-async def test_a_batch_that_is_not_one_is_refused(edge: Edge, body: bytes) -> None:
+async def test_a_batch_that_is_not_one_is_refused(edge: Edge) -> None:
     await edge.client.append("a")
-    edge.faults.replace(200, {}, body, kind=Call.READ, times=1)
+    edge.faults.replace(200, {}, b"\xff\xff", kind=Call.READ, times=1)
     assert (await edge.client.read("seq_num=0&count=1")).status == 502
     assert (await edge.client.read("seq_num=0&count=1")).texts == ["a"]
 
