@@ -72,7 +72,7 @@ class Session:
     longest_wait_s: float | None
     """How long the session waits at the tail; None is for ever, 0 not at all."""
     tail: StreamPosition | None = None
-    """The tail, if the start was found to be there."""
+    """The tail, if it was asked for since the request arrived."""
 
 
 class SessionReader:
@@ -90,6 +90,7 @@ class SessionReader:
         "_owes_beat",
         "_quiet_beats",
         "_size",
+        "_tail",
         "_tick",
         "_wire",
         "at",
@@ -107,6 +108,7 @@ class SessionReader:
         self._left = session.limits
         self._is_limited = session.limits != Limits()
         self._longest_wait_s = session.longest_wait_s
+        self._tail = session.tail
         self._wire = wire
         self._context = context
         self._count = 0
@@ -128,10 +130,15 @@ class SessionReader:
         """What the next batch may hold."""
         return self._left.within(UNARY.count or 0, UNARY.bytes or 0)
 
-    def start(self, tail: StreamPosition | None) -> None:
-        """Write what there is; `tail` if the client begins at it."""
-        if tail is not None:
-            self._reached(tail)
+    @property
+    def may_wait(self) -> bool:
+        """Whether the session goes on at the tail."""
+        return self._longest_wait_s != 0
+
+    def start(self) -> None:
+        """Write what there is."""
+        if self._tail is not None and self._tail.seq_num == self.at:
+            self._reached(self._tail)
         else:
             self.pump()
 
@@ -156,7 +163,8 @@ class SessionReader:
                 self._context.fetch(self)
 
     def _send_part(self, part: Part) -> None:
-        self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
+        topic = self.stream.topic
+        self._send(Batch.of(self.at, part, self._tail if topic is None else topic.tail))
 
     def deliver(self, batch: Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
@@ -230,12 +238,11 @@ class SessionReader:
         if found.tail.seq_num < self.at:
             # The client has more than there is.
             self.lost(LOST)
-            return
-        # What was before the tail has been trimmed.
-        self.at = found.tail.seq_num
-        if self._longest_wait_s == 0:
+        elif not self.may_wait:
             self._finish(CloseReason.CLOSED)
         else:
+            # The records up to there have been removed.
+            self.at = found.tail.seq_num
             self._reached(found.tail)
 
     def _reached(self, tail: StreamPosition) -> None:

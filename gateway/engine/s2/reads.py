@@ -154,7 +154,7 @@ class S2Reads:
         start = await start_of(stream, query, read.trust_s)
         if isinstance(start, Refused):
             return refused_answer(start)
-        at, tail = start.at, start.tail or if_at(start.at, stream.trusted_tail(read.trust_s))
+        at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
         while tail is None and not stream.tape.covers(at):
             fetched = await stream.fetch(FromSeqNum(at), limits)
             if isinstance(fetched.outcome, Refused):
@@ -166,11 +166,10 @@ class S2Reads:
         if tail is not None:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
-            if query.longest_wait_s == 0:
+            at = min(at, tail.seq_num)
+            if at == tail.seq_num and query.longest_wait_s == 0:
                 return unwritten_answer(tail)
-            # What was before the tail has been trimmed.
-            at = tail.seq_num
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail)
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
     def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
@@ -195,7 +194,8 @@ class S2Reads:
 
     async def _fetch(self, reader: SessionReader) -> None:
         try:
-            fetched = await reader.stream.fetch(FromSeqNum(reader.at), reader.wanted)
+            fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
+            fetched = await fetch(FromSeqNum(reader.at), reader.wanted)
         except GatewayError:
             reader.failed()
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.stream import S2Stream
+from gateway.errors import UpstreamBroken
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import StreamPosition
 from gateway.tape.records import Limits
@@ -17,7 +18,12 @@ class Started:
 
     at: int
     tail: StreamPosition | None = None
-    """The tail, if a question sent since the request arrived has found it here or before."""
+    """The tail, if it was asked for since the request arrived."""
+
+    @property
+    def is_at_tail(self) -> bool:
+        """Whether this is known to be the tail, or beyond it."""
+        return self.tail is not None and self.at >= self.tail.seq_num
 
 
 def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
@@ -34,8 +40,7 @@ async def start_of(stream: S2Stream, query: ReadQuery, trust_s: float) -> Starte
             tail = stream.trusted_tail(trust_s) or await stream.tail()
             if isinstance(tail, Refused):
                 return tail
-            at = max(0, tail.seq_num - tail_offset)
-            return Started(at, if_at(at, tail))
+            return Started(max(0, tail.seq_num - tail_offset), tail)
         case FromTimestamp(timestamp):
             return await _start_at(stream, query, timestamp)
 
@@ -45,16 +50,18 @@ async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int) -> Start
         at = stream.tape.at_timestamp(timestamp)
         if at is not None:
             return Started(at)
-        fetched = await stream.fetch(FromTimestamp(timestamp), Limits(query.count))
+        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count))
         match fetched.outcome:
             case Refused() as refused:
                 return refused
-            case Found(records):
+            case Found(records) if records:
                 return Started(records[0].seq_num)
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return Started(tail.seq_num + 1 if beyond else tail.seq_num, tail)
+            case Found() if fetched.is_fresh:
+                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:
                 pass
 

@@ -23,6 +23,7 @@ from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refuse
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
+from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
@@ -30,6 +31,11 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 T = TypeVar("T")
+
+_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
+
+_NOTHING: Final = Found(())
+"""What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
 
 VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream its records are joined with others without asking for one again."""
@@ -156,9 +162,25 @@ class S2Stream:
         if question.error is not None:
             raise question.error.anew()
         outcome = self._checked(question.answer[0])
-        # Without records the first was larger than the fetch's bytes, which are at least those wanted.
-        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == Found(()))
+        # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
+        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == _NOTHING)
         return Fetched(outcome, is_fresh, is_all)
+
+    async def fetch_or_tail(self, start: Start, limits: Limits) -> Fetched:
+        """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
+        fetched = await self.fetch(start, limits)
+        if not fetched.is_all or fetched.outcome != _NOTHING:
+            return fetched
+        while True:
+            # The tail first: what is appended after this question is then not passed over.
+            tail = await self.tail()
+            if isinstance(tail, Refused):
+                return Fetched(tail, is_fresh=True, is_all=True)
+            fetched = await self.fetch(start, Limits(1))
+            if fetched.is_fresh:
+                # A record may be new, or too large for the reader's limits: that is for the reader to see.
+                outcome = AtTail(tail) if fetched.outcome == _NOTHING else fetched.outcome
+                return Fetched(outcome, is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
@@ -256,11 +278,16 @@ class S2Stream:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status in (404, 409):
-            # A read conflicts with nothing but a deletion that is under way.
+        elif error.status == 404 or (error.status == 409 and _says_deletion(error)):
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:
         """The stream has been created again.  Raises TailMovedBack."""
         self._shared.store.drop(self.stream, End.RECREATED)
         raise TailMovedBack
+
+
+def _says_deletion(error: Refused) -> bool:
+    """Whether the origin is about to remove the stream, or its basin."""
+    said = parse_error(error.status, error.body)
+    return isinstance(said, Other) and said.code in _DELETIONS

@@ -102,7 +102,7 @@ class UnaryRead:
         self._at = self._start = start.at
         if asks:
             self._outcome = Outcome.REVALIDATED
-        if start.tail is not None:
+        if start.tail is not None and start.is_at_tail:
             return await self._at_tail(start.tail)
         while True:
             if self._take(self._stream.tape.read(self._at, self._left)):
@@ -111,7 +111,9 @@ class UnaryRead:
                 return self._batch() if self._found else await self._at_tail(trusted)
             if not self._reads.may_fetch:
                 raise ShortOfMemory
-            fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+            may_wait = query.longest_wait_s and not self._found
+            fetch = self._stream.fetch_or_tail if may_wait else self._stream.fetch
+            fetched = await fetch(FromSeqNum(self._at), self._left)
             self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
             match fetched.outcome:
                 case Refused() as refused:

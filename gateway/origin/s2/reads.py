@@ -68,8 +68,10 @@ class Reads:
             await respond(exchange, delivery, JSON_TYPE, json_format.encode_read_batch(batch, format_))
 
     async def _one_batch(self, stream: Stream, reading: Reading) -> ReadBatch:
-        """The first batch with records; an empty one if there is none within the wait."""
+        """The first batch with records; an empty one if there is none within the wait.  Only what was waited for comes
+        with the tail."""
         until = self._clock.now() + (reading.wait_s or 0)
+        has_waited = False
         while True:
             step = reading.advance()
             match step:
@@ -81,8 +83,9 @@ class Reads:
                     if self._is_past(until):
                         return reading.heartbeat()
                     await self._change(stream, until)
+                    has_waited = True
                 case _ if step.records:
-                    return step
+                    return step if has_waited else ReadBatch(step.records)
 
     async def on(self, exchange: Exchange, stream: Stream, query: ReadQuery, call: Call, delivery: Delivery) -> None:
         """A read that stays: SSE, or a session.  Raises Unwritten, BadFormat and BadEventId."""

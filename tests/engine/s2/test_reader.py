@@ -119,8 +119,9 @@ class SessionAgainstModel(RuleBasedStateMachine):
         start=st.integers(0, 5),
         limits=st.builds(Limits, st.none() | st.integers(1, 20), st.none(), st.none() | st.integers(1, 60)),
         waits=st.booleans(),
+        has_asked=st.booleans(),
     )
-    def begin(self, reply: Reply, held: int, start: int, limits: Limits, waits: bool) -> None:
+    def begin(self, reply: Reply, held: int, start: int, limits: Limits, waits: bool, has_asked: bool) -> None:
         self.clock = ManualClock()
         self.wheel = Wheel(self.clock)
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
@@ -140,8 +141,11 @@ class SessionAgainstModel(RuleBasedStateMachine):
         form = Form(reply)
         self.client = Client(form, start)
         self.longest_wait_s = WAIT_S if waits else None if limits == Limits() else 0.0
-        self.reader = SessionReader(Session(self.stream, form, start, limits, self.longest_wait_s), self.wire, self)
-        self.reader.start(None)
+        # A session that may not wait is not begun at a tail that is known.
+        tail = self.tail if has_asked and (start < held or self.longest_wait_s != 0) else None
+        session = Session(self.stream, form, start, limits, self.longest_wait_s, tail)
+        self.reader = SessionReader(session, self.wire, self)
+        self.reader.start()
 
     # -- what a session asks of its surroundings
 
