@@ -26,6 +26,7 @@ from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.stream_key import Group
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
@@ -224,13 +225,14 @@ class S2Reads:
         if stream.records is not None:
             self.streams.forget(stream)
 
-    def deleted(self, origin: str, path: str) -> None:
-        """A path at this origin was deleted through this gateway: if it is a basin's, so were its streams."""
-        basin = parse_basin(path)
+    def deleted(self, group: Group) -> None:
+        """A path at an origin was, or may have been, deleted through this gateway: if it is a basin's, so were its
+        streams."""
+        basin = parse_basin(group.path)
         if basin is not None:
             for stream in tuple(self._store):
                 key = stream.key
-                if stream.records is not None and key.group.origin == origin and key.query == key_query(basin):
+                if stream.records is not None and key.group.origin == group.origin and key.query == key_query(basin):
                     self._store.drop(stream, End.DELETED)
 
     def leave(self, spread_s: float, within_s: float) -> None:
