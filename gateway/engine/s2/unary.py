@@ -95,13 +95,11 @@ class UnaryRead:
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
         query = self._query
-        asks = not isinstance(query.start, FromSeqNum)
         start = await start_of(self._stream, query, self._read.trust_s)
         if isinstance(start, Refused):
             return refused_answer(start)
         self._at = self._start = start.at
-        if asks:
-            self._outcome = Outcome.REVALIDATED
+        self._outcome = start.outcome
         if start.tail is not None and start.is_at_tail:
             return await self._at_tail(start.tail)
         while True:
