@@ -5,13 +5,13 @@ stays lost, or refuses, the topic's readers are given an error.  A session is ne
 means that the read is finished, and they do not come back.
 
 Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
-record more, the last one that came, whose timestamp shows whether it is the same stream.
+record more, the last one before it, whose timestamp shows whether it is the same stream.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -53,7 +53,8 @@ class Follower:
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
     another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
-    TailMovedBack.
+    TailMovedBack.  `verify` asks whether it is still the stream of which records are held, and returns the origin's
+    error if it refuses.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Follower:
         sees: Callable[[AtTail], object],
         refused: Callable[[Refused], object],
         replaced: Callable[[], object],
+        verify: Callable[[], Awaitable[Refused | None]],
     ) -> None:
         self._topic = topic
         self._source = source
@@ -79,12 +81,13 @@ class Follower:
         self._sees = sees
         self._refused = refused
         self._replaced = replaced
+        self._verify = verify
         self._failures = 0
         """Attempts in a row that have brought nothing."""
         self._short = 0
         """Attempts in a row that were short."""
         self._goes_on = False
-        """Whether there was a session before this one."""
+        """Whether there was an attempt before this one."""
         self._overlap: int | None = None
         """The number of the record that is asked for again, until it has come."""
 
@@ -122,6 +125,10 @@ class Follower:
         topic = self._topic
         self._overlap = topic.position - 1 if self._goes_on and topic.position else None
         start = topic.position if self._overlap is None else self._overlap
+        if not self._goes_on and (refused := await self._verify()) is not None:
+            self._refuse(refused)
+            return False
+        self._goes_on = True
         opened = await self._origin.session(self._source, start)
         if isinstance(opened, AtTail):
             self._sees(opened)
@@ -129,7 +136,6 @@ class Follower:
         if isinstance(opened, Refused):
             self._refuse(opened)
             return False
-        self._goes_on = True
         async with opened as reply:
             return await self._read(reply)
 

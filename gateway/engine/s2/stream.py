@@ -4,8 +4,8 @@ A *fetch* brings the records from one start on.  A reader joins a fetch that has
 tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
 anew for what it still misses.
 
-Records that were held for some time may be those of a stream that is gone.  Before more are joined to them, one is
-asked for again (`_verify`).
+Records that were held for some time may be those of a stream that is gone.  Before more are stored beside them, the
+last of them is asked for again (`verify`), so all that is held is always of one stream.
 
 Everything the origin says is compared with the records held: a tail that has moved back, or another timestamp at the
 same number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers
@@ -38,7 +38,7 @@ _NOTHING: Final = Found(())
 """What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
 
 VERIFIED_S: Final = 10.0
-"""How long after the origin has confirmed a stream its records are joined with others without asking for one again."""
+"""How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
 
 
 class Fetched(NamedTuple):
@@ -178,9 +178,11 @@ class S2Stream:
                 return Fetched(tail, is_fresh=True, is_all=True)
             fetched = await self.fetch(start, Limits(1))
             if fetched.is_fresh:
-                # A record may be new, or too large for the reader's limits: that is for the reader to see.
-                outcome = AtTail(tail) if fetched.outcome == _NOTHING else fetched.outcome
-                return Fetched(outcome, is_fresh=True, is_all=False)
+                if fetched.outcome != _NOTHING:
+                    # A record is new, or too large for the reader's limits: that is for the reader to see.
+                    return fetched._replace(is_all=False)
+                self._learn(start, AtTail(tail), 0)
+                return Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
     def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
@@ -208,9 +210,15 @@ class S2Stream:
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
         try:
-            await self._verify(start, end)
-            outcome = await self._shared.origin.read(self.source, start, fetch.limits)
-            question.answer.append(self._learn(start, outcome, end))
+            refused = await self.verify(end)
+            if refused is None:
+                outcome = await self._shared.origin.read(self.source, start, fetch.limits)
+                question.answer.append(self._learn(start, outcome, end))
+                if outcome == _NOTHING and isinstance(start, FromSeqNum) and (fetch.limits.bytes == UNARY.bytes):
+                    # No record is too large, so none is left from the start to the tail.
+                    self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
+            else:
+                question.answer.append(refused)
         except GatewayError as error:
             question.error = bare(error)
         finally:
@@ -219,23 +227,21 @@ class S2Stream:
                 question.error = UpstreamUnreachable("Fetch was given up")
             question.changed.fire()
 
-    async def _verify(self, start: Start, end: int) -> None:
-        """Ask for the record before the start again, if it is held and the stream was not confirmed lately.
+    async def verify(self, end: int) -> Refused | None:
+        """Ask for the last record held again, unless the stream was confirmed lately; `end` is what `end` was before.
 
-        Raises a GatewayError; TailMovedBack if it is another record.
+        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
-        held = self.tape.record(start.seq_num - 1) if isinstance(start, FromSeqNum) else None
+        held = self.tape.last
         if held is None or self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S:
-            return
-        outcome = await self._shared.origin.read(self.source, FromSeqNum(held.seq_num), Limits(1))
-        if isinstance(outcome, AtTail):
-            self.sees(outcome.tail, end)
-        elif isinstance(outcome, Found) and outcome.records:
-            # A later record is the first that a trim has left.
-            first = outcome.records[0]
-            if first.seq_num == held.seq_num and first.timestamp != held.timestamp:
-                self.replaced()
-            self.tape.verified_at = self._shared.clock.now()
+            return None
+        start = FromSeqNum(held.seq_num)
+        outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1)), end)
+        if isinstance(outcome, Refused):
+            return outcome
+        # If it has been trimmed, so has everything that was held.
+        self.tape.verified_at = self._shared.clock.now()
+        return None
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
@@ -244,6 +250,8 @@ class S2Stream:
             self.refused(outcome)
         elif isinstance(outcome, AtTail):
             self.sees(outcome.tail, end)
+            if isinstance(start, FromSeqNum) and start.seq_num < outcome.tail.seq_num:
+                self._shared.store.trim_records(self.stream, outcome.tail.seq_num)
         elif outcome.records:
             self.store(start.seq_num if isinstance(start, FromSeqNum) else outcome.records[0].seq_num, outcome.records)
         return outcome
@@ -271,7 +279,7 @@ class S2Stream:
         another stream."""
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
-        if self.tape.covers(tail.seq_num - 1):
+        if self.tape.record(tail.seq_num - 1) is not None:
             self.tape.verified_at = self._shared.clock.now()
 
     def refused(self, error: Refused) -> None:

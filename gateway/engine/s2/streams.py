@@ -174,6 +174,7 @@ class S2Streams:
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
             stream.replaced,
+            lambda: stream.verify(topic.position),
         )
         try:
             await follower.run()
