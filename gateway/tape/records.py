@@ -1,9 +1,9 @@
 """The tape of an S2 stream: records by sequence number.
 
 Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
-has there is held.  Numbers without a record inside a block are legal: a trim, or the stream's retention, removes records,
-and a read from below begins with the first record that is left.  Such a read shows that nothing earlier is left either,
-so everything before its first record is dropped.  Blocks that touch form one run.
+has there is held.  Numbers without a record inside a block are legal: a trim, or the retention of the stream, removes
+records, and a read from below begins with the first record that is left.  Such a read shows that nothing earlier is
+left either, so everything before its first record is dropped.  Blocks that touch form one run.
 
 A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  Where the
 stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
