@@ -18,6 +18,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, pause
+from gateway.engine.classifier import PERSONAL
 from gateway.engine.s2.origin import AtTail, OriginReads, Refused, Source
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
@@ -45,11 +46,12 @@ def refusal(code: ErrorCode, message: str) -> Refused:
 
 
 LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REFUSED: Final = refusal(ErrorCode.UNAVAILABLE, "the origin has refused to go on")
 REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
 
 
 class Follower:
-    """Follows one stream until it is cancelled, or until the topic is lost.
+    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
     another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
@@ -61,6 +63,7 @@ class Follower:
         self,
         topic: Topic,
         source: Source,
+        client: str,
         origin: OriginReads,
         clock: Clock,
         metrics: MetricsRecorder,
@@ -73,6 +76,7 @@ class Follower:
     ) -> None:
         self._topic = topic
         self._source = source
+        self._client = client
         self._origin = origin
         self._clock = clock
         self._metrics = metrics
@@ -129,7 +133,7 @@ class Follower:
             self._refuse(refused)
             return False
         self._goes_on = True
-        opened = await self._origin.session(self._source, start)
+        opened = await self._origin.session(self._source, start, self._client)
         if isinstance(opened, AtTail):
             self._sees(opened)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
@@ -186,4 +190,5 @@ class Follower:
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._refused(error)
-        self._topic.lost(error)
+        # The credentials may be those of another reader: each client comes again with its own.
+        self._topic.lost(error if error.status not in PERSONAL else REFUSED)

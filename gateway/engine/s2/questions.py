@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 from gateway.aio.signal import Signal
 from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
 
 T = TypeVar("T")
 
@@ -21,9 +22,11 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """One question: not sent yet, under way, or answered.  Owner: `Questions`."""
 
-    __slots__ = ("answer", "changed", "error", "is_sent", "waiting")
+    __slots__ = ("answer", "askers", "changed", "error", "is_sent", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.askers = Askers(client)
+        """The nets of the readers' clients."""
         self.is_sent = False
         self.waiting = 0
         """How many readers wait for the answer."""
@@ -52,10 +55,11 @@ class Questions(Generic[T]):
         served = self.under_way.waiting if self.under_way is not None else 0
         return f"<Questions {served} wait for the one under way, {waiting} for the next>"
 
-    def join(self) -> Question[T]:
-        """The question that a request which arrives now waits for; `leave` must be called."""
+    def join(self, client: str = "") -> Question[T]:
+        """The question that a request of this net which arrives now waits for; `leave` must be called."""
         if self.queued is None:
-            self.queued = Question()
+            self.queued = Question(client)
+        self.queued.askers.join(client)
         self.queued.waiting += 1
         return self.queued
 
@@ -79,9 +83,9 @@ class Questions(Generic[T]):
 
 
 class SharedQuestion(Generic[T]):
-    """Asks the origin by `ask`, which raises GatewayErrors and is bounded in time."""
+    """Asks the origin by `ask`, for these clients; it raises GatewayErrors and is bounded in time."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], tasks: Tasks, name: str) -> None:
+    def __init__(self, ask: Callable[[Askers], Awaitable[T]], tasks: Tasks, name: str) -> None:
         self._ask = ask
         self._tasks = tasks
         self._name = name
@@ -96,9 +100,12 @@ class SharedQuestion(Generic[T]):
         """Whether no question is under way or waiting."""
         return not self._is_running
 
-    async def ask(self) -> T:
-        """The answer to a question that is sent after this call.  Raises the GatewayError that it failed with."""
-        question = self._questions.join()
+    async def ask(self, client: str = "") -> T:
+        """The answer to a question that is sent after this call, for a client of this net.
+
+        Raises the GatewayError that it failed with.
+        """
+        question = self._questions.join(client)
         if not self._is_running:
             # The task begins in the next turn of the loop, so all who come in this one share the question.
             self._is_running = True
@@ -117,7 +124,7 @@ class SharedQuestion(Generic[T]):
         try:
             while (question := self._questions.next()) is not None:
                 try:
-                    question.answer.append(await self._ask())
+                    question.answer.append(await self._ask(question.askers))
                 except GatewayError as error:
                     question.error = bare(error)
                 self._questions.over()

@@ -87,7 +87,7 @@ class S2Reads:
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
-        """Answer a check of the tail.  Raises a GatewayError."""
+        """Answer a check of the tail.  Raises a GatewayError, or RefusedToAnother."""
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 tail = stream.trusted_tail(read.trust_s)
@@ -95,11 +95,11 @@ class S2Reads:
                 if tail is not None:
                     return json_answer(200, json_format.encode_tail(tail), Outcome.HIT)
                 try:
-                    found = await stream.checked_tail()
+                    found = await stream.checked_tail(read.client)
                 except TailMovedBack:
                     continue
             if isinstance(found, Refused):
-                return refused_answer(found)
+                return refused_answer(found, read)
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
@@ -114,7 +114,7 @@ class S2Reads:
         return answer
 
     async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
-        """Answer a unary read.  Raises a GatewayError."""
+        """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
@@ -131,7 +131,7 @@ class S2Reads:
     async def open(self, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
 
-        Raises a GatewayError.
+        Raises a GatewayError, or RefusedToAnother.
         """
         for _ in range(_MOST_BEGINNINGS):
             stream = self.streams.open(read.key, read.source)
@@ -152,14 +152,14 @@ class S2Reads:
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         query, limits = asked.query, limits_of(asked.query)
-        start = await start_of(stream, query, read.trust_s)
+        start = await start_of(stream, query, read)
         if isinstance(start, Refused):
-            return refused_answer(start)
+            return refused_answer(start, read)
         at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
         while tail is None and not stream.tape.covers(at):
-            fetched = await stream.fetch(FromSeqNum(at), limits)
+            fetched = await stream.fetch(FromSeqNum(at), limits, read.client)
             if isinstance(fetched.outcome, Refused):
-                return refused_answer(fetched.outcome)
+                return refused_answer(fetched.outcome, read)
             if isinstance(fetched.outcome, Found):
                 break
             if fetched.is_fresh:
@@ -189,24 +189,28 @@ class S2Reads:
     def fetch(self, reader: SessionReader) -> None:
         """Fetch what the reader's position lacks."""
         if self.may_fetch:
-            self._tasks.start(self._fetch(reader), "fetch for a session")
+            self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
         else:
             reader.failed()
 
-    async def _fetch(self, reader: SessionReader) -> None:
+    async def _fetch(self, reader: SessionReader, read: S2Read) -> None:
         try:
             fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
-            fetched = await fetch(FromSeqNum(reader.at), reader.wanted)
+            fetched = await fetch(FromSeqNum(reader.at), reader.wanted, read.client)
         except GatewayError:
             reader.failed()
         else:
-            reader.fetched(fetched)
+            if isinstance(fetched.outcome, Refused) and not fetched.outcome.is_for(read.source):
+                # The client comes again, and is then asked for by its own credentials.
+                reader.failed()
+            else:
+                reader.fetched(fetched)
 
     def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
-            return self.streams.attach(reader.stream, tail, read.linger_s, read.source.client)
+            return self.streams.attach(reader.stream, tail, read.linger_s, read.client)
         except GatewayError:
             return None
 

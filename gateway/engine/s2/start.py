@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.stream import S2Stream
 from gateway.errors import UpstreamBroken
@@ -34,29 +35,29 @@ def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
     return tail if tail is not None and tail.seq_num == at else None
 
 
-async def start_of(stream: S2Stream, query: ReadQuery, trust_s: float) -> Started | Refused:
-    """Where a read starts; `trust_s` as in `S2Read`.  Raises a GatewayError."""
+async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started | Refused:
+    """Where a read starts.  Raises a GatewayError."""
     match query.start:
         case FromSeqNum(seq_num):
             return Started(seq_num)
         case FromTailOffset(tail_offset):
-            trusted = stream.trusted_tail(trust_s)
-            tail = trusted or await stream.tail()
+            trusted = stream.trusted_tail(read.trust_s)
+            tail = trusted or await stream.tail(read.client)
             if isinstance(tail, Refused):
                 return tail
             outcome = Outcome.REVALIDATED if trusted is None else Outcome.HIT
             return Started(max(0, tail.seq_num - tail_offset), tail, outcome)
         case FromTimestamp(timestamp):
-            return await _start_at(stream, query, timestamp)
+            return await _start_at(stream, query, timestamp, read.client)
 
 
-async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int) -> Started | Refused:
+async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> Started | Refused:
     outcome = Outcome.HIT
     while True:
         at = stream.tape.at_timestamp(timestamp)
         if at is not None:
             return Started(at, outcome=outcome)
-        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count))
+        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
         outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
         match fetched.outcome:
             case Refused() as refused:

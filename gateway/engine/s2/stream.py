@@ -23,6 +23,7 @@ from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refuse
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
 from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition
@@ -121,21 +122,24 @@ class S2Stream:
             return None
         return topic.tail
 
-    async def tail(self) -> StreamPosition | Refused:
-        """The tail, as the origin says it to a question sent after this call.  Raises a GatewayError."""
-        return self._checked(await self._tail.ask())
+    async def tail(self, client: str) -> StreamPosition | Refused:
+        """The tail, as the origin says it to a question sent after this call, for a client of this net.
 
-    async def checked_tail(self) -> StreamPosition | Refused:
+        Raises a GatewayError.
+        """
+        return self._checked(await self._tail.ask(client))
+
+    async def checked_tail(self, client: str) -> StreamPosition | Refused:
         """The same by S2's own check of the tail."""
-        return self._checked(await self._checked_tail.ask())
+        return self._checked(await self._checked_tail.ask(client))
 
-    async def _ask_tail(self) -> StreamPosition | Refused:
+    async def _ask_tail(self, askers: Askers) -> StreamPosition | Refused:
         end = self.end
-        return self._sees_tail(await self._shared.origin.tail(self.source), end)
+        return self._sees_tail(await self._shared.origin.tail(self.source, askers), end)
 
-    async def _ask_checked_tail(self) -> StreamPosition | Refused:
+    async def _ask_checked_tail(self, askers: Askers) -> StreamPosition | Refused:
         end = self.end
-        return self._sees_tail(await self._shared.origin.checked_tail(self.source), end)
+        return self._sees_tail(await self._shared.origin.checked_tail(self.source, askers), end)
 
     def _sees_tail(self, found: StreamPosition | Refused, end: int) -> StreamPosition | Refused:
         self.stream.contacted(self._shared.clock.now())
@@ -147,11 +151,13 @@ class S2Stream:
 
     # -- records
 
-    async def fetch(self, start: Start, limits: Limits) -> Fetched:
-        """Records from `start` on, where none are held.  Raises a GatewayError; TailMovedBack if the stream has been
-        created again."""
+    async def fetch(self, start: Start, limits: Limits, client: str) -> Fetched:
+        """Records from `start` on, where none are held, for a client of this net.
+
+        Raises a GatewayError; TailMovedBack if the stream has been created again.
+        """
         wanted = Limits(limits.count, limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0)
-        fetch, is_fresh = self._join(start, wanted)
+        fetch, is_fresh = self._join(start, wanted, client)
         question = fetch.question
         question.waiting += 1
         try:
@@ -166,17 +172,17 @@ class S2Stream:
         is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == _NOTHING)
         return Fetched(outcome, is_fresh, is_all)
 
-    async def fetch_or_tail(self, start: Start, limits: Limits) -> Fetched:
+    async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> Fetched:
         """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
-        fetched = await self.fetch(start, limits)
+        fetched = await self.fetch(start, limits, client)
         if not fetched.is_all or fetched.outcome != _NOTHING:
             return fetched
         while True:
             # The tail first: what is appended after this question is then not passed over.
-            tail = await self.tail()
+            tail = await self.tail(client)
             if isinstance(tail, Refused):
                 return Fetched(tail, is_fresh=True, is_all=True)
-            fetched = await self.fetch(start, Limits(1))
+            fetched = await self.fetch(start, Limits(1), client)
             if fetched.is_fresh:
                 if fetched.outcome != _NOTHING:
                     # A record is new, or too large for the reader's limits: that is for the reader to see.
@@ -184,16 +190,17 @@ class S2Stream:
                 self._learn(start, AtTail(tail), 0)
                 return Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
-    def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
+    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
         fetch = self._fetches.get(start)
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for one in self._fetches.values() if one.spans(start.seq_num)), None)
         if fetch is None:
-            fetch = self._fetches[start] = _Fetch(start, wanted, Question())
+            fetch = self._fetches[start] = _Fetch(start, wanted, Question(client))
             # The task begins in the next turn of the loop, so all who come in this one share the fetch.
             self._shared.tasks.start(self._run(fetch), f"fetch {self.stream.key.group.path}")
             return fetch, True
+        fetch.question.askers.join(client)
         is_fresh = fetch.start == start and not fetch.question.is_sent
         if is_fresh and not fetch.limits.covers(wanted):
             fetch.limits = Limits(
@@ -210,9 +217,9 @@ class S2Stream:
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
         try:
-            refused = await self.verify(end)
+            refused = await self.verify(end, question.askers)
             if refused is None:
-                outcome = await self._shared.origin.read(self.source, start, fetch.limits)
+                outcome = await self._shared.origin.read(self.source, start, fetch.limits, question.askers)
                 question.answer.append(self._learn(start, outcome, end))
                 if outcome == _NOTHING and isinstance(start, FromSeqNum) and (fetch.limits.bytes == UNARY.bytes):
                     # No record is too large, so none is left from the start to the tail.
@@ -227,7 +234,7 @@ class S2Stream:
                 question.error = UpstreamUnreachable("Fetch was given up")
             question.changed.fire()
 
-    async def verify(self, end: int) -> Refused | None:
+    async def verify(self, end: int, askers: Askers) -> Refused | None:
         """Ask for the last record held again, unless the stream was confirmed lately; `end` is what `end` was before.
 
         Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
@@ -236,7 +243,7 @@ class S2Stream:
         if held is None or self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S:
             return None
         start = FromSeqNum(held.seq_num)
-        outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1)), end)
+        outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
         if isinstance(outcome, Refused):
             return outcome
         # If it has been trimmed, so has everything that was held.

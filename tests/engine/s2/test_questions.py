@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.questions import Question, Questions, SharedQuestion
 from gateway.errors import UpstreamTimeout, UpstreamUnreachable
+from gateway.limits.askers import Askers
 from tests.waiting import pass_turns
 
 
@@ -75,7 +76,7 @@ class Origin:
     def __init__(self) -> None:
         self.gates: list[asyncio.Future[None]] = []
 
-    async def ask(self) -> int:
+    async def ask(self, askers: Askers) -> int:
         number = len(self.gates)
         self.gates.append(asyncio.get_running_loop().create_future())
         await self.gates[number]

@@ -1,4 +1,4 @@
-"""What is held of a stream that may be another by now, and what the origin's answers say beside what they were asked."""
+"""What is held of a stream that may be another by now, and what answers show beside what was asked for."""
 
 from __future__ import annotations
 
