@@ -83,10 +83,9 @@ class Questions(Generic[T]):
 
 
 class SharedQuestion(Generic[T]):
-    """Asks the origin by `ask`, for these clients; it raises GatewayErrors and is bounded in time."""
+    """Sends questions."""
 
-    def __init__(self, ask: Callable[[Askers], Awaitable[T]], tasks: Tasks, name: str) -> None:
-        self._ask = ask
+    def __init__(self, tasks: Tasks, name: str) -> None:
         self._tasks = tasks
         self._name = name
         self._questions: Questions[T] = Questions()
@@ -100,16 +99,17 @@ class SharedQuestion(Generic[T]):
         """Whether no question is under way or waiting."""
         return not self._is_running
 
-    async def ask(self, client: str = "") -> T:
+    async def ask(self, send: Callable[[Askers], Awaitable[T]], client: str = "") -> T:
         """The answer to a question that is sent after this call, for a client of this net.
 
-        Raises the GatewayError that it failed with.
+        `send`, always the same, asks the origin for these clients; it raises GatewayErrors and is bounded in time.  It
+        is not kept, because it leads back to the owner.  Raises the GatewayError that the question failed with.
         """
         question = self._questions.join(client)
         if not self._is_running:
             # The task begins in the next turn of the loop, so all who come in this one share the question.
             self._is_running = True
-            self._tasks.start(self._run(), self._name)
+            self._tasks.start(self._run(send), self._name)
         try:
             while not question.is_over:
                 await question.changed.wait()
@@ -119,12 +119,12 @@ class SharedQuestion(Generic[T]):
             raise question.error.anew()
         return question.answer[0]
 
-    async def _run(self) -> None:
+    async def _run(self, send: Callable[[Askers], Awaitable[T]]) -> None:
         question: Question[T] | None = None
         try:
             while (question := self._questions.next()) is not None:
                 try:
-                    question.answer.append(await self._ask(question.askers))
+                    question.answer.append(await send(question.askers))
                 except GatewayError as error:
                     question.error = bare(error)
                 self._questions.over()

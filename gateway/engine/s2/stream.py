@@ -89,8 +89,10 @@ class S2Stream:
         self.topic: Topic | None = None
         self._fetches: dict[Start, _Fetch] = {}
         name = stream.key.group.path
-        self._tail = SharedQuestion(self._ask_tail, shared.tasks, f"tail of {name}")
-        self._checked_tail = SharedQuestion(self._ask_checked_tail, shared.tasks, f"check tail of {name}")
+        self._tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(shared.tasks, f"tail of {name}")
+        self._checked_tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(
+            shared.tasks, f"check tail of {name}"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -127,11 +129,11 @@ class S2Stream:
 
         Raises a GatewayError.
         """
-        return self._checked(await self._tail.ask(client))
+        return self._checked(await self._tail.ask(self._ask_tail, client))
 
     async def checked_tail(self, client: str) -> StreamPosition | Refused:
         """The same by S2's own check of the tail."""
-        return self._checked(await self._checked_tail.ask(client))
+        return self._checked(await self._checked_tail.ask(self._ask_checked_tail, client))
 
     async def _ask_tail(self, askers: Askers) -> StreamPosition | Refused:
         end = self.end
