@@ -1,4 +1,4 @@
-"""Answers that are repeated for a request's bytes are repeated for no other request, and for no longer than they hold."""
+"""Answers that are repeated for a request's bytes are repeated for no other request, and only while they hold."""
 
 from __future__ import annotations
 
