@@ -190,7 +190,11 @@ class RequestHandler:
         if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
-            route.config.cors, origin, wanted, request.headers.get("Access-Control-Request-Headers")
+            route.config.cors,
+            origin,
+            wanted,
+            request.headers.get("Access-Control-Request-Headers"),
+            is_s2=route.is_s2,
         )
         context.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
