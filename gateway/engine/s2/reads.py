@@ -75,11 +75,6 @@ class S2Reads:
         return len(self._sessions)
 
     @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
-        return self._store.may_grow
-
-    @property
     def readers(self) -> list[SessionReader]:
         """The sessions with clients, oldest first."""
         return list(self._sessions)
@@ -188,10 +183,7 @@ class S2Reads:
 
     def fetch(self, reader: SessionReader) -> None:
         """Fetch what the reader's position lacks."""
-        if self.may_fetch:
-            self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
-        else:
-            reader.failed()
+        self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
     async def _fetch(self, reader: SessionReader, read: S2Read) -> None:
         try:

@@ -22,7 +22,7 @@ from gateway.aio.tasks import Tasks
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
-from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
+from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
 from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
@@ -156,7 +156,8 @@ class S2Stream:
     async def fetch(self, start: Start, limits: Limits, client: str) -> Fetched:
         """Records from `start` on, where none are held, for a client of this net.
 
-        Raises a GatewayError; TailMovedBack if the stream has been created again.
+        Raises a GatewayError: ShortOfMemory if nothing may be fetched, TailMovedBack if the stream has been created
+        again.
         """
         wanted = Limits(limits.count, limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0)
         fetch, is_fresh = self._join(start, wanted, client)
@@ -198,6 +199,8 @@ class S2Stream:
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for one in self._fetches.values() if one.spans(start.seq_num)), None)
         if fetch is None:
+            if not self._shared.store.may_grow:
+                raise ShortOfMemory
             fetch = self._fetches[start] = _Fetch(start, wanted, Question(client))
             # The task begins in the next turn of the loop, so all who come in this one share the fetch.
             self._shared.tasks.start(self._run(fetch), f"fetch {self.stream.key.group.path}")

@@ -23,7 +23,6 @@ from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.errors import ShortOfMemory
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
@@ -68,10 +67,6 @@ class UnaryContext(Protocol):
         """The streams in use."""
 
     @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
-
-    @property
     def is_draining(self) -> bool:
         """Whether live reads are to end."""
 
@@ -107,8 +102,6 @@ class UnaryRead:
                 return self._batch()
             if (trusted := if_at(self._at, self._stream.trusted_tail(self._read.trust_s))) is not None:
                 return self._batch() if self._found else await self._at_tail(trusted)
-            if not self._reads.may_fetch:
-                raise ShortOfMemory
             may_wait = query.longest_wait_s and not self._found
             fetch = self._stream.fetch_or_tail if may_wait else self._stream.fetch
             fetched = await fetch(FromSeqNum(self._at), self._left, self._read.client)

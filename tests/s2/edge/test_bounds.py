@@ -48,6 +48,23 @@ async def test_a_session_at_the_origin_that_falls_silent_is_opened_again(
     session.close()
 
 
+async def test_nothing_is_fetched_while_the_process_is_short_of_memory(edge: Edge) -> None:
+    await edge.client.append(*"abc", timestamp=5)
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["a"]
+    edge.counters.reset()
+    edge.gateway.engine.store.may_grow = False
+    for query in ("seq_num=1", "seq_num=1&count=1", "timestamp=6&count=3", "tail_offset=1"):
+        answer = await edge.client.read(query)
+        assert (answer.status, "Retry-After" in answer.headers) == (503, True), query
+        assert await edge.client.status(query) == 503
+        assert await edge.client.events_status(query) == 503
+    assert edge.counters.total_records_sent == 0
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["a"]
+    assert (await edge.client.tail()).status == 200
+    edge.gateway.engine.store.may_grow = True
+    assert (await edge.client.read("seq_num=1&count=1")).texts == ["b"]
+
+
 async def test_a_stream_is_given_up_after_so_many_attempts(edge: Edge) -> None:
     await edge.client.append("a")
     session = await edge.client.session("seq_num=1")
