@@ -52,6 +52,20 @@ class TestSharedCredentials:
         gate.release()
         assert sorted([await refused, *await asyncio.gather(*others)])[:2] == [200, 200]
 
+    async def test_the_credentials_of_the_next_reader_replace_those_that_are_refused(self, edge: Edge) -> None:
+        await edge.client.append(*"abc")
+        session = await edge.as_("revoked").session("seq_num=3")
+        await session.next()
+        edge.faults.replace(403, {}, REFUSED, times=1, kind=Call.READ)
+        # The gateway asks by the first reader's credentials, is refused, and relays the second reader's own request.
+        relayed = await edge.as_("good").read("seq_num=0&count=1")
+        assert (relayed.texts, "fwd=bypass" in relayed.headers["Cache-Status"]) == (["a"], True)
+        shared = await edge.as_("good").read("seq_num=0&count=1")
+        assert (shared.texts, "fwd=uri-miss" in shared.headers["Cache-Status"]) == (["a"], True)
+        (stream,) = edge.gateway.engine.s2.streams
+        assert stream.source.headers["Authorization"] == "Bearer good"
+        session.close()
+
     async def test_a_refused_session_at_the_origin_is_told_as_a_loss(self, edge: Edge) -> None:
         """Each client comes again, with its own token."""
         await edge.client.append("a")
