@@ -13,7 +13,7 @@ from gateway.tape.records import Part
 class Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
-    __slots__ = ("_chunks", "_jsons", "batch", "end", "size", "start")
+    __slots__ = ("_chunks", "_jsons", "_rests", "batch", "end", "size", "start")
 
     def __init__(
         self, start: int, end: int, records: tuple[Record, ...], size: int, tail: StreamPosition | None = None
@@ -24,6 +24,7 @@ class Batch:
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
+        self._rests: dict[Format, tuple[bytes, int]] = {}
         self._chunks: dict[Compression, tuple[bytes, int]] = {}
 
     def __repr__(self) -> str:
@@ -42,6 +43,17 @@ class Batch:
         found = self._jsons.get(format_)
         if found is None:
             found = self._jsons[format_] = encode_read_batch(self.batch, format_)
+        return found
+
+    def rest_of_event(self, format_: Format) -> tuple[bytes, int]:
+        """What follows `data: ` in the batch's event: framed as a chunk, and its size without that.
+
+        It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
+        """
+        found = self._rests.get(format_)
+        if found is None:
+            rest = self.json(format_) + b"\n\n"
+            found = self._rests[format_] = chunk(rest), len(rest)
         return found
 
     def chunk(self, compression: Compression) -> tuple[bytes, int]:

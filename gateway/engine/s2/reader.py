@@ -33,6 +33,9 @@ from gateway.telemetry.access_record import CloseReason
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
+_SHARED_BYTES: Final = 1 << 16
+"""Records in JSON of this size are written as they are for all readers, and not as a part of each reader's event."""
+
 LOOK_S: Final = 1.0
 """How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
 
@@ -187,13 +190,16 @@ class SessionReader:
         if batch.batch.tail is not None:
             self._owes_beat = False
         if form.reply is Reply.SSE:
-            data = b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (
-                records[-1].seq_num,
-                self._count,
-                self._size,
-                batch.json(form.format_),
-            )
-            framed, size = chunk(data), len(data)
+            data = b"event: batch\nid: %d,%d,%d\ndata: " % (records[-1].seq_num, self._count, self._size)
+            json = batch.json(form.format_)
+            if len(json) < _SHARED_BYTES:
+                data += json + b"\n\n"
+                framed, size = chunk(data), len(data)
+            else:
+                self._write(data)
+                if self._is_over:
+                    return
+                framed, size = batch.rest_of_event(form.format_)
         else:
             framed, size = batch.chunk(form.compression)
         self.stream.stream.count_sent(size)

@@ -18,6 +18,7 @@ from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
+from gateway.limits.askers import Askers
 from gateway.live.places import RelayedLive
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
@@ -129,7 +130,7 @@ class S2Streams:
             stream.stream.has_topic = True
             stream.stream.followed()
             self._runs[stream] = self._shared.tasks.start(
-                self._follow(stream, topic, linger_s), f"follow {stream.stream.key.group.path}"
+                self._follow(stream, topic, client), f"follow {stream.stream.key.group.path}"
             )
             self._beat_later(stream, topic)
         if (linger := self._lingers.pop(stream, None)) is not None:
@@ -162,10 +163,11 @@ class S2Streams:
 
         self._timers[stream] = self._shared.clock.call_later(BEAT_S, beat)
 
-    async def _follow(self, stream: S2Stream, topic: Topic, linger_s: float) -> None:
+    async def _follow(self, stream: S2Stream, topic: Topic, client: str) -> None:
         follower = Follower(
             topic,
             stream.source,
+            client,
             self._shared.origin,
             self._shared.clock,
             self._metrics,
@@ -174,6 +176,7 @@ class S2Streams:
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
             stream.replaced,
+            lambda: stream.verify(topic.position, Askers(client)),
         )
         try:
             await follower.run()
