@@ -11,6 +11,7 @@ connections belong to no net.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -32,6 +33,8 @@ from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.metrics import MetricsRecorder
+
+_log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
@@ -173,6 +176,8 @@ class Clients:
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
+        self._flushes: list[Callable[[], object]] = []
+        """What is called at the end of the loop's turn."""
         self._emptied = Signal()
 
     def __repr__(self) -> str:
@@ -262,6 +267,20 @@ class Clients:
             async with asyncio.timeout(timeout_s):
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
+
+    def flush_soon(self, flush: Callable[[], object]) -> None:
+        """Call `flush` at the end of the loop's turn; one call of the loop serves all connections."""
+        if not self._flushes:
+            self.loop.call_soon(self._flush)
+        self._flushes.append(flush)
+
+    def _flush(self) -> None:
+        flushes, self._flushes = self._flushes, []
+        for flush in flushes:
+            try:
+                flush()
+            except Exception:
+                _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
         """A parser that has read nothing yet; return it by `spare` between two messages."""

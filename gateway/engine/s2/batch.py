@@ -1,4 +1,8 @@
-"""Records on their way to readers, encoded once for all readers of one format."""
+"""Records on their way to readers, encoded once for all readers of one format.
+
+The event id of server-sent events counts what its response has delivered.  So an event is shared by the readers that
+have been sent as much, which readers that have joined between the same two batches have.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,22 @@ from gateway.tape.records import Part
 class Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
-    __slots__ = ("_chunks", "_jsons", "batch", "end", "size", "start")
+    __slots__ = ("_chunks", "_event", "_event_of", "_jsons", "batch", "count", "end", "size", "start")
 
     def __init__(
         self, start: int, end: int, records: tuple[Record, ...], size: int, tail: StreamPosition | None = None
     ) -> None:
         self.start = start
         self.end = end
+        self.count = len(records)
         self.size = size
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
-        self._chunks: dict[Compression, tuple[bytes, int]] = {}
+        self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
+        self._event: tuple[bytes, int] = b"", 0
+        """The event that was asked for last."""
+        self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
         return f"<Batch {self.start} to {self.end}>"
@@ -46,8 +54,18 @@ class Batch:
 
     def chunk(self, compression: Compression) -> tuple[bytes, int]:
         """The batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without that."""
-        found = self._chunks.get(compression)
+        found = self._chunks[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
             found = self._chunks[compression] = chunk(frame), len(frame)
         return found
+
+    def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int]:
+        """The batch as an event of a response that has delivered so many records and metered bytes with it: as a chunk,
+        and its size without that."""
+        of = count, size, format_
+        if self._event_of != of:
+            last = self.batch.records[-1].seq_num
+            data = b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (last, count, size, self.json(format_))
+            self._event, self._event_of = (chunk(data), len(data)), of
+        return self._event

@@ -310,7 +310,7 @@ class Http2Connection(asyncio.Protocol):
             self._flush()
         elif not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self.clients.loop.call_soon(self._flush)
+            self.clients.flush_soon(self._flush)
 
     # -- output
 
@@ -322,8 +322,10 @@ class Http2Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._is_flush_scheduled = False
         session = self.session
-        drained: list[Stream] = []
         self._write()
+        if not session.can_pump:
+            return
+        drained: list[Stream] = []
         while not session.is_blocked and session.can_pump:
             drained += session.pump()
             self._write()
