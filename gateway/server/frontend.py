@@ -14,6 +14,7 @@ import random
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
+from gateway.limits.bans import Bans
 from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.limits.usage import Usage
@@ -22,7 +23,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
 from gateway.server.admission import Admission
-from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Peer, Work
+from gateway.server.clients import AsyncHandler, ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -69,11 +70,12 @@ class Frontend:
         limits, usage = config.limits, Usage()
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self._rates = RateLimits(config.rate_limits)
-        self._admission = Admission(limits, client_net, usage, self._rates, metrics, rng, engine.clock.now)
+        bans = Bans(limits.client_refusals_per_s)
+        self._admission = Admission(limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now)
         self._handler = self._make_handler()
         remembered = self._make_remembered()
         self.clients = Clients(
-            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage
+            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
         )
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
@@ -118,7 +120,14 @@ class Frontend:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
         clients = Clients(
-            redirect(port), limits, None, clock, self._metrics, self._note_bad_request, usage=self.clients.usage
+            redirect(port),
+            limits,
+            None,
+            clock,
+            self._metrics,
+            self._note_bad_request,
+            usage=self.clients.usage,
+            bans=self.clients.bans,
         )
         clients.count_connections = self.connections
         clients.proxies = self.clients.proxies
@@ -196,11 +205,13 @@ class Frontend:
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
-    def _note_bad_request(self, status: int, sent_bytes: int, client: str | None) -> None:
+    def _note_bad_request(self, status: int, sent_bytes: int, connection: ClientConnection) -> None:
         """Count and log a request that could not be parsed; nothing else is known about it."""
+        self._admission.refused(connection.use)
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
+            client = connection.client
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
     def reconfigure(self, config: GatewayConfig) -> None:

@@ -166,11 +166,11 @@ class S2Reads:
         if tail is not None:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
-            at = min(at, tail.seq_num)
-            if at == tail.seq_num and query.longest_wait_s == 0:
+            if query.longest_wait_s == 0:
                 return unwritten_answer(tail)
-        is_there = tail is not None and at == tail.seq_num
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail if is_there else None)
+            # What was before the tail has been trimmed.
+            at = tail.seq_num
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail)
 
     def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""

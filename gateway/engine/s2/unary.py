@@ -161,12 +161,16 @@ class UnaryRead:
             if topic.position > self._at:
                 # What has come was evicted before this read could take it.
                 fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
-                if isinstance(fetched.outcome, Refused):
-                    return refused_answer(fetched.outcome)
-                if isinstance(fetched.outcome, Found):
-                    records = fetched.outcome.records
-                    self._take(cut(records, self._at, records[-1].seq_num + 1 if records else self._at, self._left))
-                    return self._batch()
+                match fetched.outcome:
+                    case Refused() as refused:
+                        return refused_answer(refused)
+                    case Found(records):
+                        end = records[-1].seq_num + 1 if records else self._at
+                        self._take(cut(records, self._at, end, self._left))
+                        return self._batch()
+                    case AtTail(tail) if fetched.is_fresh:
+                        # It has been trimmed.
+                        self._at = self._start = max(self._at, tail.seq_num)
                 continue
             left_s = until - clock.now()
             if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
