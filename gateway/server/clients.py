@@ -107,6 +107,13 @@ class ClientConnection(Protocol):
         """Close the connection at once."""
 
 
+class Flushing(Protocol):
+    """A connection that gathers its output."""
+
+    def flush(self) -> None:
+        """Write the output."""
+
+
 class Peer(Protocol):
     """The remote end of a connection."""
 
@@ -181,8 +188,8 @@ class Clients:
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
-        self._flushes: list[Callable[[], object]] = []
-        """What is called at the end of the loop's turn."""
+        self._unflushed: list[Flushing] = []
+        """Connections with output to be written at the end of the loop's turn."""
         self._emptied = Signal()
 
     def __repr__(self) -> str:
@@ -275,17 +282,17 @@ class Clients:
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
 
-    def flush_soon(self, flush: Callable[[], object]) -> None:
-        """Call `flush` at the end of the loop's turn; one call of the loop serves all connections."""
-        if not self._flushes:
+    def flush_soon(self, connection: Flushing) -> None:
+        """Flush the connection at the end of the loop's turn; one call of the loop serves all connections."""
+        if not self._unflushed:
             self.loop.call_soon(self._flush)
-        self._flushes.append(flush)
+        self._unflushed.append(connection)
 
     def _flush(self) -> None:
-        flushes, self._flushes = self._flushes, []
-        for flush in flushes:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
             try:
-                flush()
+                connection.flush()
             except Exception:
                 _log.exception("unhandled error")
 
