@@ -23,13 +23,17 @@ def records(first: int, end: int) -> tuple[Record, ...]:
     return tuple(Record(number, number, (), b"x") for number in range(first, end))
 
 
-def test_readers_at_one_place_share_a_batch_in_one_turn() -> None:
-    turn: list[Callable[[], object]] = []
+def a_stream(turn: list[Callable[[], object]]) -> S2Stream:
     store = TapeStore(1_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
     record, tape = store.open_records(KEY, 0.0)
-    stream = S2Stream(
+    return S2Stream(
         Shared(cast(OriginReads, None), store, ManualClock(), Tasks(), turn.append), record, tape, cast(Source, None)
     )
+
+
+def test_readers_at_one_place_share_a_batch_in_one_turn() -> None:
+    turn: list[Callable[[], object]] = []
+    stream = a_stream(turn)
     batch, is_closed = stream.batch(0, UNARY)
     assert (batch.count, is_closed) == (0, False)
     stream.store(0, records(0, 5))
@@ -43,6 +47,14 @@ def test_readers_at_one_place_share_a_batch_in_one_turn() -> None:
     for call in turn:
         call()
     assert stream.batch(0, UNARY)[0].count == 6
-    many = [stream.batch(at, UNARY)[0] for at in range(6) for _ in range(20)]
-    many += [stream.batch(0, Limits(count, 100))[0] for count in range(1, 20)]
-    assert {one.start for one in many} == set(range(6))
+
+
+def test_batches_of_one_turn_are_bounded() -> None:
+    turn: list[Callable[[], object]] = []
+    stream = a_stream(turn)
+    stream.store(0, records(0, 20))
+    first = [stream.batch(at, UNARY)[0] for at in range(17)]
+    again = [stream.batch(at, UNARY)[0] for at in range(17)]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True] * 16 + [False]
+    assert [one.start for one in again] == list(range(17))
+    assert len(turn) == 1

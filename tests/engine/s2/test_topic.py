@@ -122,6 +122,16 @@ def test_what_is_large_is_not_put_together(bodies: list[bytes], headers: tuple[H
         assert batch.chunk(Compression.NONE)
 
 
+@pytest.mark.parametrize(("more", "given"), [(0, [(0, 2)]), (1, [(0, 1), (1, 2)])])
+def test_256_kib_of_metered_bytes_are_put_together_and_not_one_more(more: int, given: list[tuple[int, int]]) -> None:
+    turns = Turns()
+    half = (1 << 17) - 8
+    turns.publish(b"x" * half)
+    turns.publish(b"x" * (half + more))
+    turns.end()
+    assert turns.given() == given
+
+
 def test_readers_have_what_came_before_the_end() -> None:
     turns = Turns()
     turns.publish(b"a")
