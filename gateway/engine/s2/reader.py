@@ -28,13 +28,10 @@ from gateway.s2 import protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
-from gateway.tape.records import UNARY, Limits, Part, cut
+from gateway.tape.records import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
-
-_SHARED_BYTES: Final = 1 << 16
-"""Records in JSON of this size are written as they are for all readers, and not as a part of each reader's event."""
 
 LOOK_S: Final = 1.0
 """How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
@@ -88,6 +85,7 @@ class SessionReader:
         "_is_fetching",
         "_is_limited",
         "_is_over",
+        "_is_sse",
         "_left",
         "_longest_wait_s",
         "_owes_beat",
@@ -108,6 +106,7 @@ class SessionReader:
         self.topic: Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
+        self._is_sse = session.form.reply is Reply.SSE
         self._left = session.limits
         self._is_limited = session.limits != Limits()
         self._longest_wait_s = session.longest_wait_s
@@ -156,18 +155,14 @@ class SessionReader:
             if self.stream.stream.ended is not None:
                 self.lost(REPLACED)
                 return
-            part = self.stream.tape.read(self.at, self.wanted)
-            if part.records:
-                self._send_part(part)
-            elif part.is_closed:
+            batch, is_closed = self.stream.batch(self.at, self.wanted)
+            if batch.count:
+                self._send(batch)
+            elif is_closed:
                 self._finish(CloseReason.CLOSED)
             else:
                 self._is_fetching = True
                 self._context.fetch(self)
-
-    def _send_part(self, part: Part) -> None:
-        topic = self.stream.topic
-        self._send(Batch.of(self.at, part, self._tail if topic is None else topic.tail))
 
     def deliver(self, batch: Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
@@ -179,34 +174,31 @@ class SessionReader:
             self._send(batch)
 
     def _send(self, batch: Batch) -> None:
-        records = batch.batch.records
-        self._count += len(records)
-        self._size += batch.size
-        if self._is_limited:
-            self._left = self._left.after(len(records), batch.size)
         self.at = batch.end
         self._quiet_beats = 0
-        form = self._form
         if batch.batch.tail is not None:
             self._owes_beat = False
-        if form.reply is Reply.SSE:
-            data = b"event: batch\nid: %d,%d,%d\ndata: " % (records[-1].seq_num, self._count, self._size)
-            json = batch.json(form.format_)
-            if len(json) < _SHARED_BYTES:
-                data += json + b"\n\n"
-                framed, size = chunk(data), len(data)
-            else:
-                self._write(data)
+        self._count += batch.count
+        self._size += batch.size
+        if self._is_sse:
+            format_ = self._form.format_
+            if batch.is_large(format_):
+                self._write(batch.head_of_event(self._count, self._size))
                 if self._is_over:
                     return
-                framed, size = batch.rest_of_event(form.format_)
+                framed, size = batch.rest_of_event(format_)
+            else:
+                framed, size = batch.event(self._count, self._size, format_)
         else:
-            framed, size = batch.chunk(form.compression)
+            framed, size = batch.chunk(self._form.compression)
         self.stream.stream.count_sent(size)
         self._wire.send(framed, size)
-        if self._left.is_exhausted:
-            self._finish(CloseReason.CLOSED)
-        elif self._tick != NEVER:
+        if self._is_limited:
+            self._left = self._left.after(batch.count, batch.size)
+            if self._left.is_exhausted:
+                self._finish(CloseReason.CLOSED)
+                return
+        if self._tick != NEVER:
             self._wait()
 
     def _write(self, data: bytes) -> None:
@@ -235,7 +227,7 @@ class SessionReader:
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
         if part.records:
-            self._send_part(part)
+            self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
         elif part.is_closed or (fetched.is_all and not found.records):
             self._finish(CloseReason.CLOSED)
         self.pump()
@@ -286,7 +278,7 @@ class SessionReader:
     def _heartbeat(self, tail: StreamPosition) -> None:
         self._owes_beat = False
         self._quiet_beats = 0
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             wall_ms = int(self._context.clock.wall() * 1000)
             self._write(sse.encode_event(sse.Ping(wall_ms, tail), self._form.format_))
         else:
@@ -317,7 +309,7 @@ class SessionReader:
         """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             self._write(sse.encode_event(sse.Failure(error.body), self._form.format_))
         else:
             self._write(encode_terminal(error.status, error.body))
@@ -327,7 +319,7 @@ class SessionReader:
         """The session is complete."""
         if self._is_over:
             return
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             self._write(sse.encode_event(sse.Done(), self._form.format_))
         self._end(reason, in_order=True)
 

@@ -14,11 +14,13 @@ begin anew with the stream that there is now (`TailMovedBack`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
+from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
@@ -40,6 +42,10 @@ _NOTHING: Final = Found(())
 
 VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
+
+
+_MOST_BATCHES: Final = 16
+"""Bound on the batches that one turn of the event loop keeps."""
 
 
 class Fetched(NamedTuple):
@@ -72,6 +78,8 @@ class Shared:
     store: TapeStore
     clock: Clock
     tasks: Tasks
+    soon: Callable[[Callable[[], object]], object]
+    """Calls a function at the end of the event loop's turn."""
 
 
 class S2Stream:
@@ -88,6 +96,8 @@ class S2Stream:
         self.users = 0
         self.topic: Topic | None = None
         self._fetches: dict[Start, _Fetch] = {}
+        self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
+        """What readers were given in this turn of the event loop."""
         name = stream.key.group.path
         self._tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(shared.tasks, f"tail of {name}")
         self._checked_tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(
@@ -113,6 +123,24 @@ class S2Stream:
         """The same for what the origin has said.  An error is itself what may have ended the stream."""
         if not isinstance(found, Refused):
             self.check()
+        return found
+
+    def batch(self, at: int, limits: Limits) -> tuple[Batch, bool]:
+        """What is held from `at` on within the limits, and whether it is a limit that stopped it.
+
+        Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
+        connection has room again, all sessions on it go on at once.
+        """
+        tail = self.topic.tail if self.topic is not None else None
+        key = at, limits, tail
+        found = self._batches.get(key)
+        if found is None:
+            part = self.tape.read(at, limits)
+            found = Batch.of(at, part, tail), part.is_closed
+            if part.records and len(self._batches) < _MOST_BATCHES:
+                if not self._batches:
+                    self._shared.soon(self._batches.clear)
+                self._batches[key] = found
         return found
 
     # -- the tail

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gateway.aio.clock import Clock, Timer
+from gateway.aio.clock import DETACHED, Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
@@ -31,6 +31,10 @@ BEAT_S: Final = 5.0
 the 5 to 15 s of S2's own."""
 
 
+def _soon(call: Callable[[], object]) -> None:
+    asyncio.get_running_loop().call_soon(call, context=DETACHED)
+
+
 class S2Streams:
     """The streams in use.  Owner of their topics and of the sessions that move them."""
 
@@ -44,7 +48,7 @@ class S2Streams:
         rng: random.Random,
         begin_live: Callable[[str], RelayedLive],
     ) -> None:
-        self._shared = Shared(origin, store, clock, tasks)
+        self._shared = Shared(origin, store, clock, tasks, _soon)
         self._metrics = metrics
         self._rng = rng
         self._begin_live = begin_live
@@ -125,7 +129,7 @@ class S2Streams:
         topic = stream.topic
         if topic is None:
             self._lives[stream] = self._begin_live(client)
-            topic = stream.topic = Topic(tail)
+            topic = stream.topic = Topic(tail, self._shared.soon)
             stream.users += 1
             stream.stream.has_topic = True
             stream.stream.followed()
