@@ -34,11 +34,13 @@ class S2Answer:
     headers: CIMultiDict[str]
     body: bytes
     outcome: Outcome
+    span: tuple[int, int] | None = None
+    """The sequence numbers from which and to which it goes; None if it is no batch."""
 
 
-def json_answer(status: int, body: bytes, outcome: Outcome) -> S2Answer:
+def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
     """An answer in JSON."""
-    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome)
+    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
 
 
 def unwritten_answer(tail: StreamPosition) -> S2Answer:

@@ -13,6 +13,8 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.engine.absences import Absences
+from gateway.engine.route import Route
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf, session
@@ -42,7 +44,7 @@ _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 class Source:
     """One S2 stream at its origin, as the readers that share it ask for it."""
 
-    route: str
+    configured: Route
     stream: RecordedStream
     url: str
     """The URL of the stream."""
@@ -52,6 +54,11 @@ class Source:
     live_bounds: Bounds
     client: str
     """The net of the client that the request is made for."""
+
+    @property
+    def route(self) -> str:
+        """The route's name."""
+        return self.configured.config.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,19 @@ Outcome = Found | AtTail | Refused
 class OriginReads:
     """Sends reads and checks of the tail."""
 
-    def __init__(self, upstream: Upstream, clock: Clock, metrics: MetricsRecorder, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        clock: Clock,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
+        absences: Absences,
+    ) -> None:
         self._upstream = upstream
         self._clock = clock
         self._metrics = metrics
         self._access_log = access_log
+        self._absences = absences
 
     async def read(self, source: Source, start: Start, limits: Limits) -> Outcome:
         """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
@@ -182,6 +197,9 @@ class OriginReads:
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 200:
             return None
+        if reply.status == 404:
+            # Counted and not remembered: whether a stream is there is asked at every read.
+            self._absences.count(source.configured, source.client)
         if reply.status < 400:
             raise UpstreamBroken("Origin answered a read with neither records nor an error")
         headers: CIMultiDict[str] = CIMultiDict()

@@ -148,7 +148,8 @@ class UnaryRead:
     def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
         part = Part(tuple(self._found), self._size, self._at, is_closed=True)
         batch = Batch.of(self._start, part, tail)
+        span = self._start, self._at
         if self._form.reply is Reply.PROTOBUF:
             headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
-            return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), self._outcome)
-        return json_answer(200, batch.json(self._form.format_), self._outcome)
+            return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), self._outcome, span)
+        return json_answer(200, batch.json(self._form.format_), self._outcome, span)

@@ -8,10 +8,13 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway.config.cache_plan import parse_plan
+from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
+from tests.plans import PlanFile, entry
 from tests.s2.edge.clients import BASIN, STREAM, Answer, Edge
-from tests.waiting import eventually
+from tests.waiting import eventually, time_passing
 
 
 @pytest.fixture
@@ -46,7 +49,8 @@ async def test_each_read_has_its_line(edge: Edge, log: Path) -> None:
         edge.clock.advance(0.1)
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-    await eventually(lambda: len(lines()) >= 7)
+    assert (await edge.client.read("tail_offset=1&count=1")).texts == ["b"]
+    await eventually(lambda: len(lines()) >= 8)
     told = [(line["mode"], line["outcome"], line["status"]) for line in lines()]
     assert told[:5] == [
         ("append", "pass", 200),
@@ -56,6 +60,20 @@ async def test_each_read_has_its_line(edge: Edge, log: Path) -> None:
         ("catchup", "revalidated", 416),
     ]
     assert [one[:2] for one in told[5:7]] == [("sse", "followed")] * 2
+    # Whatever is asked of a stream, its name is the same.
+    assert {line["stream"] for line in lines()} == {f"/v1/streams/{STREAM}?s2-basin={BASIN}"}
+    assert {line["protocol"] for line in lines()} == {"s2"}
+    zero, one, two = (f"{number:020}" for number in range(3))
+    assert [(line.get("start"), line.get("next_offset")) for line in lines()[:8]] == [
+        (None, None),
+        (zero, two),
+        (zero, two),
+        (None, None),
+        (two, None),
+        (zero, two),
+        (zero, one),
+        (one, two),
+    ]
 
 
 async def test_streams_are_listed_and_purged(edge: Edge) -> None:
@@ -83,3 +101,29 @@ async def test_streams_are_listed_and_purged(edge: Edge) -> None:
     assert isinstance(end, Terminal)
     assert end.status == 503
     assert (await edge.client.read("seq_num=0&count=1")).texts == ["a"]
+
+
+class TestPlan:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        # A plan holds no credentials.
+        return {"credentials": "shared"}
+
+    async def test_a_plan_names_streams_as_the_log_does_and_warms_none(self, edge: Edge, tmp_path: Path) -> None:
+        for stream in (STREAM, "b", "c"):
+            await edge.client.append("x", stream=stream)
+        edge.counters.reset()
+        file = PlanFile(tmp_path / "plan.json")
+        mine, b, c = (entry(f"/v1/streams/{stream}?s2-basin={BASIN}") for stream in (STREAM, "b", "c"))
+        file.write(pin=[mine], warm=[mine, c], do_not_store=[b])
+        edge.gateway.take_plan(parse_plan(file.path), is_budget_set=False)
+        async with time_passing(edge.clock):
+            for stream in (STREAM, "b"):
+                for _ in range(2):
+                    assert (await edge.client.read("seq_num=0&count=1", stream=stream)).texts == ["x"]
+        plan = (await admin(edge, "GET", "/api/plan")).json["plan"]
+        assert isinstance(plan, dict)
+        # A read of a stream may create it, and needs what a plan does not have, so none is fetched ahead.
+        assert (plan["unmatched"], plan["warmed"]["streams"]) == (2, 0)
+        assert plan["pinned"]["kept"] == 1
+        assert edge.counters.requests[Call.READ] == edge.counters.total_requests == 3
