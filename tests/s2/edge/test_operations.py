@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -89,6 +90,22 @@ async def test_streams_are_listed_and_purged(edge: Edge) -> None:
     assert (row["tail"], row["bytes"], row["blocks"], row["readers"], row["is_followed"]) == ("1", 9, 1, 1, True)
     detail = await admin(edge, "GET", f"/api/streams/{row['id']}")
     assert detail.status == 200, detail
+    assert (row["protocol"], row["records"], detail.json["records"]) == ("s2", 1, 1)
+    assert detail.json["tape"] == [{"start": "0", "end": "1", "bytes": 9, "tokens": 1, "age_s": None}]
+    assert detail.json["session"] == {"position": "1", "is_at_tail": True, "heard_s": 0.0}
+    events = await edge.client.events()
+    assert await events.texts(1) == ["a"]
+    waiting = asyncio.create_task(edge.client.read("seq_num=1&wait=60"))
+
+    async def readers() -> list[tuple[str, str, int]]:
+        found = (await admin(edge, "GET", f"/api/streams/{row['id']}")).json["live_readers"]
+        assert isinstance(found, list)
+        return [(one["mode"], one["at"], one["clients"]) for one in found]
+
+    async def has_three() -> bool:
+        return await readers() == [("session", "1", 1), ("sse", "1", 1), ("longpoll", "1", 1)]
+
+    await eventually(has_three)
     tails = await admin(edge, "GET", "/api/tails")
     assert tails.json["tails"] == {f"/v1/streams/{STREAM}?s2-basin={BASIN}": "1"}
     overview = await admin(edge, "GET", "/api/overview")
@@ -100,6 +117,9 @@ async def test_streams_are_listed_and_purged(edge: Edge) -> None:
     end = await session.next()
     assert isinstance(end, Terminal)
     assert end.status == 503
+    # A read that waits is not over, and clients of sessions come back.
+    await edge.client.append("b")
+    assert (await waiting).texts == ["b"]
     assert (await edge.client.read("seq_num=0&count=1")).texts == ["a"]
 
 
