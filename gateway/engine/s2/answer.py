@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
+from gateway.engine.answer import BodyRun
 from gateway.engine.s2.origin import Refused, Source
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
@@ -36,6 +37,8 @@ class S2Answer:
     outcome: Outcome
     span: tuple[int, int] | None = None
     """The sequence numbers from which and to which it goes; None if it is no batch."""
+    run: BodyRun | None = None
+    """The records that the answer has, if it may be repeated for as long as they are held."""
 
 
 def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
