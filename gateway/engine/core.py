@@ -145,7 +145,17 @@ class Engine:
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
         self.s2 = S2Reads(
-            upstream, self.store, clock, self.tasks, metrics, rng, access_log, self.live.begin_relayed, wheel
+            upstream,
+            self.store,
+            clock,
+            self.tasks,
+            metrics,
+            rng,
+            access_log,
+            self.live.begin_relayed,
+            wheel,
+            self.absences,
+            self._cold_reads,
         )
         self.limit_clients(limits)
 
@@ -165,9 +175,9 @@ class Engine:
             self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
         )
-        if is_known or not self._cold_reads.may_ask(read):
+        if is_known or not self._cold_reads.may_ask(read.route, read.source.client):
             return True
-        self._cold_reads.admit(read)
+        self._cold_reads.admit(read.route, read.source.client)
         return False
 
     async def head(self, read: Read) -> Answer | None:
@@ -178,7 +188,7 @@ class Engine:
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None:
-                self._cold_reads.admit(read)
+                self._cold_reads.admit(read.route, read.source.client)
             return None
         stream.hold()
         try:

@@ -25,8 +25,8 @@ from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
-from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import note_response
+from gateway.server.s2_request import S2Request, recorded_start
+from gateway.telemetry.access_record import RecordedStream, note_response
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
 
@@ -50,6 +50,18 @@ class ParsedRequest(NamedTuple):
     """The net of the client; empty if it is not known."""
     s2: S2Request | None = None
     """The read of an S2 stream; None if the request is none, or has to be relayed."""
+    named: RecordedStream | None = None
+    """The stream's name in records, if the target does not give it."""
+
+    @property
+    def recorded(self) -> RecordedStream:
+        """The stream's name in records."""
+        return self.named or RecordedStream.of(self.route.config.name, self.target, self.key.partition)
+
+    @property
+    def start(self) -> str | None:
+        """The offset asked for, as records show it."""
+        return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
 
 
 @dataclass(slots=True)

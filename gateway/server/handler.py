@@ -43,7 +43,7 @@ from gateway.server.relaying import Relays
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import AccessLog, RecordedStream, note_request
+from gateway.telemetry.access_record import AccessLog, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
@@ -147,11 +147,7 @@ class RequestHandler:
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             self._admit(context, parsed)
-            note_request(
-                context.mode,
-                RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
-                parsed.target.offset,
-            )
+            note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
                 return self._answer_s2(context, parsed, parsed.s2)
             read = parsed.read

@@ -23,6 +23,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING
 from gateway.s2 import session as s2s
 from gateway.s2 import sse
+from gateway.s2.numbers import fixed_width
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.head import response_head
@@ -30,7 +31,7 @@ from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import Record
+from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18
 """A larger body is written in parts, each of which the client has the write timeout to take."""
@@ -84,6 +85,8 @@ class S2Answers:
 
     def _dress(self, context: RequestContext, answer: S2Answer) -> None:
         context.outcome, headers = answer.outcome, answer.headers
+        if answer.span is not None:
+            note_span(*map(fixed_width, answer.span))
         headers["Cache-Status"] = cache_status(self._recorder.node, answer.outcome)
         headers.setdefault("Cache-Control", "no-store")
         self._recorder.finish(context, headers)
@@ -109,7 +112,8 @@ class S2Answers:
         def fill(into: Record) -> None:
             topic = reader.topic
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
-            into.next_offset, into.sent_bytes = str(reader.at), channel.live_bytes
+            into.start = into.start or fixed_width(session.start)
+            into.next_offset, into.sent_bytes = fixed_width(reader.at), channel.live_bytes
             into.subscribers = len(topic.readers) if topic is not None else 1
 
         name = route.config.name

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.s2.records import (
     MAX_BATCH_METERED_BYTES,
@@ -136,6 +136,16 @@ def cut(records: Sequence[Record], start: int, end: int, limits: Limits) -> Part
 _NO_LIMITS: Final = Limits()
 
 
+class Span(NamedTuple):
+    """What one block holds."""
+
+    start: int
+    end: int
+    records: int
+    size: int
+    """Metered bytes."""
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     """A covered range that holds at least one record."""
@@ -182,6 +192,12 @@ class RecordTape:
     def size(self) -> int:
         """Metered bytes held."""
         return sum(block.size for block in self._blocks.values())
+
+    def spans(self) -> Iterator[Span]:
+        """What each block holds, in the order of the numbers."""
+        for start in self._starts:
+            block = self._blocks[start]
+            yield Span(block.start, block.end, len(block.records), block.size)
 
     @property
     def end(self) -> int:

@@ -37,13 +37,15 @@ class S2Answer:
     headers: CIMultiDict[str]
     body: bytes
     outcome: Outcome
+    span: tuple[int, int] | None = None
+    """The sequence numbers from which and to which it goes; None if it is no batch."""
     run: BodyRun | None = None
     """The records that the answer has, if it may be repeated for as long as they are held."""
 
 
-def json_answer(status: int, body: bytes, outcome: Outcome) -> S2Answer:
+def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
     """An answer in JSON."""
-    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome)
+    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
 
 
 def unwritten_answer(tail: StreamPosition) -> S2Answer:

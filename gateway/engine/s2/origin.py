@@ -13,7 +13,9 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.engine.absences import Absences
 from gateway.engine.classifier import PERSONAL
+from gateway.engine.route import Route
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.protocol.mode import Mode
@@ -44,7 +46,7 @@ _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 class Source:
     """One S2 stream at its origin, as the readers that share it ask for it."""
 
-    route: str
+    configured: Route
     stream: RecordedStream
     url: str
     """The URL of the stream."""
@@ -52,6 +54,11 @@ class Source:
     """Credentials and basin."""
     bounds: Bounds
     live_bounds: Bounds
+
+    @property
+    def route(self) -> str:
+        """The route's name."""
+        return self.configured.config.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,19 @@ Outcome = Found | AtTail | Refused
 class OriginReads:
     """Sends reads and checks of the tail."""
 
-    def __init__(self, upstream: Upstream, clock: Clock, metrics: MetricsRecorder, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        clock: Clock,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
+        absences: Absences,
+    ) -> None:
         self._upstream = upstream
         self._clock = clock
         self._metrics = metrics
         self._access_log = access_log
+        self._absences = absences
 
     async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Outcome:
         """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
@@ -115,7 +130,7 @@ class OriginReads:
         """The tail as S2's own check of it says it, which may need another permission.  Raises a GatewayError."""
         reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD, askers)
         async with reply:
-            if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD)) is not None:
+            if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD, askers.first)) is not None:
                 return refused
             try:
                 return decode_tail(await reply.read(_MOST_ERROR_BYTES))
@@ -142,7 +157,7 @@ class OriginReads:
             on_sent=lambda: self._sent(source, Mode.SSE),
         )
         try:
-            refused = await self._refusal(source, reply, asked_at, Mode.SSE)
+            refused = await self._refusal(source, reply, asked_at, Mode.SSE, client)
         except BaseException:
             reply.close()
             raise
@@ -155,7 +170,7 @@ class OriginReads:
         target = f"/records?{encode_read_query(query)}"
         reply, asked_at = await self._send(source, target, protobuf.CONTENT_TYPE, mode, askers)
         async with reply:
-            if (refused := await self._refusal(source, reply, asked_at, mode)) is not None:
+            if (refused := await self._refusal(source, reply, asked_at, mode, askers.first)) is not None:
                 return _at_tail(refused) or refused
             body = await reply.read(MOST_BODY_BYTES)
             self.received(source, len(body), mode)
@@ -189,11 +204,14 @@ class OriginReads:
         self._metrics.upstream_bytes(size, mode, source.route)
         self._access_log.unclaimed(source.stream, mode, fetched_bytes=size)
 
-    async def _refusal(self, source: Source, reply: Reply, asked_at: float, mode: Mode) -> Refused | None:
-        """The error that the reply is; None if it is a 200."""
+    async def _refusal(self, source: Source, reply: Reply, asked_at: float, mode: Mode, client: str) -> Refused | None:
+        """The error that the reply is, to a request made for `client`'s net; None if it is a 200."""
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 200:
             return None
+        if reply.status == 404:
+            # Counted and not remembered: whether a stream is there is asked at every read.
+            self._absences.count(source.configured, client)
         if reply.status < 400:
             raise UpstreamBroken("Origin answered a read with neither records nor an error")
         headers: CIMultiDict[str] = CIMultiDict()

@@ -128,6 +128,11 @@ class SessionReader:
         return f"<SessionReader at {self.at}, {state}>"
 
     @property
+    def is_sse(self) -> bool:
+        """Whether it is read by SSE."""
+        return self._form.reply is Reply.SSE
+
+    @property
     def wanted(self) -> Limits:
         """What the next batch may hold."""
         return self._left.within(UNARY.count or 0, UNARY.bytes or 0)

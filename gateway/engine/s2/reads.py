@@ -13,6 +13,8 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.engine.absences import Absences
+from gateway.engine.cold_reads import ColdReads
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
@@ -54,13 +56,16 @@ class S2Reads:
         access_log: AccessLog,
         begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
+        absences: Absences,
+        cold_reads: ColdReads,
     ) -> None:
         self.clock = clock
         self.wheel = wheel
         self._store = store
+        self._cold_reads = cold_reads
         self._tasks = tasks
         self._rng = rng
-        origin = OriginReads(upstream, clock, metrics, access_log)
+        origin = OriginReads(upstream, clock, metrics, access_log, absences)
         self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
@@ -79,10 +84,16 @@ class S2Reads:
         """The sessions with clients, oldest first."""
         return list(self._sessions)
 
+    def _admit(self, read: S2Read) -> None:
+        """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
+        if self._store.find(read.key) is None:
+            self._cold_reads.admit(read.source.configured, read.client)
+
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
         """Answer a check of the tail.  Raises a GatewayError, or RefusedToAnother."""
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 tail = stream.trusted_tail(read.trust_s)
@@ -110,6 +121,7 @@ class S2Reads:
 
     async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
         """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
@@ -128,6 +140,7 @@ class S2Reads:
 
         Raises a GatewayError, or RefusedToAnother.
         """
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             stream = self.streams.open(read.key, read.source)
             try:

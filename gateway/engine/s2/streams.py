@@ -71,8 +71,13 @@ class S2Streams:
 
     def readers_of(self, record: Stream) -> int:
         """Live readers of a stream, waiting unary reads included."""
+        topic = self.topic_of(record)
+        return topic.users if topic is not None else 0
+
+    def topic_of(self, record: Stream) -> Topic | None:
+        """The topic of a stream; None if it is not followed."""
         stream = self._streams.get(record)
-        return stream.topic.users if stream is not None and stream.topic is not None else 0
+        return stream.topic if stream is not None else None
 
     def __iter__(self) -> Iterator[S2Stream]:
         return iter(tuple(self._streams.values()))

@@ -33,10 +33,11 @@ from gateway.tape.stream import Stream
 
 def batch_answer(batch: Batch, form: Form, outcome: Outcome) -> S2Answer:
     """The answer with this batch."""
+    span = batch.start, batch.end
     if form.reply is Reply.PROTOBUF:
         headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
-        return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), outcome)
-    return json_answer(200, batch.json(form.format_), outcome)
+        return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), outcome, span)
+    return json_answer(200, batch.json(form.format_), outcome, span)
 
 
 def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:

@@ -126,3 +126,51 @@ class TestIdleAppendSession:
             session = s2.basin(BASIN).stream("s").append_session()
             await (await session.submit(AppendInput(records=[Record(body=b"x")])))
             await edge.counters.sessions_are(Call.APPEND_SESSION, 0)
+
+
+class TestNewStreams:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"client_new_streams_per_s": 1}
+
+    async def test_a_net_reads_new_streams_at_a_bounded_rate(self, edge: Edge) -> None:
+        for stream in "abcd":
+            await edge.direct.append("x", stream=stream)
+        assert (await edge.client.read("seq_num=0&count=1", stream="a")).status == 200
+        assert (await edge.client.tail(stream="b")).status == 200
+        refused = await edge.client.read("seq_num=0", stream="c")
+        assert (refused.status, refused.json["code"]) == (429, "rate_limited")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await edge.client.events(stream="c")).status == 429
+        # What is in memory may be read.
+        assert (await edge.client.read("seq_num=0&count=1", stream="a")).status == 200
+        edge.clock.advance(1.0)
+        assert (await edge.client.session(stream="d")).status == 200
+        assert (await edge.client.tail(stream="c")).status == 429
+        exposition = edge.gateway.metrics.exposition()[0].decode()
+        assert 'durable_gateway_client_limited_total{limit="client_new_streams_per_s"} 3' in exposition
+
+
+class TestMissingStreams:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"absent_per_s": 10, "client_new_streams_per_s": 0}
+
+    async def test_a_flood_of_unknown_names_costs_the_origin_a_bounded_rate(self, edge: Edge) -> None:
+        await edge.client.append("x")
+        assert (await edge.client.read("seq_num=0&count=1")).status == 200
+        edge.counters.reset()
+        statuses = [(await edge.client.read(stream=f"unknown-{number}")).status for number in range(40)]
+        # Of five seconds' worth, one client leaves half to others.
+        assert statuses == [404] * 25 + [503] * 15
+        refused = await edge.client.tail(stream="unknown-40")
+        assert (refused.status, refused.json["code"]) == (503, "unavailable")
+        assert edge.counters.requests[Call.READ] == 25
+        assert edge.counters.requests[Call.CHECK_TAIL] == 0
+        # What is in memory is read, and what is written exists.
+        assert (await edge.client.read("seq_num=0&count=1")).status == 200
+        await edge.client.append("x", stream="new")
+        edge.clock.advance(1.0)
+        assert (await edge.client.read(stream="new")).status == 200
+        more = [(await edge.client.read(stream=f"more-{number}")).status for number in range(12)]
+        assert more == [404] * 10 + [503] * 2
