@@ -11,6 +11,7 @@ from dataclasses import replace
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
@@ -86,7 +87,7 @@ class Engine:
             tracer,
             self.origins,
         )
-        upstream = self.client if upstream is None else upstream
+        upstream = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
@@ -269,6 +270,7 @@ class Engine:
         self._config = config
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
+        self.bridge.configure(config.routes)
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.configure(len(self.origins), len(config.routes))

@@ -24,7 +24,7 @@ from gateway.config.origins import (
     OriginsConfig,
     OriginTlsConfig,
 )
-from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
@@ -542,6 +542,7 @@ def test_the_full_sample_shows_every_key_with_its_default_and_its_description() 
     assert config.routes[0] == RouteConfig(
         origin=ORIGIN,
         cors=CorsConfig(),
+        bridge=BridgeConfig(),
         health_check=HealthCheckConfig(),
         origin_credentials=OriginCredentialsConfig(),
         origin_tls=OriginTlsConfig(),
