@@ -133,8 +133,10 @@ class _Events:
 
     def _reach(self, seq_num: int) -> None:
         """The origin is at this number, with nothing left between it and the position."""
-        if seq_num > self._at and (self._is_begun or self._asked.start != START):
-            raise _Lost
+        if seq_num > self._at:
+            self._asked.on_trim(seq_num)
+            if self._is_begun or self._asked.start != START:
+                raise _Lost
         self._is_begun = True
         self._at = seq_num
 

@@ -140,9 +140,11 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
     """Take one page, or what is known instead."""
     place = answer.end
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
-    if first > place and (asked.start != START or answer.records):
-        answer.is_lost = True
-        return
+    if first > place:
+        asked.on_trim(first)
+        if asked.start != START or answer.records:
+            answer.is_lost = True
+            return
     match outcome:
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
