@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Final
 
 from gateway.aio.tasks import Tasks
 from gateway.bridge.asked import Asked
@@ -20,7 +21,7 @@ from gateway.bridge.offsets import offset_at
 from gateway.bridge.origin import AtTail
 from gateway.bridge.page import page_of
 from gateway.bridge.reads import TRIMMED, tail_of
-from gateway.bridge.replies import Made, Refused, refusal
+from gateway.bridge.replies import Made, Refused, refusal, text
 from gateway.bridge.sightings import Known
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import SSE_DATA_ENCODING, SSE_TYPE
@@ -31,9 +32,15 @@ from gateway.s2.records import ReadBatch
 from gateway.s2.session import BadFrame, FrameReader, Terminal
 from gateway.upstream.reply import Reply
 
+REPLACED: Final = text(410, "The stream has been created again")
+
 
 class _Lost(Exception):
     """The records that were to come next have been trimmed."""
+
+
+class _Replaced(Exception):
+    """The session is of another stream than was known."""
 
 
 async def open_sse(asked: Asked, tasks: Tasks) -> Made:
@@ -45,15 +52,14 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         place = tail.seq_num
     else:
         place = asked.place
-    await asked.call.verify(place)
     known = asked.call.sighting.known()
-    session = await asked.call.session(place, asked.lifetime_s)
+    events = _Events(asked, place, known)
+    session = await asked.call.session(events.start, asked.lifetime_s)
     if isinstance(session, Refused):
         return refusal(session)
     if isinstance(session, AtTail):
         return _ended(asked, session.tail.seq_num)
     batches = _batches(session)
-    events = _Events(asked, place, known)
     try:
         # The first batch tells whether the records are there, and an error can still be a status.
         first = await anext(batches, None)
@@ -61,6 +67,9 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     except _Lost:
         await batches.aclose()
         return TRIMMED
+    except _Replaced:
+        await batches.aclose()
+        return REPLACED
     except BaseException:
         await batches.aclose()
         raise
@@ -102,28 +111,47 @@ async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
 
 
 class _Events:
-    """Events of the batches of one session.  Knows the position of the answer."""
+    """Events of the batches of one session.  Knows the position of the answer.
+
+    If the record before the position is known, the session is asked for it as well: its timestamp shows in one step
+    whether the stream that the session reads is still the same.
+    """
 
     def __init__(self, asked: Asked, place: int, known: Known) -> None:
         self._asked = asked
         self._at = place
         self._known = known
+        position = known.position
+        self._overlap = position if position is not None and 0 < place == position.seq_num else None
+        """The position after the record that is asked for again, until something has come."""
         self._is_begun = False
         self._is_told = False
         """Whether the client has been told that its position is the tail."""
         self.is_closed = False
 
+    @property
+    def start(self) -> int:
+        """The sequence number that the session is to start at."""
+        return self._at if self._overlap is None else self._at - 1
+
     def of(self, batch: ReadBatch) -> bytes:
-        """The events for the next batch.  Raises _Lost."""
-        asked, tail = self._asked, batch.tail
-        if not batch.records:
+        """The events for the next batch.  Raises _Lost or _Replaced."""
+        asked, tail, records = self._asked, batch.tail, batch.records
+        if not records:
             if tail is None:
                 return HEARTBEAT
             self._reach(tail.seq_num)
             return HEARTBEAT if self._is_told else self._control(up_to_date=True)
-        self._reach(batch.records[0].seq_num)
-        asked.call.sighting.saw_records(self._known, batch.records, asked.call.now())
-        page = page_of(batch.records)
+        asked.call.sighting.saw_records(self._known, records, asked.call.now())
+        if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
+            if records[0].timestamp != self._overlap.timestamp:
+                raise _Replaced
+            records = records[1:]
+        self._overlap = None
+        if not records:
+            return b""
+        self._reach(records[0].seq_num)
+        page = page_of(records)
         asked.take(page)
         data = b""
         if page.records:
@@ -133,6 +161,8 @@ class _Events:
 
     def _reach(self, seq_num: int) -> None:
         """The origin is at this number, with nothing left between it and the position."""
+        if seq_num < self._at:
+            raise _Replaced
         if seq_num > self._at:
             self._asked.on_trim(seq_num)
             if self._is_begun or self._asked.start != START:
@@ -156,7 +186,7 @@ async def _run(batches: AsyncGenerator[ReadBatch], events: _Events, body: MadeBo
                 if batch is None:
                     break
                 body.write(events.of(batch))
-    except (GatewayError, _Lost):
+    except (GatewayError, _Lost, _Replaced):
         pass
     finally:
         body.finish()

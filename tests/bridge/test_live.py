@@ -82,8 +82,8 @@ async def test_a_session_that_is_interrupted_goes_on_with_nothing_lost_or_repeat
             bridged.faults.truncate(after_bytes=40, times=2, kind=Call.READ_SESSION)
         case "reconnect":
             bridged.faults.advise_reconnect(after_messages=1, times=2, kind=Call.READ_SESSION)
-    events = await bridged.reader.events()
     async with time_passing(bridged.clock):
+        events = await bridged.reader.events()
         for number in range(1, 9):
             await bridged.writer.append(str(number).encode())
         assert await events.messages(9) == list(range(9))
