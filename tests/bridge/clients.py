@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Reader:
             self.http.request(
                 method,
                 f"{self.url}/{stream}?{query}",
-                data=body,
+                data=io.BytesIO(body) if body else None,
                 headers={"Authorization": f"Bearer {self.token}", **named},
                 skip_auto_headers=("Content-Type",),
             ) as reply,
