@@ -20,7 +20,7 @@ from gateway.errors import UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import Unwritten, parse_error
-from gateway.s2.read_query import FromSeqNum, ReadQuery, encode_read_query
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
 from gateway.s2.records import AppendAck, AppendInput, Record, StreamPosition
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
@@ -32,6 +32,12 @@ SILENCE_S: Final = 20.0
 """A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
 
 _MOST_ERROR_BYTES: Final = 64 * 1024
+
+_PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
+"""A read that is always answered with the tail."""
+
+_MOST_COMMAND_BYTES: Final = 64
+"""Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
 
 _JSON: Final = "application/json"
 
@@ -73,6 +79,29 @@ class Call:
         outcome = await self._read(query)
         self._saw(known, outcome)
         return outcome
+
+    async def tail(self) -> StreamPosition | Refused:
+        """The tail, by a read that brings no record.  Raises a GatewayError."""
+        outcome = await self.read(_PROBE)
+        if isinstance(outcome, Found):
+            raise UpstreamBroken("Origin answered a probe of the tail with records")
+        return outcome.tail if isinstance(outcome, AtTail) else outcome
+
+    async def command_at(self, seq_num: int) -> Record | Refused | None:
+        """The record of this number if it is small enough for a command; None if not, or if it was trimmed.
+
+        Raises a GatewayError.
+        """
+        known = self.sighting.known()
+        outcome = await self._read(
+            ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES), may_be_empty=True
+        )
+        if isinstance(outcome, Refused):
+            return outcome
+        if isinstance(outcome, AtTail) or not outcome.records or outcome.records[0].seq_num != seq_num:
+            return None
+        self._saw(known, outcome)
+        return outcome.records[0]
 
     async def read_from(self, seq_num: int) -> Found | AtTail | Refused:
         """A unary read from a number on, by which the stream is recognised if that is due.  Raises a GatewayError."""
@@ -143,7 +172,7 @@ class Call:
     def _stream(self) -> str:
         return self.base + self.name.path
 
-    async def _read(self, query: ReadQuery) -> Found | AtTail | Refused:
+    async def _read(self, query: ReadQuery, *, may_be_empty: bool = False) -> Found | AtTail | Refused:
         target = f"{self._stream}/records?{encode_read_query(query)}"
         async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
             if (refused := await _refusal(reply)) is not None:
@@ -152,7 +181,7 @@ class Call:
                 batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
-        if batch.records:
+        if batch.records or (may_be_empty and batch.tail is None):
             return Found(batch.records, batch.tail)
         if batch.tail is None:
             raise UpstreamBroken("Origin answered a read with neither records nor the tail")

@@ -48,14 +48,19 @@ class Page:
     """The first sequence number that the last trim among the records left; 0 if there is none."""
 
 
+def is_close(record: Record) -> bool:
+    """Whether the record is the mark of the close."""
+    return is_command(record) and record.headers == CLOSE_RECORD.headers and record.body == CLOSE_RECORD.body
+
+
 def page_of(records: Sequence[Record]) -> Page:
     """What readers see of these consecutive records, of which there is at least one."""
     data: list[Record] = []
     trimmed = 0
     for record in records:
+        if is_close(record):
+            return Page(tuple(data), record.seq_num, True, trimmed)
         match _command(record):
-            case Fence(token) if token == CLOSE_TOKEN:
-                return Page(tuple(data), record.seq_num, True, trimmed)
             case Trim(seq_num):
                 # A trim removes no record that comes after it.
                 trimmed = max(trimmed, min(seq_num, record.seq_num + 1))

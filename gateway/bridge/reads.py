@@ -13,11 +13,11 @@ from typing import Final
 from gateway.bridge.asked import Asked
 from gateway.bridge.offsets import offset_at
 from gateway.bridge.origin import AtTail, Call, Found
-from gateway.bridge.page import page_of
+from gateway.bridge.page import is_close, page_of
 from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
 from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.protocol.offsets import START
-from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery
+from gateway.s2.read_query import FromSeqNum, ReadQuery
 from gateway.s2.records import Record, is_command, total_metered_bytes
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
@@ -50,19 +50,31 @@ class _Answer:
 
 
 async def tail_of(call: Call) -> Tail | Refused:
-    """Where the stream ends now.  Raises a GatewayError."""
-    outcome = await call.read(ReadQuery(FromTailOffset(1), count=1))
-    if isinstance(outcome, Found) and is_command(outcome.records[-1]) and not page_of(outcome.records).is_closed:
-        # A trim, perhaps of a closed stream.
-        outcome = await call.read(ReadQuery(FromTailOffset(_LOOK_BACK), count=_LOOK_BACK))
-    match outcome:
-        case Refused():
-            return outcome
-        case AtTail(tail):
-            return Tail(tail.seq_num, False)
-        case Found(records):
-            page = page_of(records)
-            return Tail(page.end, page.is_closed)
+    """Where the stream ends now.  Raises a GatewayError.
+
+    The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
+    its body if it is too large for a command.
+    """
+    tail = await call.tail()
+    if isinstance(tail, Refused):
+        return tail
+    if call.sighting.closed_at is None and not call.sighting.has_read_to(tail):
+        last = await call.command_at(tail.seq_num - 1)
+        if isinstance(last, Refused):
+            return last
+        if last is not None and is_command(last) and not is_close(last):
+            # A trim, perhaps of a closed stream.
+            refused = await _look_back(call, tail.seq_num)
+            if refused is not None:
+                return refused
+    closed_at = call.sighting.closed_at
+    return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
+
+
+async def _look_back(call: Call, tail: int) -> Refused | None:
+    """Read the last records, for the sighting."""
+    outcome = await call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
+    return outcome if isinstance(outcome, Refused) else None
 
 
 async def head(asked: Asked) -> Made:
@@ -148,7 +160,9 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
     match outcome:
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
-            answer.end, answer.up_to_date = tail.seq_num, True
+            closed_at = asked.call.sighting.closed_at
+            answer.end, answer.up_to_date = tail.seq_num if closed_at is None else closed_at, True
+            answer.is_closed = closed_at is not None
         case Found(records, tail):
             page = page_of(records)
             asked.take(page)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.bridge.page import is_close
 from gateway.s2.records import Record, StreamPosition
 
 MOST_SIGHTINGS: Final = 65_536
@@ -40,10 +41,14 @@ class Known:
 class Sighting:
     """One stream."""
 
-    __slots__ = ("_incarnation", "_position", "_verified_at")
+    __slots__ = ("_incarnation", "_position", "_seen", "_verified_at", "closed_at")
 
     def __init__(self) -> None:
         self._incarnation = 0
+        self._seen: StreamPosition | None = None
+        """The furthest position whose record before it was read, and not only named as a tail."""
+        self.closed_at: int | None = None
+        """The sequence number of the mark of the close, once it was seen."""
         self._position: StreamPosition | None = None
         self._verified_at = 0.0
 
@@ -63,6 +68,10 @@ class Sighting:
         """Whether a read from `seq_num` should ask for the record before it as well."""
         position = self._position
         return position is not None and 0 < seq_num == position.seq_num and now - self._verified_at > VERIFIED_S
+
+    def has_read_to(self, tail: StreamPosition) -> bool:
+        """Whether every record before this tail that can be the mark of the close has been seen."""
+        return tail.seq_num == 0 or tail == self._seen
 
     def saw_tail(self, known: Known, tail: StreamPosition, now: float) -> None:
         """A reply has named the tail."""
@@ -86,23 +95,30 @@ class Sighting:
                 is_other = records[index].timestamp != position.timestamp
             else:
                 is_other = records[0].timestamp < position.timestamp
-        self._saw(known, StreamPosition(last.seq_num + 1, last.timestamp), now, is_other=is_other)
+        position = StreamPosition(last.seq_num + 1, last.timestamp)
+        self._saw(known, position, now, is_other=is_other)
+        if self._position == position:
+            self._seen = position
+            self.closed_at = next((record.seq_num for record in records if is_close(record)), self.closed_at)
 
     def _saw(self, known: Known, position: StreamPosition, now: float, *, is_other: bool) -> None:
         if known.incarnation != self._incarnation:
             # It was asked for before the stream took the other's place: it may be of either.
             return
         if is_other:
-            self._incarnation += 1
+            self._begin_another()
         if is_other or self._position is None or position.seq_num >= self._position.seq_num:
             self._position = position
             self._verified_at = now
 
+    def _begin_another(self) -> None:
+        self._incarnation += 1
+        self._position = self._seen = self.closed_at = None
+
     def gone(self, known: Known) -> None:
         """The origin has said that there is no such stream."""
         if known.incarnation == self._incarnation and self._position is not None:
-            self._incarnation += 1
-            self._position = None
+            self._begin_another()
 
 
 class Sightings:

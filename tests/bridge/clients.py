@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from gateway.aio.clock import ManualClock
+from gateway.aio.clock import Clock, ManualClock
 from gateway.app import RunningGateway
 from gateway.origin.s2.app import RunningS2Origin
 from gateway.origin.s2.counters import S2Counters
@@ -195,7 +195,12 @@ class Bridged:
     gateway: RunningGateway
     reader: Reader
     writer: Writer
-    clock: ManualClock
+    given_clock: Clock
+
+    @property
+    def clock(self) -> ManualClock:
+        assert isinstance(self.given_clock, ManualClock)
+        return self.given_clock
 
     @property
     def counters(self) -> S2Counters:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import uvloop
 
-from gateway.aio.clock import ManualClock
+from gateway.aio.clock import Clock, ManualClock
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import start_s2_origin
@@ -35,8 +35,13 @@ def settings() -> dict[str, object]:
 
 
 @pytest.fixture
-async def bridged(bridge: dict[str, object], settings: dict[str, object]) -> AsyncIterator[Bridged]:
-    clock = ManualClock()
+def clock() -> Clock:
+    """The gateway's clock; a test of programs that take their time has the system's."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def bridged(bridge: dict[str, object], settings: dict[str, object], clock: Clock) -> AsyncIterator[Bridged]:
     origin = await start_s2_origin()
     gateway = await start_gateway(
         GatewayConfig.for_origin(
