@@ -1,8 +1,9 @@
 """What requests come by: the same tests go over each.
 
-`--transports some` (the default) has every test go over HTTP/1.1, and those of a few files over each other transport as
-well; `all` has every test go over every transport; a name has them go over that one.  To add a transport: a name in
-`TRANSPORTS`, what listens for it in `listening`, and a client in `tests/scenarios/wire.py`.
+`--transports some` (the default) has every test go over HTTP/1.1, those marked `http_2` over HTTP/2 as well, and those
+of a few files over each other transport; `all` has every test go over every transport; a name has them go over that
+one.  To add a transport: a name in `TRANSPORTS`, what listens for it in `listening`, and a client in
+`tests/scenarios/wire.py`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def chosen(metafunc: pytest.Metafunc) -> list[str]:
     asked = metafunc.config.getoption("--transports")
     if asked == "all" or (asked == "some" and metafunc.module.__name__.rpartition(".")[2] in SOME):
         found = list(TRANSPORTS)
+    elif asked == "some" and metafunc.definition.get_closest_marker("http_2") is not None:
+        found = [HTTP_1, HTTP_2]
     else:
         found = [HTTP_1] if asked == "some" else [asked]
     if metafunc.definition.get_closest_marker("http_1") is not None:

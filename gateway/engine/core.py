@@ -260,8 +260,8 @@ class Engine:
     def _forget(self, stream: Stream) -> None:
         if stream.records is not None:
             self.s2.forget(stream)
-            return
-        self.coder.forget(stream)
+        else:
+            self.coder.forget(stream)
         self.on_forget(stream)
 
     def take(

@@ -80,6 +80,8 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
+        self.meaningful_names = frozenset((*self.credential_names, "accept") if self.is_s2 else self.credential_names)
+        """Headers that the route's answers depend on, of those that no answer of most routes depends on."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 

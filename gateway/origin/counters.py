@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Self
+from enum import StrEnum
+from typing import Generic, Self, TypeVar
 
 from gateway.origin.requests import Kind
 
@@ -36,80 +37,65 @@ class Awaited:
                 met.set_result(None)
 
 
-class Counters(Awaited):
-    """Requests and body bytes by kind; open live connections and their peak; accepted TCP connections."""
+Of = TypeVar("Of", bound=StrEnum)
+"""What requests are counted by."""
 
-    def __init__(self) -> None:
+
+class RequestCounters(Awaited, Generic[Of]):
+    """Requests and body bytes by kind; readers that wait; accepted TCP connections."""
+
+    def __init__(self, kinds: type[Of]) -> None:
         super().__init__()
-        self.requests: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        self.body_bytes: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        """Body bytes passed to the connection, as the reader counts them: no heads, no chunk sizes."""
-        self.finished: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self._kinds = kinds
+        self.requests: dict[Of, int] = dict.fromkeys(kinds, 0)
+        self.finished: dict[Of, int] = dict.fromkeys(kinds, 0)
         """Requests that have ended, with any outcome."""
-        self.live_open = 0
-        """Long-poll and SSE requests in progress."""
-        self.live_peak = 0
+        self.body_bytes: dict[Of, int] = dict.fromkeys(kinds, 0)
+        """Body bytes passed to the connection, as the reader counts them: no heads, no chunk sizes."""
         self.parked = 0
-        """Live readers at the tail that wait for the stream to change."""
+        """Readers at the tail that wait for the stream to change."""
         self.connections = 0
         """TCP connections accepted by a running origin."""
-
-    def __repr__(self) -> str:
-        return f"<Counters {self.total_requests} requests, {self.live_open} live, {self.parked} parked>"
 
     @property
     def total_requests(self) -> int:
         return sum(self.requests.values())
 
-    @property
-    def total_body_bytes(self) -> int:
-        return sum(self.body_bytes.values())
-
     def reset(self) -> None:
-        """Reset the sums; open requests stay counted, and the peak restarts from their number."""
-        for counted in (self.requests, self.body_bytes, self.finished):
-            counted.update(dict.fromkeys(Kind, 0))
-        self.live_peak = self.live_open
+        """Reset the sums; readers that wait stay counted."""
+        for counted in (self.requests, self.finished, self.body_bytes):
+            counted.update(dict.fromkeys(self._kinds, 0))
         self.connections = 0
         self._changed()
 
-    async def reached(self, kind: Kind | str, count: int) -> None:
+    async def reached(self, kind: Of | str, count: int) -> None:
         """Wait until at least `count` requests of this kind have arrived."""
-        wanted = Kind(kind)
+        wanted = self._kinds(kind)
         await self.until(lambda counters: counters.requests[wanted] >= count)
 
-    async def live_is(self, count: int) -> None:
-        """Wait until exactly `count` live requests are in progress."""
-        await self.until(lambda counters: counters.live_open == count)
-
     async def parked_is(self, count: int) -> None:
-        """Wait until exactly `count` live readers wait at a tail."""
+        """Wait until exactly `count` readers wait at a tail."""
         await self.until(lambda counters: counters.parked == count)
 
     # -- for the handlers
 
-    def began(self, kind: Kind) -> None:
+    def began(self, kind: Of) -> None:
         """A request arrived."""
         self.requests[kind] += 1
-        if kind in (Kind.LONGPOLL, Kind.SSE):
-            self.live_open += 1
-            self.live_peak = max(self.live_peak, self.live_open)
         self._changed()
 
-    def ended(self, kind: Kind) -> None:
+    def ended(self, kind: Of) -> None:
         """A request ended."""
         self.finished[kind] += 1
-        if kind in (Kind.LONGPOLL, Kind.SSE):
-            self.live_open -= 1
         self._changed()
 
-    def sent(self, kind: Kind, size: int) -> None:
+    def sent(self, kind: Of, size: int) -> None:
         """Body bytes were sent."""
         self.body_bytes[kind] += size
         self._changed()
 
     def parked_by(self, change: int) -> None:
-        """A live reader began (+1) or stopped (-1) waiting at a tail."""
+        """A reader began (+1) or stopped (-1) waiting at a tail."""
         self.parked += change
         self._changed()
 
@@ -117,3 +103,40 @@ class Counters(Awaited):
         """A TCP connection was accepted."""
         self.connections += 1
         self._changed()
+
+
+class Counters(RequestCounters[Kind]):
+    """The origin's counters: besides requests, open live connections and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__(Kind)
+        self.live_open = 0
+        """Long-poll and SSE requests in progress."""
+        self.live_peak = 0
+
+    def __repr__(self) -> str:
+        return f"<Counters {self.total_requests} requests, {self.live_open} live, {self.parked} parked>"
+
+    @property
+    def total_body_bytes(self) -> int:
+        return sum(self.body_bytes.values())
+
+    def reset(self) -> None:
+        """Reset the sums; open requests stay counted, and the peak restarts from their number."""
+        self.live_peak = self.live_open
+        super().reset()
+
+    async def live_is(self, count: int) -> None:
+        """Wait until exactly `count` live requests are in progress."""
+        await self.until(lambda counters: counters.live_open == count)
+
+    def began(self, kind: Kind) -> None:
+        if kind in (Kind.LONGPOLL, Kind.SSE):
+            self.live_open += 1
+            self.live_peak = max(self.live_peak, self.live_open)
+        super().began(kind)
+
+    def ended(self, kind: Kind) -> None:
+        if kind in (Kind.LONGPOLL, Kind.SSE):
+            self.live_open -= 1
+        super().ended(kind)

@@ -24,6 +24,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
+from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, client_nets
 from gateway.limits.least_rate import keeps_up
 from gateway.limits.usage import NetUse, Usage
@@ -54,6 +55,8 @@ class ConnectionRefusal(StrEnum):
     """`max_connections` connections are open."""
     CLIENT = "client"
     """The client's network has as many connections as one may have."""
+    BANNED = "banned"
+    """The client's network has had too many requests refused (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
     """It was idle and of the network with the most connections, and a smaller one needed its place."""
     LEAVING = "leaving"
@@ -117,7 +120,7 @@ class Clients:
     """The registry of open connections, and what they share.
 
     `remembered` is None if the fast path is off.  `on_bad_request` is called for each request that could not be parsed,
-    with the status, the body's size in bytes and the client's address.
+    with the status, the body's size in bytes and the connection.
     """
 
     def __init__(
@@ -127,12 +130,14 @@ class Clients:
         remembered: RememberedAnswers | None,
         clock: Clock,
         metrics: MetricsRecorder,
-        on_bad_request: Callable[[int, int, str | None], None],
+        on_bad_request: Callable[[int, int, ClientConnection], None],
         joins: Joins | None = None,
         usage: Usage | None = None,
+        bans: Bans | None = None,
     ) -> None:
-        """`usage` is where connections are counted, if other clients share it."""
+        """`usage` is where connections are counted, and `bans` what bans their nets, if other clients share them."""
         self.usage = Usage() if usage is None else usage
+        self.bans = Bans(0) if bans is None else bans
         self.client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.handler = handler
         self.limits = limits
@@ -213,6 +218,8 @@ class Clients:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
+        if self.bans.is_banned(net, self.now()):
+            return ConnectionRefusal.BANNED
         limits, connections = self.limits, self.usage.connections(net)
         has_share = net == UNKNOWN or connections < limits.most_client_connections
         if self.count_connections() < limits.max_connections:

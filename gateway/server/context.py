@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -29,6 +29,9 @@ from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import note_response
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
+
+_BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
+"""The statuses of refusals that a client brings about by what it sends, or by how often."""
 
 
 class ParsedRequest(NamedTuple):
@@ -121,6 +124,9 @@ class ResponseRecorder:
         if context.route is not None and context.route.is_s2:
             headers["Content-Type"], body = json_format.CONTENT_TYPE, s2_error_body(error)
         self.finish(context, headers)
+        request = context.request
+        if answer.status in _BY_CLIENT and self._admission.refused(request.channel.use):
+            request.keeps_alive = False
         return context.delivery.text(answer.status, headers, body)
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:

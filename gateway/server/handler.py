@@ -26,9 +26,7 @@ from gateway.errors import (
     TooManyRequests,
 )
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
@@ -36,14 +34,14 @@ from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.joins import Join, Joins
+from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
-from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
-from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
+from gateway.telemetry.access_record import AccessLog, RecordedStream, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
@@ -153,7 +151,7 @@ class RequestHandler:
                 parsed.target.offset,
             )
             if parsed.s2 is not None:
-                return self._s2.answer(context, parsed, parsed.s2)
+                return self._s2.begin(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
@@ -329,41 +327,21 @@ class RequestHandler:
         return answered
 
     def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
-        """Have a plain hit remembered, so that the next request with the same bytes skips this handler."""
-        body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
-        if body is None:
-            return
-        headers = answer.headers.copy()
-        if context.fields is not None:
-            # What is left changes with each request.
-            for name in ("RateLimit-Policy", "RateLimit"):
-                headers.popall(name, None)
-        if answer.status == 200:
-            headers["Content-Length"] = str(sum(map(len, body)))
-        age = headers.get("Age")
-        stored_at = self._engine.clock.now() - int(age) if age is not None else None
-        context.request.channel.learn(
-            RememberedAnswer(
+        """Have a plain hit remembered."""
+        parts = answer.parts
+        body = parts.held(answer.is_json) if parts is not None else [answer.body] if answer.body else []
+        if body is not None:
+            learn_hit(
+                context,
+                read.route,
                 run,
-                read.route.config.trust_s,
-                answer.tail,
-                context.mode,
                 answer.outcome,
                 answer.status,
-                headers,
+                answer.headers,
                 body,
-                answer.saved_bytes,
-                answer.parts.copied if answer.parts is not None else 0,
-                stored_at,
-                read.route.config.name,
-                note_repeated(
-                    answer.outcome,
-                    answer.status,
-                    headers.get(STREAM_NEXT_OFFSET),
-                    applied(headers.get("Content-Encoding")),
-                    sum(map(len, body)),
-                    answer.saved_bytes,
-                ),
-            ),
-            read.route.credential_names,
-        )
+                now=self._engine.clock.now(),
+                trust_s=read.route.config.trust_s,
+                tail=answer.tail,
+                saved_bytes=answer.saved_bytes,
+                copied=parts.copied if parts is not None else 0,
+            )

@@ -250,13 +250,14 @@ class RecordTape:
 
     # -- changes
 
-    def store(self, start: int, records: Sequence[Record]) -> None:
+    def store(self, start: int, records: Sequence[Record]) -> bool:
         """Store what a read from `start` was answered with, in order.  Records already held are kept.
 
-        Raises RecordsReplaced, with nothing stored, if the records contradict those held.
+        Returns whether records were dropped, by a trim among those stored.  Raises RecordsReplaced, with nothing
+        stored, if the records contradict those held.
         """
         if not records:
-            return
+            return False
         self._check(start, records)
         end = records[-1].seq_num + 1
         at = start
@@ -274,9 +275,11 @@ class RecordTape:
                 # There is a block at `stop`, because the last record is before `end`.
                 self._begin_earlier(stop, at)
             at = stop
+        is_trimmed = False
         for record in records:
             if is_command(record):
-                self._obey(record)
+                is_trimmed |= self._obey(record)
+        return is_trimmed
 
     def _check(self, start: int, records: Sequence[Record]) -> None:
         if records[0].seq_num < start:
@@ -343,25 +346,26 @@ class RecordTape:
         self._starts[bisect_left(self._starts, start)] = block.start = earlier
         self._blocks[earlier] = block
 
-    def _obey(self, record: Record) -> None:
-        """Drop the records that a trim command removes from the stream."""
+    def _obey(self, record: Record) -> bool:
+        """Drop the records that a trim command removes from the stream; return whether there were any."""
         try:
             command = command_of(record)
         except InvalidAppend:
-            return
-        if isinstance(command, Trim):
-            self.drop_before(min(command.seq_num, record.seq_num))
+            return False
+        return isinstance(command, Trim) and self.drop_before(min(command.seq_num, record.seq_num))
 
-    def drop_before(self, seq_num: int) -> None:
-        """Forget what is covered before `seq_num`."""
+    def drop_before(self, seq_num: int) -> bool:
+        """Forget what is covered before `seq_num`; return whether anything was."""
+        if not self._starts or self._starts[0] >= seq_num:
+            return False
         while self._starts and self._blocks[self._starts[0]].end <= seq_num:
             self._drop(self._starts[0])
-        if not self._starts or self._starts[0] >= seq_num:
-            return
-        block = self._blocks[self._starts[0]]
-        self._drop(block.start)
-        if left := block.records[bisect_left(block.records, seq_num, key=_by_seq_num) :]:
-            self._add(seq_num, block.end, left)
+        if self._starts and self._starts[0] < seq_num:
+            block = self._blocks[self._starts[0]]
+            self._drop(block.start)
+            if left := block.records[bisect_left(block.records, seq_num, key=_by_seq_num) :]:
+                self._add(seq_num, block.end, left)
+        return True
 
     def drop_oldest(self) -> int:
         """Drop the block that was begun first; return the cost freed."""

@@ -207,12 +207,14 @@ class TapeStore:
         if stream.ended is not None or tape is None:
             return
         before, blocks = stream.cost, tape.block_count
-        tape.store(start, records)
+        is_trimmed = tape.store(start, records)
         self._account(stream, 0, tape.block_count - blocks, 0)
         self._admit(stream, before)
         if stream.is_followed:
             self._count_use(stream, now)
         self._charge(stream, stream.cost - before)
+        if is_trimmed:
+            self.withdraw(stream)
 
     def weigh(self, stream: Stream) -> None:
         """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing

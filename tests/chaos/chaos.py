@@ -19,6 +19,7 @@ from tests.chaos.readers import CatchUpReader, PollReader, Reader, SseReader
 from tests.chaos.run import Place, Run, Violation, places
 from tests.chaos.system import System
 from tests.chaos.writers import Scribe, Writer
+from tests.waiting import eventually
 
 _LEAVE_S: Final = 5.0
 """Within this (real seconds) the gateway has let go of everything that its clients have left."""
@@ -134,10 +135,8 @@ async def _left_behind(run: Run) -> None:
     system.end_trouble()
     system.client_side.cut_all()
     try:
-        async with asyncio.timeout(_LEAVE_S):
-            while system.left_over():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-    except TimeoutError:
+        await eventually(lambda: not system.left_over(), within_s=_LEAVE_S, look_s=0.02)
+    except AssertionError:
         run.violate(
             "everybody has left", ", ".join(system.left_over()), "the gateway holds on to what nobody wants any more"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from random import Random
 
 from gateway.origin.faults import GatedSwitch
@@ -136,12 +138,15 @@ async def seasons(run: Run, rng: Random) -> None:
             run.note("the machine stopped this process for a while: what waited meanwhile has timed out")
 
 
-async def undisturbed(calm_s: float) -> bool:
+async def undisturbed(
+    calm_s: float,
+    now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> bool:
     """Wait for so long; False at once if this process is stopped meanwhile, by a machine that has others to serve."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + calm_s
-    while (now := loop.time()) < until:
-        await asyncio.sleep(_LOOK_S)
-        if loop.time() - now > _LOOK_S + _PAUSE_S:
+    until = now() + calm_s
+    while (looked_at := now()) < until:
+        await pause(_LOOK_S)
+        if now() - looked_at > _LOOK_S + _PAUSE_S:
             return False
     return True

@@ -165,8 +165,7 @@ class System:
     async def until_well(self) -> None:
         """Wait until the gateway takes its origin for well: requests alone make it look again.  Raises TimeoutError."""
         async with asyncio.timeout(_NO_TROUBLE_S):
-            while self.gateway is None or self.served is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await self.restarted()
             while any(origin.retry_in_s is not None for origin in self.running.engine.origins.look()):
                 wire = await Wire.open(self.running.gateway_url)
                 await wire.ask(f"/probe-{secrets.token_hex(4)}", {}, "HEAD")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 import pytest
 
+from gateway.aio.clock import ManualClock
 from tests.chaos.operators import undisturbed
 
 
-async def test_a_calm_is_over_once_the_process_was_stopped() -> None:
-    waiting = asyncio.ensure_future(undisturbed(60.0))
-    await asyncio.sleep(0)
-    time.sleep(0.6)  # noqa: ASYNC251
-    assert not await asyncio.wait_for(waiting, 20.0)
+@pytest.mark.parametrize(("late_s", "is_calm"), [(0.0, True), (0.3, True), (0.5, False)])
+async def test_a_calm_lasts_until_its_time_is_over_or_the_process_was_stopped(late_s: float, is_calm: bool) -> None:
+    clock = ManualClock()
+    began = clock.now()
+    pauses = 0
 
+    async def pause(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        # The machine goes on with this process late, once.
+        clock.advance(seconds + late_s * (pauses == 3))
 
-async def test_a_calm_lasts_until_its_time_is_over() -> None:
-    for _ in range(20):
-        # A busy machine may stop this process, too.
-        if await undisturbed(0.06):
-            return
-    pytest.fail("no calm lasts")
+    assert await undisturbed(1.0, clock.now, pause) == is_calm
+    # It ends in time, or at once.
+    assert is_calm == (1.0 <= clock.now() - began < 1.1)

@@ -16,6 +16,8 @@ from tests.scenarios.wire import BOUND_S
 
 TEXT = {"Content-Type": "text/plain"}
 CANCEL = 8
+PAUSE_S = 0.02
+"""Between two bytes of a client that is too slow."""
 
 
 Opened = Callable[[str], Awaitable[Http2Wire]]
@@ -58,7 +60,7 @@ async def two_calls(wire: Http2Wire, target: str) -> tuple[Call, Call]:
     return first, wire.call
 
 
-@pytest.mark.parametrize(("least", "timeout_s"), [(0, 20.0), (100_000_000, 0.5)])
+@pytest.mark.parametrize(("least", "timeout_s"), [(0, 20.0), (100_000_000, 1.0)])
 async def test_an_answer_is_read_at_a_least_rate(
     origin: RunningOrigin, start: Start, open_wire: Opened, least: int, timeout_s: float
 ) -> None:
@@ -70,37 +72,20 @@ async def test_an_answer_is_read_at_a_least_rate(
     slow, other = await two_calls(wire, "/s?offset=-1")
     await grant(wire, other, 1 << 24)
     assert (await wire.answer_of(other)).body == body
-
-    async def read_slowly() -> bytes:
-        while len(slow.body) < len(body) and slow.reset is None:
-            before = len(slow.body)
-            await grant(wire, slow, 8_192)
-            while len(slow.body) == before and slow.reset is None:
-                await wire.read()
-            await asyncio.sleep(0.01)
-        return bytes(slow.body)
-
+    granted = 8_192
+    await grant(wire, slow, granted)
     async with asyncio.timeout(BOUND_S):
-        is_whole = await read_slowly() == body
-    assert (is_whole, slow.reset) == ((False, CANCEL) if least else (True, None))
+        while len(slow.body) < len(body) and slow.reset is None:
+            # Where a rate is due, what was granted is too little for it, and no more follows.
+            if not least and len(slow.body) == granted:
+                granted += 8_192
+                await grant(wire, slow, 8_192)
+            await wire.read()
+    assert (slow.body == body, slow.reset) == ((False, CANCEL) if least else (True, None))
     assert limited(edge.gateway) == (1 if least else 0)
     # The connection stays.
     await wire.ask("/nowhere")
     assert (await wire.head()).status == 404
-
-
-async def test_a_reader_without_anything_to_read_is_not_slow(
-    origin: RunningOrigin, start: Start, open_wire: Opened
-) -> None:
-    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=1.0)
-    assert (await edge.put("/s", b"x")).status == 201
-    wire = await open_wire(edge.url)
-    await wire.ask("/s?offset=-1&live=sse")
-    assert (await wire.head()).status == 200
-    for _ in range(3):
-        assert (await wire.event()) is not None
-        await asyncio.sleep(0.2)
-        await edge.post("/s", b"more")
 
 
 @pytest.mark.parametrize("size", [10_000, 200_000])
@@ -126,7 +111,7 @@ async def upload(wire: Http2Wire, call: Call, size: int) -> int:
         if reading.done():
             break
         await wire.part(b"x", call=call)
-        await asyncio.sleep(0.02)
+        await asyncio.wait([reading], timeout=PAUSE_S)
     return (await reading).status
 
 
@@ -143,7 +128,6 @@ async def test_uploads_that_keep_the_least_rate_share_a_connection(
     for number in range(5):
         for call in calls:
             await wire.part(b"x" * 100, call=call, ends=number == 4)
-        await asyncio.sleep(0.01)
     for call in calls:
         assert (await wire.answer_of(call)).status in (200, 204)
     assert limited(edge.gateway) == 0

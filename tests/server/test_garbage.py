@@ -170,9 +170,7 @@ async def test_a_failed_request_leaves_no_reference_cycle(
 
     async def use(number: int) -> None:
         await exchange(port, request_line.replace("%d", str(number)))
-        async with asyncio.timeout(BOUND_S):
-            while gateway.connections or gateway.engine.client.open_connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await eventually(lambda: not (gateway.connections or gateway.engine.client.open_connections))
 
     try:
         await use(0)

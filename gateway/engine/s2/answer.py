@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
+from gateway.engine.answer import BodyRun
 from gateway.engine.s2.origin import Refused, Source
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
@@ -34,6 +35,8 @@ class S2Answer:
     headers: CIMultiDict[str]
     body: bytes
     outcome: Outcome
+    run: BodyRun | None = None
+    """The records that the answer has, if it may be repeated for as long as they are held."""
 
 
 def json_answer(status: int, body: bytes, outcome: Outcome) -> S2Answer:

@@ -34,6 +34,10 @@ PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
 """Pauses before the attempts to go on after a failure, without their jitter; after the last the stream is lost.  All of
 them together are shorter than the 20 s after which S2's clients give a silent session up."""
 
+LEAST_S: Final = 1.0
+"""A session that has not lasted for so long is short, and only the first of several in a row is followed by the next at
+once: an origin may end each as soon as it has answered, or advise to go on in another."""
+
 
 def refusal(code: ErrorCode, message: str) -> Refused:
     """An error of the gateway's own in S2's form."""
@@ -76,6 +80,9 @@ class Follower:
         self._refused = refused
         self._replaced = replaced
         self._failures = 0
+        """Attempts in a row that have brought nothing."""
+        self._short = 0
+        """Attempts in a row that were short."""
         self._goes_on = False
         """Whether there was a session before this one."""
         self._overlap: int | None = None
@@ -85,7 +92,7 @@ class Follower:
         """Follow the stream.  Returns once the topic is lost."""
         topic = self._topic
         while topic.error is None:
-            is_planned = False
+            is_planned, began_at = False, self._clock.now()
             try:
                 is_planned = await self._session()
             except TailMovedBack:
@@ -94,16 +101,17 @@ class Follower:
             except GatewayError as error:
                 self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
             topic.disconnected()
-            if is_planned:
-                self._metrics.reconnect(self._source.route, is_planned=True)
-                continue
             if self._failures == len(PAUSES_S):
                 topic.lost(LOST)
                 return
             delay_s = PAUSES_S[self._failures] * self._rng.uniform(0.8, 1.2)
-            self._failures += 1
-            self._metrics.reconnect(self._source.route, is_planned=False)
-            if delay_s:
+            left_s = began_at + LEAST_S - self._clock.now()
+            self._short = self._short + 1 if left_s > 0 else 0
+            if self._short > 1:
+                delay_s = max(delay_s, left_s)
+            self._failures += not is_planned
+            self._metrics.reconnect(self._source.route, is_planned=is_planned)
+            if delay_s > 0:
                 await pause(self._clock, delay_s)
 
     async def _session(self) -> bool:
@@ -169,5 +177,7 @@ class Follower:
         """The origin has ended the session with an error.  An error of its own may pass."""
         if error.status >= 500 or error.status in (408, 429):
             raise UpstreamUnreachable
+        if error.status < 400:
+            raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._refused(error)
         self._topic.lost(error)

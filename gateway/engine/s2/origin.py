@@ -19,7 +19,7 @@ from gateway.s2 import protobuf, session
 from gateway.s2.errors import Unwritten, parse_error
 from gateway.s2.json_format import BadJson, decode_tail
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, Start, encode_read_query
-from gateway.s2.records import Record, StreamPosition
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, Record, StreamPosition
 from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The records that the origin has from the start on, within the limits asked for."""
+    """The records that the origin has from the start on, within the limits asked for; none if the first is larger."""
 
     records: tuple[Record, ...]
 
@@ -148,9 +148,13 @@ class OriginReads:
             body = await reply.read(MOST_BODY_BYTES)
             self.received(source, len(body), mode)
             try:
-                return Found(protobuf.decode_read_batch(body).records)
+                found = Found(protobuf.decode_read_batch(body).records)
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
+            if not found.records and (query.bytes is None or query.bytes >= MAX_BATCH_METERED_BYTES):
+                # Only a smaller limit can keep the first record out.
+                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
+            return found
 
     async def _send(self, source: Source, target: str, accept: str, mode: Mode) -> tuple[Reply, float]:
         asked_at = self._clock.now()

@@ -33,6 +33,9 @@ from gateway.telemetry.access_record import CloseReason
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
 
+LOOK_S: Final = 1.0
+"""How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
+
 _QUIET_BEATS: Final = 2
 """A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
 
@@ -224,10 +227,13 @@ class SessionReader:
         self.pump()
 
     def _at_tail(self, found: AtTail) -> None:
-        if found.tail.seq_num != self.at:
-            # The client has more than there is, or there is more and the origin did not send it.
+        if found.tail.seq_num < self.at:
+            # The client has more than there is.
             self.lost(LOST)
-        elif self._longest_wait_s == 0:
+            return
+        # What was before the tail has been trimmed.
+        self.at = found.tail.seq_num
+        if self._longest_wait_s == 0:
             self._finish(CloseReason.CLOSED)
         else:
             self._reached(found.tail)
@@ -286,6 +292,9 @@ class SessionReader:
         if topic is not None and self.at < topic.position:
             # The client has not read what has come in the meantime.
             self._wait()
+        elif topic is not None and topic.tail is None:
+            # Whether anything has come is not known before the origin has answered again, or is lost.
+            self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
 

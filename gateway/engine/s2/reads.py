@@ -21,7 +21,7 @@ from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.engine.s2.unary import UnaryRead
+from gateway.engine.s2.unary import UnaryRead, held_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
@@ -102,6 +102,16 @@ class S2Reads:
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
+    def held(self, read: S2Read, asked: ReadRecords) -> S2Answer | None:
+        """The answer to a unary read that memory alone answers, whatever the tail is; None for any other read."""
+        record = self._store.find(read.key) if asked.form.is_unary else None
+        answer = held_answer(record, asked) if record is not None else None
+        if record is not None and answer is not None:
+            self._store.open(read.key, self.clock.now())
+            record.count_reads(1, 1)
+            record.count_sent(len(answer.body))
+        return answer
+
     async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
         """Answer a unary read.  Raises a GatewayError."""
         for _ in range(_MOST_BEGINNINGS):
@@ -156,11 +166,11 @@ class S2Reads:
         if tail is not None:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
-            at = min(at, tail.seq_num)
-            if at == tail.seq_num and query.longest_wait_s == 0:
+            if query.longest_wait_s == 0:
                 return unwritten_answer(tail)
-        is_there = tail is not None and at == tail.seq_num
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail if is_there else None)
+            # What was before the tail has been trimmed.
+            at = tail.seq_num
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail)
 
     def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.stream import S2Stream
-from gateway.errors import UpstreamBroken
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import StreamPosition
 from gateway.tape.records import Limits
@@ -50,14 +49,12 @@ async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int) -> Start
         match fetched.outcome:
             case Refused() as refused:
                 return refused
-            case Found(records) if records:
+            case Found(records):
                 return Started(records[0].seq_num)
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return Started(tail.seq_num + 1 if beyond else tail.seq_num, tail)
-            case Found() if fetched.is_fresh:
-                raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:
                 pass
 

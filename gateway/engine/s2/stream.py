@@ -155,7 +155,10 @@ class S2Stream:
             question.waiting -= 1
         if question.error is not None:
             raise question.error.anew()
-        return Fetched(self._checked(question.answer[0]), is_fresh, is_fresh and fetch.limits.covers(wanted))
+        outcome = self._checked(question.answer[0])
+        # Without records the first was larger than the fetch's bytes, which are at least those wanted.
+        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == Found(()))
+        return Fetched(outcome, is_fresh, is_all)
 
     def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
@@ -253,7 +256,8 @@ class S2Stream:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status == 404:
+        elif error.status in (404, 409):
+            # A read conflicts with nothing but a deletion that is under way.
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:

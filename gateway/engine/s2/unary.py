@@ -1,22 +1,24 @@
 """One unary read: over the tape, then by what the origin says, and at the tail by waiting.
 
-What a limit stops on the tape is answered from memory.  Where the tape ends, the origin is asked for what follows; what
-a fetch sent after the request's arrival brings is all that there is.  A read that finds nothing, and may wait, waits at
-the stream's topic.
+What a limit stops on the tape is answered from memory, without waiting (`held_answer`).  Where the tape ends, the
+origin is asked for what follows; what a fetch sent after the request's arrival brings is all that there is.  A read
+that finds nothing, and may wait, waits at the stream's topic.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.engine.answer import BodyRun
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.reader import DRAINING
-from gateway.engine.s2.request import ReadRecords, Reply
+from gateway.engine.s2.request import Form, ReadRecords, Reply
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
@@ -27,6 +29,31 @@ from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.records import Part, cut
+from gateway.tape.stream import Stream
+
+
+def batch_answer(batch: Batch, form: Form, outcome: Outcome) -> S2Answer:
+    """The answer with this batch."""
+    if form.reply is Reply.PROTOBUF:
+        headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
+        return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), outcome)
+    return json_answer(200, batch.json(form.format_), outcome)
+
+
+def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
+    """The answer to a read whose range memory holds up to where a limit ends it; None for any other read.
+
+    It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
+    """
+    start = asked.query.start
+    if stream.records is None or stream.needs_revalidation or not isinstance(start, FromSeqNum):
+        return None
+    edition = stream.edition
+    part = stream.records.read(start.seq_num, limits_of(asked.query))
+    if not part.is_closed:
+        return None
+    answer = batch_answer(Batch.of(start.seq_num, part, None), asked.form, Outcome.HIT)
+    return replace(answer, run=BodyRun(stream, str(start.seq_num), str(part.end), edition))
 
 
 class UnaryContext(Protocol):
@@ -134,12 +161,16 @@ class UnaryRead:
             if topic.position > self._at:
                 # What has come was evicted before this read could take it.
                 fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
-                if isinstance(fetched.outcome, Refused):
-                    return refused_answer(fetched.outcome)
-                if isinstance(fetched.outcome, Found):
-                    records = fetched.outcome.records
-                    self._take(cut(records, self._at, records[-1].seq_num + 1 if records else self._at, self._left))
-                    return self._batch()
+                match fetched.outcome:
+                    case Refused() as refused:
+                        return refused_answer(refused)
+                    case Found(records):
+                        end = records[-1].seq_num + 1 if records else self._at
+                        self._take(cut(records, self._at, end, self._left))
+                        return self._batch()
+                    case AtTail(tail) if fetched.is_fresh:
+                        # It has been trimmed.
+                        self._at = self._start = max(self._at, tail.seq_num)
                 continue
             left_s = until - clock.now()
             if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
@@ -147,8 +178,4 @@ class UnaryRead:
 
     def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
         part = Part(tuple(self._found), self._size, self._at, is_closed=True)
-        batch = Batch.of(self._start, part, tail)
-        if self._form.reply is Reply.PROTOBUF:
-            headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
-            return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), self._outcome)
-        return json_answer(200, batch.json(self._form.format_), self._outcome)
+        return batch_answer(Batch.of(self._start, part, tail), self._form, self._outcome)

@@ -14,12 +14,11 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import InterimReceived, ReplyReceived, StreamReset
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.reading import Reading, SessionError
+from gateway.http.http2.reading import Reading
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.reply_head import MOST_LIST_BYTES, Http2Reply
 from gateway.http.http2.streams import Stream
@@ -36,14 +35,13 @@ _MOST_LATE_RESETS: Final = 1 << 10
 _NO_BODY: Final = frozenset({204, 304})
 
 
-class ClientSession(Reading):
+class ClientSession(Reading[Http2Reply]):
     """The protocol state of one connection."""
 
     _most_push = 0
 
     def __init__(self, counts: SessionCounts) -> None:
-        super().__init__(counts, MOST_LIST_BYTES)
-        self._reader = BlockReader(MOST_LIST_BYTES, Http2Reply)
+        super().__init__(counts, MOST_LIST_BYTES, Http2Reply)
         self._late_frames = 0
         self._late_resets = 0
         """RST_STREAM frames that may still arrive for streams that have ended: one for each request."""
@@ -104,23 +102,12 @@ class ClientSession(Reading):
 
     # -- replies
 
-    def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
+    def _take_head(self, stream_id: int, block: bytes, ends: bool) -> bool:
         stream = self.streams.get(stream_id)
-        try:
-            if stream is not None and not stream.has_head:
-                self._take_reply(stream, self._reader.read(block), ends)
-                return
-            fields = self._reader.decode(block)
-        except TooLarge:
-            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
-        except Undecodable:
-            raise SessionError(ErrorCode.COMPRESSION_ERROR) from None
-        if stream is None:
-            self._take_for_ended(stream_id)
-        elif not stream.is_receiving:
-            self._reset_for_error(stream, ErrorCode.STREAM_CLOSED)
-        else:
-            self._take_trailers(stream, fields, ends)
+        if stream is None or stream.has_head:
+            return False
+        self._take_reply(stream, self._reader.read(block), ends)
+        return True
 
     def _take_reply(self, stream: Stream, reply: Http2Reply, ends: bool) -> None:
         if reply.is_interim:

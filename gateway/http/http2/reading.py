@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import FieldList
+from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import Ending
@@ -28,16 +28,21 @@ class SessionError(Exception):
         self.code = code
 
 
-class Reading(Ending):
+Head = TypeVar("Head")
+"""What a side makes of the head of a message: a request, or a reply."""
+
+
+class Reading(Ending, Generic[Head]):
     """The reading half of a session."""
 
     _most_push = 1
     """The largest valid value of ENABLE_PUSH (RFC 9113 section 6.5.2)."""
 
-    def __init__(self, counts: SessionCounts, most_block_bytes: int) -> None:
+    def __init__(self, counts: SessionCounts, most_block_bytes: int, understand: Callable[[FieldList], Head]) -> None:
         super().__init__(counts)
         self._most_block_bytes = most_block_bytes
         """Bound on a header block, and on what it decodes to."""
+        self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self._unparsed = b""
         self._has_settings = False
@@ -156,9 +161,30 @@ class Reading(Ending):
             block, self._block = b"".join(self._block), None
             self._take_block(stream_id, block, self._block_ends)
 
-    @abstractmethod
     def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
         """Handle a complete header block; `ends` if it ends its side of the stream."""
+        try:
+            if self._take_head(stream_id, block, ends):
+                return
+            fields = self._reader.decode(block)
+        except TooLarge:
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
+        except Undecodable:
+            raise SessionError(ErrorCode.COMPRESSION_ERROR) from None
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._take_for_ended(stream_id)
+        elif not stream.is_receiving:
+            self._reset_for_error(stream, ErrorCode.STREAM_CLOSED)
+        else:
+            self._take_trailers(stream, fields, ends)
+
+    @abstractmethod
+    def _take_head(self, stream_id: int, block: bytes, ends: bool) -> bool:
+        """Handle the block if it is the head of a message, and return whether it is.
+
+        Raises Undecodable.
+        """
 
     def _take_trailers(self, stream: Stream, fields: FieldList, ends: bool) -> None:
         """Handle the fields behind a body.  They are dropped."""
@@ -357,7 +383,7 @@ def _unpadded(payload: bytes, flags: int) -> bytes:
     return payload[1 : len(payload) - payload[0]]
 
 
-_TAKERS: Final[dict[int, Callable[[Reading, bytes, int, int], None]]] = {
+_TAKERS: Final[dict[int, Callable[[Reading[Any], bytes, int, int], None]]] = {
     frames.DATA: Reading._take_data,
     frames.HEADERS: Reading._take_headers,
     frames.PRIORITY: Reading._take_priority,

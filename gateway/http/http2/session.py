@@ -11,7 +11,6 @@ request that is answered.
 from __future__ import annotations
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import RequestReceived, StreamReset
@@ -23,13 +22,12 @@ from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
 
 
-class Session(Reading):
+class Session(Reading[Http2Request]):
     """The protocol state of one connection."""
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
-        super().__init__(counts, MOST_LIST_BYTES)
+        super().__init__(counts, MOST_LIST_BYTES, Http2Request)
         self._most_streams = most_streams
-        self._reader = BlockReader(MOST_LIST_BYTES, Http2Request)
         self._has_preface = False
         self._last_answered_id: int | None = None
         """The last stream that is answered, once this side has named it."""
@@ -69,23 +67,11 @@ class Session(Reading):
 
     # -- requests
 
-    def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
-        try:
-            if stream_id > self._last_id:
-                self._begin(stream_id, self._reader.read(block), ends)
-                return
-            fields = self._reader.decode(block)
-        except TooLarge:
-            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM) from None
-        except Undecodable:
-            raise SessionError(ErrorCode.COMPRESSION_ERROR) from None
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            self._take_for_ended(stream_id)
-        elif not stream.is_receiving:
-            self._reset_for_error(stream, ErrorCode.STREAM_CLOSED)
-        else:
-            self._take_trailers(stream, fields, ends)
+    def _take_head(self, stream_id: int, block: bytes, ends: bool) -> bool:
+        if stream_id <= self._last_id:
+            return False
+        self._begin(stream_id, self._reader.read(block), ends)
+        return True
 
     def _begin(self, stream_id: int, request: Http2Request, ends: bool) -> None:
         self._last_id = stream_id

@@ -220,7 +220,7 @@ class Http2Connection(asyncio.Protocol):
                     channel.gone(is_by_client=is_by_peer)
                     self.check(channel)
                 elif not is_by_peer:
-                    self.clients.on_bad_request(400, 0, self.client)
+                    self.clients.on_bad_request(400, 0, self)
             case StreamDrained(stream):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.drain()
@@ -275,7 +275,7 @@ class Http2Connection(asyncio.Protocol):
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
         """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
         status, body = REFUSALS[request.refusal]
-        self.clients.on_bad_request(status, len(body), self.client)
+        self.clients.on_bad_request(status, len(body), self)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
         headers["Content-Length"] = str(len(body))
         self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
@@ -300,6 +300,11 @@ class Http2Connection(asyncio.Protocol):
         channel.gone(is_by_client=False)
         self.wake()
         self.check(channel)
+
+    def leave(self) -> None:
+        """Answer what has been asked, nothing more, and close."""
+        self.session.leave(is_final=True)
+        self.wake()
 
     def wake(self) -> None:
         """Write the session's output: now if it is large, else at the end of the loop's turn."""
@@ -438,7 +443,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_ended = True
         self._head_timer.clear()
         self._leave_timer.clear()
-        self.clients.on_bad_request(400, 0, self.client)
+        self.clients.on_bad_request(400, 0, self)
         self._drop_channels(is_by_client=False)
         transport = self.transport
         if transport is None or transport.is_closing():

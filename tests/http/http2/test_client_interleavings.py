@@ -5,10 +5,7 @@ Input that h2 refuses from an origin is refused by the session too.
 
 from __future__ import annotations
 
-import h2.config
-import h2.connection
 import h2.events
-import h2.exceptions
 import h2.settings
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,78 +16,43 @@ from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import BodyEnded, DataReceived, ReplyReceived
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.streams import Stream
-from tests.http.http2.peer import (
-    NO_SETTINGS,
-    OK,
-    REQUEST_HEAD,
-    Client,
-    block,
-    data,
-    frame,
-    frames_in,
-    goaway,
-    ping,
-    reply,
-    reset,
-    resets_in,
-    setting,
-    window,
-)
+from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
+from tests.http.http2.peer import NO_SETTINGS, OK, REQUEST_HEAD, Client, block, goaway, reply, window
 
-PATTERN = bytes(range(251)) * 1_200
 SIZES = st.sampled_from([0, 1, 100, 5_000, 16_384, 16_385, 70_000, 290_000])
 
 
-class Exchange:
-    """A session, h2 as the origin, and the bytes between them."""
+class WithOrigin(Exchange[ClientSession]):
+    """A session whose origin is h2."""
 
     def __init__(self, windows: int) -> None:
-        self.origin = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-        self.origin.initiate_connection()
-        self.origin.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: windows})
-        self.session = ClientSession(SessionCounts())
-        self.up = self.down = b""
-        self.streams: dict[int, Stream] = {}
+        super().__init__(ClientSession(SessionCounts()), is_client=False)
+        self.peer.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: windows})
         self.requests: dict[int, bytes] = {}
         """What the origin has received of each request's body."""
         self.replies: dict[int, bytes] = {}
         """What the session has received of each reply's body."""
-        self.to_reply: dict[int, bytes] = {}
-        """What the origin has not sent yet."""
-        self.whole: set[int] = set()
-        self.owed: list[tuple[int, int]] = []
-        """The bytes that the origin has read and not acknowledged."""
-        self.held: list[tuple[Stream, int]] = []
-        """The bytes that the session has read and not acknowledged."""
 
     def begin(self, *, has_body: bool, download: int) -> int:
         stream = self.session.begin(request_block(REQUEST_HEAD, "http"), ends=not has_body)
         self.streams[stream.id] = stream
-        self.to_reply[stream.id] = PATTERN[stream.id % 251 :][:download]
+        self.to_send[stream.id] = PATTERN[stream.id % 251 :][:download]
         return stream.id
 
     def reply(self) -> None:
         """Send what the windows allow of each reply whose request has arrived."""
-        for id_, rest in list(self.to_reply.items()):
-            if id_ not in self.requests:
-                continue
-            room = min(len(rest), self.origin.local_flow_control_window(id_), self.origin.max_outbound_frame_size)
-            if room or not rest:
-                self.origin.send_data(id_, rest[:room], end_stream=room == len(rest))
-                self.to_reply[id_] = rest[room:]
-                if room == len(rest):
-                    del self.to_reply[id_]
+        for id_ in [id_ for id_ in self.to_send if id_ in self.requests]:
+            self.send_from_peer(id_)
 
     def carry_up(self, size: int) -> None:
         self.up += b"".join(self.session.take_out())
         piece, self.up = self.up[:size], self.up[size:]
-        for event in self.origin.receive_data(piece):
+        for event in self.peer.receive_data(piece):
             match event:
                 case h2.events.RequestReceived():
                     assert event.stream_id is not None
                     self.requests[event.stream_id] = b""
-                    self.origin.send_headers(event.stream_id, [(":status", "200"), ("date", str(event.stream_id))])
+                    self.peer.send_headers(event.stream_id, [(":status", "200"), ("date", str(event.stream_id))])
                 case h2.events.DataReceived():
                     assert event.stream_id is not None
                     self.requests[event.stream_id] += event.data
@@ -98,7 +60,7 @@ class Exchange:
             assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
 
     def carry_down(self, size: int) -> None:
-        self.down += self.origin.data_to_send()
+        self.down += self.peer.data_to_send()
         piece, self.down = self.down[:size], self.down[size:]
         for event in self.session.receive(piece, 0.0):
             match event:
@@ -112,14 +74,6 @@ class Exchange:
                     self.whole.add(stream.id)
         assert self.session.failed is None
 
-    def acknowledge(self) -> None:
-        for id_, size in self.owed:
-            if size:
-                self.origin.acknowledge_received_data(size, id_)
-        for stream, size in self.held:
-            self.session.acknowledge(stream, size)
-        self.owed, self.held = [], []
-
 
 @settings(max_examples=40, deadline=None)
 @given(
@@ -130,9 +84,8 @@ class Exchange:
 def test_every_body_arrives_whole_and_in_order(
     windows: int, plans: list[tuple[int, list[int]]], draw: st.DataObject
 ) -> None:
-    exchange = Exchange(windows)
+    exchange = WithOrigin(windows)
     parts = {exchange.begin(has_body=bool(pieces), download=size): list(pieces) for size, pieces in plans}
-    written = dict.fromkeys(parts, b"")
     steps = ["up", "down", "part", "take", "reply", "block"]
     for _ in range(draw.draw(st.integers(0, 40), label="steps")):
         match draw.draw(st.sampled_from(steps)):
@@ -141,7 +94,8 @@ def test_every_body_arrives_whole_and_in_order(
             case "down":
                 exchange.carry_down(draw.draw(st.sampled_from([1, 9, 1_000, 1 << 20])))
             case "part":
-                _write_part(exchange, draw.draw(st.sampled_from(sorted(parts))), parts, written)
+                id_ = draw.draw(st.sampled_from(sorted(parts)))
+                exchange.write_part(id_, parts[id_])
             case "take":
                 exchange.acknowledge()
             case "reply":
@@ -151,10 +105,10 @@ def test_every_body_arrives_whole_and_in_order(
                 exchange.session.pump()
     # Then all bodies are allowed to finish.
     exchange.session.is_blocked = False
-    exchange.origin.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 16})
+    exchange.peer.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 16})
     for _ in range(400):
         for id_ in parts:
-            _write_part(exchange, id_, parts, written)
+            exchange.write_part(id_, parts[id_])
         exchange.session.pump()
         exchange.carry_up(1 << 20)
         exchange.reply()
@@ -167,50 +121,25 @@ def test_every_body_arrives_whole_and_in_order(
     assert exchange.whole == set(parts)
     for id_, (size, _) in zip(parts, plans, strict=True):
         assert exchange.replies[id_] == PATTERN[id_ % 251 :][:size]
-        assert exchange.requests[id_] == written[id_]
+        assert exchange.requests[id_] == exchange.written[id_]
 
 
-def _write_part(exchange: Exchange, id_: int, parts: dict[int, list[int]], written: dict[int, bytes]) -> None:
-    """Write the next part of a request's body, and its end after the last part."""
-    stream = exchange.streams[id_]
-    if parts[id_]:
-        piece = PATTERN[len(written[id_]) % 251 :][: parts[id_].pop(0)]
-        written[id_] += piece
-        exchange.session.send(stream, piece)
-    else:
-        exchange.session.end(stream)
-
-
-_IDS = st.sampled_from([0, 1, 2, 3, 5])
 _HEADS = st.sampled_from(
     [OK, [(":status", "103")], [*OK, ("content-length", "3")], [*OK, ("X", "y")], [("x", "y")], [*OK, (":path", "/")]]
 )
 _FRAMES = st.one_of(
-    st.builds(reply, _IDS, _HEADS, ends=st.booleans()),
-    st.builds(data, _IDS, st.sampled_from([b"", b"abc"]), ends=st.booleans()),
-    st.builds(reset, _IDS),
-    st.builds(goaway, _IDS),
-    st.builds(window, _IDS, st.sampled_from([0, 1, (1 << 31) - 1])),
-    st.builds(setting, st.integers(1, 6), st.sampled_from([0, 1, 2, 1 << 14, 1 << 31])),
-    st.builds(frame, st.sampled_from([*range(10), 11, 99]), st.integers(0, 255), _IDS, st.binary(max_size=12)),
-    st.just(ping()),
+    st.builds(reply, IDS, _HEADS, ends=st.booleans()),
+    st.builds(goaway, IDS),
+    any_frame([*range(10), 11, 99]),
+    *EITHER_SIDES,
 )
-
-
-def _without_reserved_bit(raw: bytes) -> bytes:
-    """h2 refuses a window update with the bit that a receiver must ignore (RFC 9113 section 6.9)."""
-    if raw[3] != frames.WINDOW_UPDATE or len(raw) == frames.HEAD_BYTES:
-        return raw
-    at = frames.HEAD_BYTES
-    return raw[:at] + bytes((raw[at] & 0x7F,)) + raw[at + 1 :]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_FRAMES, min_size=1, max_size=8), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255))))
 @example([window(0, 1 << 31 | 1)], [])
 def test_input_that_h2_refuses_is_refused(sequence: list[bytes], mutations: list[tuple[int, int]]) -> None:
-    second = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-    second.initiate_connection()
+    second = begun(is_client=True)
     client = Client(is_greeted=False)
     second.update_settings({h2.settings.SettingCodes.ENABLE_PUSH: 0})
     for raw in (NO_SETTINGS, frames.SETTINGS_ACK, frames.SETTINGS_ACK):
@@ -229,24 +158,12 @@ def test_input_that_h2_refuses_is_refused(sequence: list[bytes], mutations: list
     for at, byte in mutations:
         if at < len(mutated) and at > 2:
             mutated[at] = byte
-    for raw in (*sequence[:-1], bytes(mutated)):
-        try:
-            second.receive_data(_without_reserved_bit(raw))
-            refuses = bool(resets_in(frames_in(second.data_to_send())))
-        except h2.exceptions.ProtocolError:
-            refuses = True
-        client.take(raw)
-        is_refused = client.session.has_failed or bool(client.resets())
-        assert is_refused or not refuses
-        if refuses or is_refused or client.session.has_goaway:
-            # From here on the two have different states.
-            return
+    check_refusals(second, client, (*sequence[:-1], bytes(mutated)))
 
 
 def test_a_block_is_decoded_even_if_its_stream_was_reset() -> None:
     """Later blocks refer to the table."""
-    origin = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-    origin.initiate_connection()
+    origin = begun(is_client=False)
     client = Client(is_greeted=False)
     dropped, other = client.ask(), client.ask()
     origin.receive_data(b"".join(client.session.take_out()))

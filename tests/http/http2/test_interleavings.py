@@ -5,10 +5,7 @@ Input that h2 refuses from a client is refused by the session too.
 
 from __future__ import annotations
 
-import h2.config
-import h2.connection
 import h2.events
-import h2.exceptions
 import h2.settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,44 +14,19 @@ from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived
 from gateway.http.http2.session import Session
-from gateway.http.http2.streams import Stream
-from tests.http.http2.peer import (
-    GET,
-    NO_SETTINGS,
-    POST,
-    Server,
-    block,
-    data,
-    frame,
-    ping,
-    request,
-    reset,
-    setting,
-    window,
-)
+from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
+from tests.http.http2.peer import GET, NO_SETTINGS, POST, Server, block, request
 
-PATTERN = bytes(range(251)) * 1_200
 SIZES = st.sampled_from([0, 1, 100, 5_000, 16_384, 16_385, 70_000, 150_000])
 
 
-class Exchange:
-    """A client, a session, and the bytes between them."""
+class WithClient(Exchange[Session]):
+    """A session whose client is h2."""
 
     def __init__(self, windows: int) -> None:
-        self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        self.session = Session(128, SessionCounts())
-        self.client.initiate_connection()
-        self.up = self.down = b""
-        self.streams: dict[int, Stream] = {}
+        super().__init__(Session(128, SessionCounts()), is_client=True)
         self.uploads: dict[int, bytes] = {}
         self.downloads: dict[int, bytes] = {}
-        self.to_send: dict[int, bytes] = {}
-        """The bytes of each body that the client has not sent yet."""
-        self.whole: set[int] = set()
-        self.owed: list[tuple[int, int]] = []
-        """The bytes that the client has read and not acknowledged."""
-        self.held: list[tuple[Stream, int]] = []
-        """The bytes that the server has read and not acknowledged."""
         self.settings_sent = 1
         self.settings_heard = 0
         self.resize(windows)
@@ -66,25 +38,24 @@ class Exchange:
             self.carry_up(1 << 20)
             self.carry_down(1 << 20)
         self.settings_sent += 1
-        self.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
+        self.peer.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
 
     def begin(self, upload: int) -> None:
-        id_ = self.client.get_next_available_stream_id()
-        self.client.send_headers(id_, POST if upload else GET, end_stream=not upload)
+        id_ = self.peer.get_next_available_stream_id()
+        self.peer.send_headers(id_, POST if upload else GET, end_stream=not upload)
         if upload:
             self.to_send[id_] = PATTERN[id_ % 251 :][:upload]
 
     def upload(self) -> None:
-        for id_, rest in list(self.to_send.items()):
-            room = min(len(rest), self.client.local_flow_control_window(id_), self.client.max_outbound_frame_size)
-            if room > 0:
-                self.client.send_data(id_, rest[:room], end_stream=room == len(rest))
-                self.to_send[id_] = rest[room:]
-                if room == len(rest):
-                    del self.to_send[id_]
+        for id_ in list(self.to_send):
+            self.send_from_peer(id_)
+
+    def answer(self, id_: int, parts: list[int]) -> None:
+        """Write the next part of an answer, and its end after the last part once the request is whole."""
+        self.write_part(id_, parts, may_end=id_ in self.whole or not self.streams[id_].is_receiving)
 
     def carry_up(self, size: int) -> None:
-        self.up += self.client.data_to_send()
+        self.up += self.peer.data_to_send()
         piece, self.up = self.up[:size], self.up[size:]
         for event in self.session.receive(piece, 0.0):
             match event:
@@ -102,20 +73,12 @@ class Exchange:
     def carry_down(self, size: int) -> None:
         self.down += b"".join(self.session.take_out())
         piece, self.down = self.down[:size], self.down[size:]
-        for event in self.client.receive_data(piece):
+        for event in self.peer.receive_data(piece):
             if isinstance(event, h2.events.DataReceived):
                 self.downloads[event.stream_id] = self.downloads.get(event.stream_id, b"") + event.data
                 self.owed.append((event.stream_id, event.flow_controlled_length))
             self.settings_heard += isinstance(event, h2.events.SettingsAcknowledged)
             assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
-
-    def acknowledge(self) -> None:
-        for id_, size in self.owed:
-            if size:
-                self.client.acknowledge_received_data(size, id_)
-        for stream, size in self.held:
-            self.session.acknowledge(stream, size)
-        self.owed, self.held = [], []
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,12 +90,11 @@ class Exchange:
 def test_every_body_arrives_whole_and_in_order(
     windows: int, plans: list[tuple[int, list[int]]], draw: st.DataObject
 ) -> None:
-    exchange = Exchange(windows)
+    exchange = WithClient(windows)
     for upload, _ in plans:
         exchange.begin(upload)
     ids = [1 + 2 * at for at in range(len(plans))]
     parts = {id_: list(pieces) for id_, (_, pieces) in zip(ids, plans, strict=True)}
-    written = dict.fromkeys(ids, b"")
     steps = ["up", "down", "part", "take", "upload", "block", "window"]
     for _ in range(draw.draw(st.integers(0, 40), label="steps")):
         match draw.draw(st.sampled_from(steps)):
@@ -141,7 +103,8 @@ def test_every_body_arrives_whole_and_in_order(
             case "down":
                 exchange.carry_down(draw.draw(st.sampled_from([1, 9, 1_000, 1 << 20])))
             case "part" if exchange.streams:
-                _write_part(exchange, draw.draw(st.sampled_from(sorted(exchange.streams))), parts, written)
+                id_ = draw.draw(st.sampled_from(sorted(exchange.streams)))
+                exchange.answer(id_, parts[id_])
             case "take":
                 exchange.acknowledge()
             case "upload":
@@ -158,7 +121,7 @@ def test_every_body_arrives_whole_and_in_order(
         exchange.upload()
         exchange.carry_up(1 << 20)
         for id_ in list(exchange.streams):
-            _write_part(exchange, id_, parts, written)
+            exchange.answer(id_, parts[id_])
         exchange.session.pump()
         exchange.carry_down(1 << 20)
         exchange.acknowledge()
@@ -167,59 +130,21 @@ def test_every_body_arrives_whole_and_in_order(
     assert not exchange.session.streams
     for id_, (upload, _) in zip(ids, plans, strict=True):
         assert exchange.uploads[id_] == PATTERN[id_ % 251 :][:upload]
-        assert exchange.downloads.get(id_, b"") == written[id_]
+        assert exchange.downloads.get(id_, b"") == exchange.written[id_]
         assert exchange.streams[id_].queued_bytes == 0
 
 
-def _write_part(exchange: Exchange, id_: int, parts: dict[int, list[int]], written: dict[int, bytes]) -> None:
-    """Write the next part of an answer, and its end after the last part once the request is whole."""
-    stream = exchange.streams[id_]
-    if parts[id_]:
-        piece = PATTERN[len(written[id_]) % 251 :][: parts[id_].pop(0)]
-        written[id_] += piece
-        exchange.session.send(stream, piece)
-    elif id_ in exchange.whole or not stream.is_receiving:
-        exchange.session.end(stream)
-
-
-_IDS = st.sampled_from([0, 1, 2, 3, 5])
 _FRAMES = st.one_of(
-    st.builds(request, _IDS, st.sampled_from([GET, POST, [*GET, ("X", "y")], [("x", "y")]]), ends=st.booleans()),
-    st.builds(data, _IDS, st.sampled_from([b"", b"abc"]), ends=st.booleans()),
-    st.builds(reset, _IDS),
-    st.builds(window, _IDS, st.sampled_from([0, 1, (1 << 31) - 1])),
-    st.builds(setting, st.integers(1, 6), st.sampled_from([0, 1, 2, 1 << 14, 1 << 31])),
-    st.builds(frame, st.sampled_from([*range(8), 9, 11, 99]), st.integers(0, 255), _IDS, st.binary(max_size=12)),
-    st.just(ping()),
+    st.builds(request, IDS, st.sampled_from([GET, POST, [*GET, ("X", "y")], [("x", "y")]]), ends=st.booleans()),
+    any_frame([*range(8), 9, 11, 99]),
+    *EITHER_SIDES,
 )
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(_FRAMES, min_size=1, max_size=8))
 def test_input_that_h2_refuses_is_refused(sequence: list[bytes]) -> None:
-    second = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-    second.initiate_connection()
+    second = begun(is_client=False)
     second.receive_data(frames.PREFACE + NO_SETTINGS)
     second.clear_outbound_data_buffer()
-    server = Server()
-    for raw in sequence:
-        try:
-            second.receive_data(raw)
-            refuses = _resets(second.data_to_send())
-        except h2.exceptions.ProtocolError:
-            refuses = True
-        server.take(raw)
-        is_refused = server.session.has_failed or bool(server.resets())
-        assert is_refused or not refuses
-        if refuses or is_refused:
-            # From here on the two have different states.
-            return
-
-
-def _resets(raw: bytes) -> bool:
-    while raw:
-        high, low, kind, _, _ = frames.read_head(raw)
-        if kind == frames.RST_STREAM:
-            return True
-        raw = raw[frames.HEAD_BYTES + (high << 16 | low) :]
-    return False
+    check_refusals(second, Server(), sequence)

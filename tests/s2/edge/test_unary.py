@@ -25,7 +25,7 @@ async def test_a_closed_range_is_fetched_once(edge: Edge) -> None:
 async def test_answers_are_those_of_the_origin(edge: Edge) -> None:
     await edge.client.append("a", "b", timestamp=10)
     await edge.client.append("c", "d", "e", timestamp=20)
-    for _ in range(2):
+    for _ in range(3):
         for query in (
             "seq_num=0",
             "seq_num=0&count=2",
