@@ -18,7 +18,7 @@ from gateway.aio.tasks import Tasks
 from gateway.bridge.asked import Asked
 from gateway.bridge.bodies import MadeBody
 from gateway.bridge.offsets import offset_at
-from gateway.bridge.origin import AtTail
+from gateway.bridge.origin import AtTail, check_run
 from gateway.bridge.page import page_of
 from gateway.bridge.reads import TRIMMED, tail_of
 from gateway.bridge.replies import Made, Refused, refusal, text
@@ -142,6 +142,7 @@ class _Events:
                 return HEARTBEAT
             self._reach(tail.seq_num)
             return HEARTBEAT if self._is_told else self._control(up_to_date=True)
+        check_run(records, 0)
         asked.call.sighting.saw_records(self._known, records, asked.call.now())
         if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
             if records[0].timestamp != self._overlap.timestamp:

@@ -5,7 +5,7 @@ They go to the same origin as the request that they are for, with its credential
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -182,6 +182,7 @@ class Call:
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
         if batch.records or (may_be_empty and batch.tail is None):
+            check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
             return Found(batch.records, batch.tail)
         if batch.tail is None:
             raise UpstreamBroken("Origin answered a read with neither records nor the tail")
@@ -213,6 +214,14 @@ class Call:
             client=self.client,
             on_sent=self.on_sent,
         )
+
+
+def check_run(records: Sequence[Record], start: int) -> None:
+    """Raise UpstreamBroken unless these are consecutive records, none of them before `start`."""
+    if records and (
+        records[0].seq_num < start or any(record.seq_num != at for at, record in enumerate(records, records[0].seq_num))
+    ):
+        raise UpstreamBroken("Origin sent records that do not follow each other")
 
 
 async def _refusal(reply: Reply) -> Refused | None:

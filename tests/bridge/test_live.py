@@ -14,6 +14,11 @@ from tests.bridge.clients import Bridged
 from tests.waiting import eventually, time_passing
 
 
+@pytest.fixture(params=["1.1", "2"], ids=["http/1.1", "h2"])
+def settings(request: pytest.FixtureRequest) -> dict[str, object]:
+    return {"origin_http": request.param}
+
+
 async def test_an_sse_reader_gets_what_is_there_and_what_comes(bridged: Bridged) -> None:
     await bridged.writer.create()
     await bridged.writer.append(b"0", b"1")

@@ -110,4 +110,3 @@ def test_the_guide_says_what_is_left_out() -> None:
         if reason.startswith("The same"):
             continue
         assert reason in " ".join(page.split()), pattern
-
