@@ -16,7 +16,8 @@ from gateway.s2 import protobuf, session
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.upstream.failures import ConnectionLost
-from tests.bridge.clients import BOUND_S, Bridged
+from tests.bridge.clients import Bridged
+from tests.s2.edge.clients import BOUND_S
 from tests.waiting import pass_turns, time_passing
 
 PROTOBUF = {"content-type": protobuf.CONTENT_TYPE}
