@@ -7,7 +7,7 @@ answer has a second task, which ends with its body.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -26,7 +26,7 @@ from gateway.bridge.origin import Call
 from gateway.bridge.replies import Made, text
 from gateway.bridge.sightings import Sightings
 from gateway.config.routes import RouteConfig
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
 from gateway.protocol.offsets import NOW
@@ -135,6 +135,10 @@ class Bridge:
             made = await self._answer(requester, route, method, url, headers, bounds, body, is_live, client)
         except GatewayError as error:
             requester.failed(error)
+        except Exception:
+            # A bug: the requester must not wait for ever.
+            requester.failed(UpstreamBroken())
+            raise
         else:
             requester.answered(made.reply(bounds, is_head=method == "HEAD"))
 
@@ -155,8 +159,10 @@ class Bridge:
             name = parse_name(target.path[len(route.base) - len(route_url(route.name)) :])
         except (BadTarget, BadName) as error:
             return text(404 if isinstance(error, BadName) else 400, str(error))
-        own = _own_headers(route, headers)
-        key = blake2b("\n".join([url.partition("?")[0], *map(str, own.items())]).encode("utf-8", "surrogateescape"))
+        own = _picked(headers, route.credentials)
+        key = blake2b(f"{route.base}{target.path}\n{list(own.items())}".encode("utf-8", "surrogateescape"))
+        own.extend(_picked(headers, _PASSED))
+        own["Accept-Encoding"] = "identity"
         own["s2-basin"] = name.basin
         call = Call(
             self._upstream,
@@ -245,14 +251,13 @@ def _content(config: RouteConfig) -> Content:
             return EnvelopeContent()
 
 
-def _own_headers(route: _Bridged, headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """The headers of the S2 requests for a request."""
-    own: CIMultiDict[str] = CIMultiDict()
-    for name in (*route.credentials, *_PASSED):
+def _picked(headers: CIMultiDict[str], names: Iterable[str]) -> CIMultiDict[str]:
+    """The fields of these names, with all their values."""
+    found: CIMultiDict[str] = CIMultiDict()
+    for name in names:
         for value in headers.getall(name, ()):
-            own.add(name, value)
-    own["Accept-Encoding"] = "identity"
-    return own
+            found.add(name, value)
+    return found
 
 
 def _once(call: Callable[[], object]) -> Callable[[], None]:

@@ -52,8 +52,11 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         place = tail.seq_num
     else:
         place = asked.place
-    known = asked.call.sighting.known()
-    events = _Events(asked, place, known)
+    sighting = asked.call.sighting
+    events = _Events(asked, place, sighting.known())
+    if events.start == place and sighting.is_due(asked.call.now()):
+        await asked.call.recognise()
+        events = _Events(asked, place, sighting.known())
     session = await asked.call.session(events.start, asked.lifetime_s)
     if isinstance(session, Refused):
         return refusal(session)
@@ -143,7 +146,7 @@ class _Events:
             self._reach(tail.seq_num)
             return HEARTBEAT if self._is_told else self._control(up_to_date=True)
         check_run(records, 0)
-        asked.call.sighting.saw_records(self._known, records, asked.call.now())
+        asked.call.sighting.saw_records(self._known, records, asked.call.now(), is_proof=self._is_begun)
         if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
             if records[0].timestamp != self._overlap.timestamp:
                 raise _Replaced

@@ -103,22 +103,28 @@ class Call:
         self._saw(known, outcome)
         return outcome.records[0]
 
-    async def read_from(self, seq_num: int) -> Found | AtTail | Refused:
-        """A unary read from a number on, by which the stream is recognised if that is due.  Raises a GatewayError."""
+    async def read_from(self, seq_num: int, wait_s: int | None = None) -> Found | AtTail | Refused:
+        """A unary read from a number on, by which the stream is recognised if that is due.  It waits at the tail for so
+        many seconds.  Raises a GatewayError."""
         known = self.sighting.known()
-        outcome = await self._read(ReadQuery(FromSeqNum(seq_num)))
-        if isinstance(outcome, Found):
-            # The records may be those of another stream.
-            await self.verify(seq_num)
+        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
+        if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
+            await self.recognise()
             known = self.sighting.known()
         self._saw(known, outcome)
         return outcome
 
-    async def verify(self, seq_num: int) -> None:
-        """If it is due, recognise the stream by the record before a number.  Raises a GatewayError."""
-        if self.sighting.needs_overlap(seq_num, self.now()):
-            known = self.sighting.known()
-            self._saw(known, await self._read(ReadQuery(FromSeqNum(seq_num - 1), count=1)))
+    async def recognise(self) -> None:
+        """Recognise the stream by the furthest record that was seen of it.  Raises a GatewayError."""
+        known = self.sighting.known()
+        if known.position is None or not known.position.seq_num:
+            return
+        seq_num = known.position.seq_num - 1
+        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
+        if isinstance(outcome, Found) and outcome.records[0].seq_num > seq_num:
+            self.sighting.cannot_tell(self.now())
+        else:
+            self._saw(known, outcome)
 
     async def session(self, seq_num: int, lifetime_s: float) -> Reply | AtTail | Refused:
         """A read session from a number on, which waits for records; the caller must close the reply.
@@ -159,14 +165,22 @@ class Call:
 
     async def create(self) -> Refused | None:
         """Create the stream.  Raises a GatewayError."""
+        known = self.sighting.known()
         body = orjson.dumps({"stream": self.name.stream})
         async with await self._send("POST", f"{self.base}/v1/streams", {"Content-Type": _JSON}, body) as reply:
-            return await _refusal(reply)
+            refused = await _refusal(reply)
+        if refused is None:
+            self.sighting.gone(known)
+        return refused
 
     async def delete(self) -> Refused | None:
         """Delete the stream.  Raises a GatewayError."""
+        known = self.sighting.known()
         async with await self._send("DELETE", self._stream, {}) as reply:
-            return await _refusal(reply)
+            refused = await _refusal(reply)
+        if refused is None or refused.status == 404:
+            self.sighting.gone(known)
+        return refused
 
     @property
     def _stream(self) -> str:

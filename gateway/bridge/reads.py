@@ -58,6 +58,9 @@ async def tail_of(call: Call) -> Tail | Refused:
     tail = await call.tail()
     if isinstance(tail, Refused):
         return tail
+    if call.sighting.closed_at is not None and not call.sighting.has_read_to(tail):
+        # Records behind the mark, or another stream.
+        await call.recognise()
     if call.sighting.closed_at is None and not call.sighting.has_read_to(tail):
         last = await call.command_at(tail.seq_num - 1)
         if isinstance(last, Refused):
@@ -119,7 +122,7 @@ async def long_poll_now(asked: Asked) -> Made:
 
 async def _poll(asked: Asked, place: int) -> Made:
     answer = _Answer(place)
-    outcome = await asked.call.read(ReadQuery(FromSeqNum(place), wait_s=asked.wait_s))
+    outcome = await asked.call.read_from(place, asked.wait_s)
     if isinstance(outcome, Refused):
         return refusal(outcome)
     _take(asked, answer, outcome)
@@ -160,7 +163,8 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
     match outcome:
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
-            closed_at = asked.call.sighting.closed_at
+            sighting = asked.call.sighting
+            closed_at = sighting.closed_at if sighting.has_read_to(tail) else None
             answer.end, answer.up_to_date = tail.seq_num if closed_at is None else closed_at, True
             answer.is_closed = closed_at is not None
         case Found(records, tail):

@@ -5,9 +5,9 @@ tells them apart is the timestamp of a record: a number that had another one bef
 does a tail that lies before a record that was seen.  Each stream found in this way is another *incarnation*; entity
 tags name it, and the engine drops what it holds of the one before.
 
-A reply is compared with what was known when it was asked for, because replies overtake each other.  Records appended
-after a tail that was seen have no timestamp to compare, so a read from there asks for the record before as well, unless
-the stream was recognised a moment ago.
+A reply is compared with what was known when it was asked for, because replies overtake each other.  A reply that says
+nothing of a record that was seen proves nothing.  It is believed for `VERIFIED_S` after the last proof; then the
+furthest record that was seen is asked for again (`is_due`).
 
 The table is bounded.  A stream that falls out of it is taken for the same when it is seen again.
 """
@@ -41,16 +41,16 @@ class Known:
 class Sighting:
     """One stream."""
 
-    __slots__ = ("_incarnation", "_position", "_seen", "_verified_at", "closed_at")
+    __slots__ = ("_incarnation", "_position", "_read_to", "_verified_at", "closed_at")
 
     def __init__(self) -> None:
         self._incarnation = 0
-        self._seen: StreamPosition | None = None
+        self._position: StreamPosition | None = None
+        self._verified_at = 0.0
+        self._read_to: StreamPosition | None = None
         """The furthest position whose record before it was read, and not only named as a tail."""
         self.closed_at: int | None = None
         """The sequence number of the mark of the close, once it was seen."""
-        self._position: StreamPosition | None = None
-        self._verified_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Sighting {self.identity} at {self._position}>"
@@ -64,26 +64,28 @@ class Sighting:
         """What is known now, to compare the reply with to a request that is about to be sent."""
         return Known(self._incarnation, self._position)
 
-    def needs_overlap(self, seq_num: int, now: float) -> bool:
-        """Whether a read from `seq_num` should ask for the record before it as well."""
+    def is_due(self, now: float) -> bool:
+        """Whether the stream should be recognised before what follows the known position is believed."""
         position = self._position
-        return position is not None and 0 < seq_num == position.seq_num and now - self._verified_at > VERIFIED_S
+        return position is not None and position.seq_num > 0 and now - self._verified_at > VERIFIED_S
 
     def has_read_to(self, tail: StreamPosition) -> bool:
-        """Whether every record before this tail that can be the mark of the close has been seen."""
-        return tail.seq_num == 0 or tail == self._seen
+        """Whether the last record before this tail, which may be the mark of the close, has been seen."""
+        return tail.seq_num == 0 or tail == self._read_to
 
     def saw_tail(self, known: Known, tail: StreamPosition, now: float) -> None:
         """A reply has named the tail."""
-        position = known.position
-        is_other = position is not None and (
-            tail.seq_num < position.seq_num
-            or (tail.seq_num == position.seq_num and tail.timestamp != position.timestamp)
-        )
-        self._saw(known, tail, now, is_other=is_other)
+        position, is_other, is_proof = known.position, False, False
+        if position is not None:
+            is_other = tail.seq_num < position.seq_num
+            if tail.seq_num == position.seq_num:
+                is_proof = tail == position
+                is_other = not is_proof
+        self._saw(known, tail, now, is_other=is_other, is_proof=is_proof)
 
-    def saw_records(self, known: Known, records: Sequence[Record], now: float) -> None:
-        """A reply has brought these consecutive records, of which there is at least one."""
+    def saw_records(self, known: Known, records: Sequence[Record], now: float, *, is_proof: bool = False) -> None:
+        """A reply has brought these consecutive records, of which there is at least one.  `is_proof` means that they
+        follow others of the same stream."""
         last = records[-1]
         is_other = False
         if (position := known.position) is not None:
@@ -92,33 +94,42 @@ class Sighting:
                 # All of them lie before it: timestamps never decrease.
                 is_other = last.timestamp > position.timestamp
             elif index >= 0:
-                is_other = records[index].timestamp != position.timestamp
+                is_proof = records[index].timestamp == position.timestamp
+                is_other = not is_proof
             else:
                 is_other = records[0].timestamp < position.timestamp
-        position = StreamPosition(last.seq_num + 1, last.timestamp)
-        self._saw(known, position, now, is_other=is_other)
-        if self._position == position:
-            self._seen = position
+        end = StreamPosition(last.seq_num + 1, last.timestamp)
+        self._saw(known, end, now, is_other=is_other, is_proof=is_proof)
+        if known.incarnation == self._incarnation or is_other:
+            if self._read_to is None or end.seq_num >= self._read_to.seq_num:
+                self._read_to = end
             self.closed_at = next((record.seq_num for record in records if is_close(record)), self.closed_at)
 
-    def _saw(self, known: Known, position: StreamPosition, now: float, *, is_other: bool) -> None:
+    def cannot_tell(self, now: float) -> None:
+        """The record that was asked for again has been trimmed: take the stream for the same."""
+        self._verified_at = now
+
+    def gone(self, known: Known) -> None:
+        """The origin has no such stream, or has begun a new one."""
+        if known.incarnation == self._incarnation and self._position is not None:
+            self._begin_another()
+
+    def _saw(self, known: Known, position: StreamPosition, now: float, *, is_other: bool, is_proof: bool) -> None:
         if known.incarnation != self._incarnation:
             # It was asked for before the stream took the other's place: it may be of either.
             return
         if is_other:
             self._begin_another()
-        if is_other or self._position is None or position.seq_num >= self._position.seq_num:
-            self._position = position
+        if is_proof or self._position is None:
             self._verified_at = now
+        elif self.is_due(now):
+            return
+        if self._position is None or position.seq_num >= self._position.seq_num:
+            self._position = position
 
     def _begin_another(self) -> None:
         self._incarnation += 1
-        self._position = self._seen = self.closed_at = None
-
-    def gone(self, known: Known) -> None:
-        """The origin has said that there is no such stream."""
-        if known.incarnation == self._incarnation and self._position is not None:
-            self._begin_another()
+        self._position = self._read_to = self.closed_at = None
 
 
 class Sightings:

@@ -22,6 +22,7 @@ class SightingOfAStream(RuleBasedStateMachine):
         self.life = 0
         self.timestamps: list[int] = []
         self.clock = 0
+        self.now = 0.0
         self.asked: list[tuple[Known, int, int]] = []
         """Requests under way: what was known, and the stream's life and tail when the origin answered."""
 
@@ -39,6 +40,10 @@ class SightingOfAStream(RuleBasedStateMachine):
         self.asked = []
 
     @rule()
+    def wait(self) -> None:
+        self.now += VERIFIED_S + 1
+
+    @rule()
     def ask(self) -> None:
         self.asked.append((self.sighting.known(), self.life, len(self.timestamps)))
 
@@ -50,12 +55,12 @@ class SightingOfAStream(RuleBasedStateMachine):
         before = self.sighting.identity
         is_new_life = known.position is not None and not self._is_of_this_life(known)
         if kind == "tail" or not tail:
-            self.sighting.saw_tail(known, self._position(tail), 0.0)
+            self.sighting.saw_tail(known, self._position(tail), self.now)
             can_tell = is_new_life and known.position is not None and tail <= known.position.seq_num
         else:
             first = data.draw(st.integers(0, tail - 1))
             records = [Record(at, self.timestamps[at]) for at in range(first, tail)]
-            self.sighting.saw_records(known, records, 0.0)
+            self.sighting.saw_records(known, records, self.now)
             can_tell = is_new_life and known.position is not None and first < known.position.seq_num
         if not is_new_life:
             assert self.sighting.identity == before
@@ -79,13 +84,20 @@ TestSighting = SightingOfAStream.TestCase
 TestSighting.settings = settings(max_examples=200, stateful_step_count=30)
 
 
-def test_the_record_before_is_asked_for_unless_the_stream_was_recognised_a_moment_ago() -> None:
+def test_a_stream_is_recognised_again_after_a_while() -> None:
     sighting = Sighting()
-    assert not sighting.needs_overlap(1, 100.0)
+    assert not sighting.is_due(100.0)
     sighting.saw_records(sighting.known(), [Record(0, 5)], 100.0)
-    assert not sighting.needs_overlap(1, 100.0 + VERIFIED_S)
-    assert sighting.needs_overlap(1, 100.0 + VERIFIED_S + 0.1)
-    assert not sighting.needs_overlap(2, 200.0)
+    assert not sighting.is_due(100.0 + VERIFIED_S)
+    late = 100.0 + VERIFIED_S + 1
+    assert sighting.is_due(late)
+    # What proves nothing is not believed any more.
+    sighting.saw_tail(sighting.known(), StreamPosition(9, 9), late)
+    sighting.saw_records(sighting.known(), [Record(1, 9)], late)
+    assert sighting.known().position == StreamPosition(1, 5)
+    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 9)], late)
+    assert sighting.known().position == StreamPosition(2, 9)
+    assert not sighting.is_due(late)
 
 
 def test_a_stream_that_is_gone_comes_back_as_another() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.sightings import VERIFIED_S
 from gateway.origin.s2.calls import Call
-from gateway.s2.records import Trim
+from gateway.s2.records import Fence, Trim
 from tests.bridge.clients import Bridged
 from tests.waiting import eventually, time_passing
 
@@ -138,3 +139,55 @@ async def test_commands_move_the_offset_and_show_nothing(bridged: Bridged) -> No
     assert (await poll).status in (200, 204)
     assert await bridged.reader.all() == [0, 1]
     assert (await bridged.reader.send("HEAD")).end == at(3)
+
+
+async def test_a_closed_stream_that_was_created_again_is_open(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0", timestamp=1_000)
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    assert (await bridged.reader.send("HEAD")).is_closed
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(b"1", b"2", b"3", timestamp=2_000)
+    bridged.clock.advance(120)
+    head = await bridged.reader.send("HEAD")
+    assert (head.end, head.is_closed) == (at(3), False)
+    assert await bridged.reader.all() == [1, 2, 3]
+
+
+async def test_records_behind_the_mark_are_not_of_the_stream(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    assert (await bridged.reader.read()).is_closed
+    # An S2 writer that names no token is not held off.
+    await bridged.writer.append(b"1")
+    bridged.clock.advance(120)
+    for answer in (
+        await bridged.reader.read(),
+        await bridged.reader.read(at(1)),
+        await bridged.reader.read("now"),
+        await bridged.reader.send("HEAD"),
+    ):
+        assert (answer.end, answer.is_closed) == (at(1), True)
+
+
+async def test_a_trim_behind_the_mark_hides_no_close(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    await bridged.writer.command(Trim(1))
+    head = await bridged.reader.send("HEAD")
+    assert (head.end, head.is_closed) == (at(1), True)
+    assert (await bridged.reader.read("now")).is_closed
+    assert (await bridged.reader.read()).is_closed
+
+
+async def test_what_is_known_of_a_stream_does_not_depend_on_who_passed_the_request_on(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    for number in range(3):
+        trace = f"00-{number:032x}-{number:016x}-01"
+        await bridged.reader.read(traceparent=trace, Via=f"1.1 proxy-{number}")
+        await bridged.reader.send("HEAD", traceparent=trace, X_Forwarded_For=f"10.0.0.{number}")
+    assert repr(bridged.gateway.engine.bridge.sightings) == "<Sightings of 1 streams>"
