@@ -181,3 +181,20 @@ class TestEnvelopes:
             "POST", STREAM, b'{"headers":[["","fence"]],"body":"mine"}', Content_Type="application/json"
         )
         assert refused.status == 400
+
+
+async def test_without_a_cache_a_stream_that_took_the_place_of_another_is_not_followed_from_there(
+    bridged: Bridged, plain: Reader
+) -> None:
+    stream = f"{BASIN}/{STREAM}"
+    await bridged.writer.create()
+    await bridged.writer.append(b'"old"', timestamp=1_000)
+    assert (await plain.read(stream=stream)).json == ["old"]
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(b'"new"', b'"newer"', timestamp=2_000)
+    refused = await plain.read(at(1), stream, "sse")
+    assert refused.status == 410
+    events = await plain.events(stream=stream)
+    assert await events.messages(2) == ["new", "newer"]
+    events.close()

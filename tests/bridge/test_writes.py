@@ -208,3 +208,18 @@ async def test_the_close_is_a_fence_in_s2s_terms(bridged: Bridged) -> None:
     fence = bridged.origin.origin.account.basins["basin-of-tests"].streams[STREAM]
     assert fence.fencing_token == CLOSE_TOKEN
     assert fence.tail.seq_num == 1
+
+
+async def test_a_body_that_breaks_off_is_not_appended(bridged: Bridged) -> None:
+    await put(bridged)
+    host, port = bridged.reader.url.removeprefix("http://").split(":")
+    _, connection = await asyncio.open_connection(host, int(port))
+    head = f"POST /{STREAM} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {JSON}\r\nContent-Length: 9\r\n"
+    connection.write(f"{head}Authorization: Bearer token\r\n\r\n[1,".encode())
+    await connection.drain()
+    connection.close()
+    await eventually(lambda: bridged.gateway.connections <= 1)
+    # The next append is answered after whatever came of the first.
+    assert (await post(bridged, b"2")).end == at(1)
+    assert await bridged.reader.all() == [2]
+    assert bridged.counters.requests[Call.APPEND] == 1
