@@ -43,6 +43,14 @@ class _Replaced(Exception):
     """The session is of another stream than was known."""
 
 
+class _Ended(Exception):
+    """The origin has ended the session with an error."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.status)
+        self.refused = refused
+
+
 async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
     if asked.start == NOW:
@@ -73,6 +81,8 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     except _Replaced:
         await batches.aclose()
         return REPLACED
+    except _Ended as ended:
+        return refusal(ended.refused)
     except BaseException:
         await batches.aclose()
         raise
@@ -98,14 +108,14 @@ def _ended(asked: Asked, tail: int) -> Made:
 
 
 async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
-    """The batches of a session, until it ends or is lost.  Closes it at the end."""
+    """The batches of a session, until it ends.  Raises _Ended, or a GatewayError if it is lost."""
     frames = FrameReader()
     async with session:
         async for chunk in session.chunks():
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
-                        return
+                        raise _Ended(Refused(frame.status, frame.body, None))
                     yield protobuf.decode_read_batch(frame.body)
                     if frame.is_reconnect_advised:
                         return
@@ -190,7 +200,7 @@ async def _run(batches: AsyncGenerator[ReadBatch], events: _Events, body: MadeBo
                 if batch is None:
                     break
                 body.write(events.of(batch))
-    except (GatewayError, _Lost, _Replaced):
+    except (GatewayError, _Ended, _Lost, _Replaced):
         pass
     finally:
         body.finish()

@@ -12,6 +12,7 @@ import pytest
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.calls import Call
+from gateway.s2.errors import ErrorCode
 from gateway.s2.records import Header
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
@@ -198,3 +199,15 @@ async def test_without_a_cache_a_stream_that_took_the_place_of_another_is_not_fo
     events = await plain.events(stream=stream)
     assert await events.messages(2) == ["new", "newer"]
     events.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(ErrorCode.PERMISSION_DENIED, 403), (ErrorCode.STREAM_NOT_FOUND, 404), (ErrorCode.UNAVAILABLE, 503)],
+)
+async def test_a_session_that_begins_with_an_error_is_one(
+    bridged: Bridged, plain: Reader, code: ErrorCode, status: int
+) -> None:
+    await bridged.writer.create()
+    bridged.faults.fail_session(code, kind=Call.READ_SESSION)
+    assert (await plain.read(stream=f"{BASIN}/{STREAM}", live="sse")).status == status

@@ -629,8 +629,10 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'basin = "Short"'],
-            "6: route.default.bridge.basin: a basin's name has 8 to 48 lower-case letters, digits and inner hyphens, "
-            "got 'Short'",
+            (
+                "6: route.default.bridge.basin: a basin's name has 8 to 48 lower-case letters, digits and inner "
+                "hyphens, got 'Short'"
+            ),
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'records = "lines"'],
@@ -638,8 +640,10 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "application/json"'],
-            '6: route.default.bridge.content_type: is application/json, which is records = "json": bytes in a row are '
-            "not JSON",
+            (
+                '6: route.default.bridge.content_type: is application/json, which is records = "json": bytes in a row '
+                "are not JSON"
+            ),
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "text"'],
