@@ -344,6 +344,14 @@ class TapeStore:
             stream.beyond.clear()
             self.withdraw(stream)
 
+    def forget_before(self, stream: Stream, token: str) -> None:
+        """Forget the bytes before an offset: the origin has them no more."""
+        if stream.ended is None and stream.records is None:
+            blocks = stream.block_count
+            self._charge(stream, -stream.tape.drop_before(token))
+            self._account(stream, 0, stream.block_count - blocks, 0)
+            self.withdraw(stream)
+
     def withdraw(self, stream: Stream) -> None:
         """Withdraw everything derived from the stream's bytes, including what is still being derived."""
         stream.withdrawn()
