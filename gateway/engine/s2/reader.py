@@ -155,7 +155,7 @@ class SessionReader:
             if self.stream.stream.ended is not None:
                 self.lost(REPLACED)
                 return
-            batch, is_closed = self.stream.batch(self.at, self.wanted)
+            batch, is_closed = self.stream.batch(self.at, self.wanted, self._tail)
             if batch.count:
                 self._send(batch)
             elif is_closed:
@@ -227,7 +227,8 @@ class SessionReader:
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
         if part.records:
-            self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
+            topic = self.stream.topic
+            self._send(Batch.of(self.at, part, self._tail if topic is None else topic.tail))
         elif part.is_closed or (fetched.is_all and not found.records):
             self._finish(CloseReason.CLOSED)
         self.pump()

@@ -125,13 +125,15 @@ class S2Stream:
             self.check()
         return found
 
-    def batch(self, at: int, limits: Limits) -> tuple[Batch, bool]:
-        """What is held from `at` on within the limits, and whether it is a limit that stopped it.
+    def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[Batch, bool]:
+        """What is held from `at` on within the limits, and whether it is a limit that stopped it; `tail` is the tail
+        as it was known last, if the stream is not followed.
 
         Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
         connection has room again, all sessions on it go on at once.
         """
-        tail = self.topic.tail if self.topic is not None else None
+        if self.topic is not None:
+            tail = self.topic.tail
         key = at, limits, tail
         found = self._batches.get(key)
         if found is None:
