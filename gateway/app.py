@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
+from gateway.config.addresses import Address
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
@@ -28,7 +29,6 @@ from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, ConfigReadTimeout, Load
-from gateway.config.values import Address
 from gateway.config.watched_files import Stamp, Watch, stamp
 from gateway.engine.core import Engine
 from gateway.ops.access_log_setup import open_access_log

@@ -6,7 +6,7 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from gateway.config.sections import every_field
-from gateway.config.values import format_bytes
+from gateway.config.sizes import format_bytes
 
 
 def configuration() -> str:

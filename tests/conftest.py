@@ -8,6 +8,7 @@ folders that are about Spark.
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Generator, Iterator
 from itertools import chain
@@ -85,7 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    # Thousands of tests are millions of objects that stay until the end: a full collection need not walk through them.
+    # Thousands of tests are millions of objects that stay until the end: no full collection need walk through them, nor
+    # those with which pytest looks for leaks when it ends.
     gc.disable()
     try:
         return (yield)
@@ -93,10 +95,8 @@ def pytest_collection() -> Generator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
+        # Extensions look for leaks when Python ends.
+        atexit.register(gc.unfreeze)
 
 
 def _place(nodeid: str) -> int:

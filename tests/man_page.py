@@ -15,8 +15,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import PROGRAM, app
-from gateway.config.file import ENV_PREFIX
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE, ENV_PREFIX
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "durable-gateway.1"
 _STATUSES: Final[Mapping[str, str]] = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.pipeline.session import open_session, prepare
 
@@ -31,6 +32,13 @@ INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
 }
 """What has Spark write no code for queries, and plan each once."""
+# Figures for a page that is off, and what is gained where shuffled rows go over a network.
+_UNSEEN: Final = {
+    "spark.broadcast.compress": "false",
+    "spark.shuffle.compress": "false",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.liveUpdate.period": "-1",
+}
 # Another Java than the one that made it says that it passes it over.
 _FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 
@@ -44,7 +52,8 @@ def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = Tr
         "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
-        "spark.sql.shuffle.partitions": "2",
+        **_UNSEEN,
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
@@ -52,8 +61,28 @@ def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = Tr
 
 def started(master: str, conf: Mapping[str, str]) -> SparkSession:
     """A Spark of this process, whose Python workers are ready sooner than those of users."""
+    _remember_names()
     with _quick_python():
         return open_session(master, conf)
+
+
+@cache
+def _remember_names() -> None:
+    """Have py4j ask Java for each package and class once.  For a package, and for a class that may be of any of those
+    that were imported, Java looks into each of its 300 archives first; that is a twentieth of a short query.
+    """
+    from py4j.java_gateway import JavaPackage, JVMView
+
+    for owner in (JVMView, JavaPackage):
+        owner.__getattr__ = _remembering(owner.__getattr__)
+
+
+def _remembering(ask: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
+    def remembered(self: Any, name: str) -> object:
+        found = self.__dict__[name] = ask(self, name)
+        return found
+
+    return remembered
 
 
 @contextmanager

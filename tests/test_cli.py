@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -10,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,8 @@ import pytest
 
 from gateway import __version__
 from gateway.config.sections import every_field
+from tests.commands import warm
+from tests.commands.warm import clean_environ
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0
@@ -27,12 +28,11 @@ JSON = {"Content-Type": "application/json"}
 class Command:
     """One run of the command line; READY lines are read as they come, and a process that hangs is killed."""
 
-    def __init__(self, arguments: Sequence[str], **environ: str) -> None:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("DURABLE_GATEWAY_")}
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "default", *arguments],
+            command,
             cwd=ROOT,
-            env={**clean, "NO_COLOR": "1", "COLUMNS": "100", **environ},
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -76,11 +76,12 @@ Start = Callable[..., Command]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start `python -m gateway` with the given arguments."""
+    """Start the program with the given arguments."""
     running: list[Command] = []
 
-    def begin(*arguments: str, **environ: str) -> Command:
-        running.append(Command(["-m", "gateway", *arguments], **environ))
+    def begin(*arguments: str, **changed: str) -> Command:
+        environ = {**clean_environ(), **changed}
+        running.append(Command(warm.command(arguments, environ), environ))
         return running[-1]
 
     yield begin
@@ -283,10 +284,10 @@ async def never_done(*_):
     print("draining", flush=True)
     await asyncio.Event().wait()
 
-program.run_origin = never_done
+servers.run_origin = never_done
 sys.exit(program.main())
 """
-    command = Command(["-c", script, "origin"])
+    command = Command([sys.executable, "-W", "default", "-c", script, "origin"], clean_environ())
     try:
         command.ready("origin").process.send_signal(signal.SIGTERM)
         assert command.line() == "draining"

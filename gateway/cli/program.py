@@ -16,22 +16,14 @@ import logging
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
+from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import PROGRAM, print_message
-from gateway.cli.servers import (
-    FailedToRunError,
-    load_local_certificate,
-    run,
-    run_dev,
-    run_origin,
-    run_s2_origin,
-    run_serve,
-)
 from gateway.commands.append import append
 from gateway.commands.bench import bench
 from gateway.commands.check import check
@@ -43,11 +35,15 @@ from gateway.commands.reload import reload
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
+from gateway.config.addresses import Address, parse_address
 from gateway.config.errors import ConfigError
-from gateway.config.file import ENV_PREFIX, Flag, load_config
-from gateway.config.values import Address, parse_address, parse_bytes
+from gateway.config.sizes import parse_bytes
+from gateway.config.variables import ENV_PREFIX
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
+
+if TYPE_CHECKING:
+    from gateway.config.file import Flag
 
 FAILED: Final = 1
 MISUSED: Final = 2
@@ -161,11 +157,14 @@ def dev(
     ] = False,
 ) -> None:
     """Run an in-memory origin and a gateway in front of it, and print commands to try."""
+    from gateway.cli import servers
+    from gateway.config.file import Flag, load_config
+
     flags = _flags(listen, admin)
     # Validate before anything listens, with a placeholder for the origin's port, which is known only afterwards.
     load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
     address, is_s2 = _address("--origin-listen", origin_listen), protocol is _OriginProtocol.S2
-    run(run_dev(flags, address, load_local_certificate() if tls else None, is_s2=is_s2))
+    servers.run(servers.run_dev(flags, address, servers.load_local_certificate() if tls else None, is_s2=is_s2))
 
 
 @app.command()
@@ -203,6 +202,9 @@ def serve(
     ] = None,
 ) -> None:
     """Run the gateway in front of an origin."""
+    from gateway.cli import servers
+    from gateway.config.file import Flag, load_config
+
     if origin is not None and config is not None:
         raise ConfigError("serve takes --origin or --config, not both")
     if origin is None and config is None and os.environ.keys().isdisjoint(_ORIGIN_VARIABLES):
@@ -216,7 +218,7 @@ def serve(
     ):
         if value is not None:
             flags.append(Flag(key, value, name))
-    run(run_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
+    servers.run(servers.run_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
 
 
 @app.command()
@@ -241,16 +243,18 @@ def origin(
     ] = _MAX_CHUNK_BYTES,
 ) -> None:
     """Run the in-memory origin alone: the whole protocol, without persistence."""
+    from gateway.cli import servers
+
     address = _address("--listen", listen)
     if protocol is _OriginProtocol.S2:
         for option in ("long_poll_timeout", "sse_lifetime", "max_chunk_bytes"):
             source = context.get_parameter_source(option)
             if source is not None and source.name != "DEFAULT":
                 raise ConfigError(f"--{option.replace('_', '-')} is not for --protocol s2")
-        run(run_s2_origin(address))
+        servers.run(servers.run_s2_origin(address))
         return
     chunk_bytes = _size("--max-chunk-bytes", max_chunk_bytes)
-    run(run_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
+    servers.run(servers.run_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 
 
 for _command in (check, tail, append, bench, top, streams, purge, drain, reload):
@@ -259,6 +263,8 @@ app.add_typer(pipeline)
 
 
 def _flags(listen: str | None, admin: str | None) -> list[Flag]:
+    from gateway.config.file import Flag
+
     flags = (("server.listen", listen, "--listen"), ("server.admin", admin, "--admin"))
     return [Flag(key, value, name) for key, value, name in flags if value is not None]
 

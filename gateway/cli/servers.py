@@ -1,7 +1,7 @@
 """The processes behind `serve`, `dev` and `origin`: start the servers, print READY lines, wait for a signal, drain.
 
 SIGTERM and SIGINT ask for a drain; a second signal does not wait for it.  SIGHUP makes `serve` read its configuration
-again.  Servers are imported when they start, so that `--help` needs none of them.
+again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import uvloop
 
 from gateway.aio.clock import SystemClock
+from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import print_message, print_ready
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.run import allow_many_connections, collect_rarely
+from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError
 from gateway.config.file import Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
-from gateway.config.values import Address
 from gateway.limits.descriptors import Descriptors, fit
 
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ _MUCH_LOWER: Final = 4
 """A default that open files lower to less than one in so many is worth a line."""
 
 T = TypeVar("T")
-
-
-class FailedToRunError(Exception):
-    """A valid command cannot run on this machine now, e.g. because a port is taken.  The text is one line."""
 
 
 class Shutdown:

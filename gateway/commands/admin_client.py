@@ -15,13 +15,13 @@ import typer
 
 from gateway.commands.failure import CommandFailed
 from gateway.commands.target import http_url
-from gateway.config.server import ServerConfig
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.addresses import DEFAULT_ADMIN
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import aiohttp
 
-DEFAULT_URL: Final = f"http://{ServerConfig.model_fields['admin'].default}"
+DEFAULT_URL: Final = f"http://{DEFAULT_ADMIN}"
 
 _ANSWER_S: Final = 15.0
 """Bound on one request: a purge or a page may walk through every stream."""

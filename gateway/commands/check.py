@@ -15,20 +15,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
-from gateway.config.credentials import load_credentials
 from gateway.config.errors import ConfigError, Mistakes
-from gateway.config.file import load_config, load_plan
-from gateway.config.gateway import GatewayConfig
-from gateway.config.origin_tls import OriginTls, load_tls
-from gateway.config.settings import LoadedConfig, Setting
+
+if TYPE_CHECKING:
+    from gateway.config.gateway import GatewayConfig
+    from gateway.config.origin_tls import OriginTls
+    from gateway.config.settings import LoadedConfig, Setting
 
 _PROBE_S: Final = 3.0
 """Bound on connecting to an origin, and on its answer."""
@@ -94,6 +92,9 @@ def check(
 
 def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls]]:
     """The configuration, and the TLS settings of its origins.  Raises ConfigError with all mistakes."""
+    from gateway.config.credentials import load_credentials
+    from gateway.config.file import load_config, load_plan
+    from gateway.config.origin_tls import load_tls
     from gateway.ops.admin.guard import admin_token
     from gateway.server.listeners import load_certificates
 
@@ -171,6 +172,9 @@ def _print_json(answer: Mapping[str, object]) -> None:
 
 
 def _print_settings(settings: list[Setting]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(soft_wrap=True, highlight=False)
     lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in settings]
     width = max((len(line) for line, _ in lines), default=0)

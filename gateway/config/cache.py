@@ -5,11 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from gateway.config.model import Model
-from gateway.config.values import (
-    GIB,
-    MIB,
-    Bytes,
-)
+from gateway.config.sizes import GIB, MIB
+from gateway.config.values import Bytes
 
 
 class CachePlanConfig(Model):

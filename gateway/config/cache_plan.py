@@ -20,7 +20,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gateway.config.values import GIB, MIB, NodeName, RouteName
+from gateway.config.errors import PlanError
+from gateway.config.sizes import GIB, MIB
+from gateway.config.values import NodeName, RouteName
 
 VERSION: Final = 1
 MOST_PLAN_BYTES: Final = 16 * MIB
@@ -30,13 +32,6 @@ MOST_ENTRIES: Final = 10_000
 _MOST_STREAM_CHARS: Final = 2_048
 _MOST_REASON_CHARS: Final = 512
 _SHOWN_CHARS: Final = 60
-
-
-class PlanError(ValueError):
-    """A document is not a valid plan.  The text is one line: the field and what is wrong with it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(" ".join(text.split()))
 
 
 def _stream(text: str) -> str:

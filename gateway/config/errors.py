@@ -39,3 +39,10 @@ class Mistakes:
         """Raise a ConfigError with every recorded mistake; do nothing if there is none."""
         if self._found:
             raise ConfigError(*self._found)
+
+
+class PlanError(ValueError):
+    """A document is not a valid plan.  The text is one line: the field and what is wrong with it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.split()))

@@ -25,16 +25,16 @@ from pydantic_core import ErrorDetails
 
 from gateway.config import toml_lines
 from gateway.config.cache import CachePlanConfig
-from gateway.config.cache_plan import CachePlan, PlanError, parse_plan
-from gateway.config.errors import ConfigError, Mistakes
+from gateway.config.cache_plan import CachePlan, parse_plan
+from gateway.config.errors import ConfigError, Mistakes, PlanError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import HealthCheckConfig, OriginCredentialsConfig, OriginTlsConfig
 from gateway.config.problems import problem, suggestion, value_path
 from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import LISTS, SECTIONS, TABLES, KeyPath, path_in_file
 from gateway.config.settings import LoadedConfig, source_of
+from gateway.config.variables import ENV_PREFIX
 
-ENV_PREFIX: Final = "DURABLE_GATEWAY_"
 _EXAMPLE_KEY: Final[Mapping[type[BaseModel], str]] = {
     CorsConfig: "MAX_AGE_S",
     BridgeConfig: "BASIN",

@@ -7,12 +7,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from gateway.config.model import Model
-from gateway.config.values import (
-    GIB,
-    KIB,
-    MIB,
-    Bytes,
-)
+from gateway.config.sizes import GIB, KIB, MIB
+from gateway.config.values import Bytes
 
 _LEAST_CLIENT_BYTES: Final = 64 * MIB
 

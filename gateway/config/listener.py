@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from gateway.config.addresses import Address, parse_address
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import Address, parse_address
 
 _UNIX: Final = "unix:"
 _SYSTEMD: Final = "systemd"

@@ -7,7 +7,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import GIB, Bytes, RouteName
+from gateway.config.sizes import GIB
+from gateway.config.values import Bytes, RouteName
 
 
 class RateLimitConfig(Model):

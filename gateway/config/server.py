@@ -6,14 +6,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from gateway.config.addresses import DEFAULT_ADMIN, Address, parse_address
 from gateway.config.listener import TrustedProxies
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import (
-    Address,
-    ListenAddress,
-    NodeName,
-    parse_address,
-)
+from gateway.config.values import ListenAddress, NodeName
 
 
 class ServerConfig(Model):
@@ -25,7 +21,7 @@ class ServerConfig(Model):
         "applies only when it is set.",
     )
     admin: ListenAddress = Field(
-        default="127.0.0.1:9437",
+        default=DEFAULT_ADMIN,
         description="Address of the admin API, the console and /metrics; outside loopback it requires a token.",
     )
     admin_connections: int = Field(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, SecretStr
 
 from gateway.config.gateway import GatewayConfig
 from gateway.config.sections import SECTIONS, KeyPath
-from gateway.config.values import format_bytes
+from gateway.config.sizes import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,8 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import (
-    GIB,
-    KIB,
-    MIB,
-    Bytes,
-    CollectorUrl,
-    LogStreamUrl,
-    NodeName,
-    PartitionKey,
-)
+from gateway.config.sizes import GIB, KIB, MIB
+from gateway.config.values import Bytes, CollectorUrl, LogStreamUrl, NodeName, PartitionKey
 
 
 class TracingConfig(Model):

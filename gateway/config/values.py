@@ -9,78 +9,22 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-ADMIN_TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
-"""Environment variable with the admin port's token.  Gateway and commands both read the token from it alone."""
+from gateway.config.addresses import HOST_NAME, MAX_PORT, parse_address
+from gateway.config.sizes import parse_bytes
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
-_BYTE_UNITS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
-_BYTES: Final = re.compile(r"([0-9]{1,18}) ?([KMGT]iB|B|)")
-_LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
-_HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _ROUTE_NAME: Final = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
 _BASIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{6,46}[a-z0-9]")
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _CONTENT_TYPE: Final = re.compile(rf"{_TOKEN}/{_TOKEN}(?: ?; ?{_TOKEN}={_TOKEN})*")
-_MAX_PORT: Final = 65_535
 _MAX_ROUTE_NAME_CHARS: Final = 64
 _LEAST_KEY_CHARS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A TCP address to listen at: a host name or IP address without brackets, and a port (0 picks a free one)."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Parse `host:port`, `[v6]:port`, or `:port` (every IPv4 interface).  Raises ValueError with one line."""
-    host, colon, port = text.rpartition(":")
-    expected = f"expected HOST:PORT such as 127.0.0.1:4437, [::1]:4437 or :4437, got {text!r}"
-    if not colon or not port.isascii() or not port.isdecimal() or len(port) > len(str(_MAX_PORT)):
-        raise ValueError(expected)
-    if int(port) > _MAX_PORT:
-        raise ValueError(f"a port is 0 to {_MAX_PORT}, got {port}")
-    if host.startswith("[") and host.endswith("]"):
-        try:
-            return Address(str(ipaddress.IPv6Address(host[1:-1])), int(port))
-        except ValueError:
-            raise ValueError(f"{host!r} is not an IPv6 address") from None
-    if host and not _HOST_NAME.fullmatch(host.lower()):
-        raise ValueError(expected)
-    return Address(host.lower() or "0.0.0.0", int(port))
-
-
-def parse_bytes(value: object) -> object:
-    """Parse a size such as `"256MiB"`; anything but text is returned as it is.  Raises ValueError with one line."""
-    if not isinstance(value, str):
-        return value
-    match = _BYTES.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f'expected bytes as an integer or such as "64KiB", "256MiB", "1GiB", got {value!r}')
-    return int(match[1]) * _BYTE_UNITS[match[2]]
-
-
-def format_bytes(size: int) -> str:
-    """A size in the spelling of a file: `256MiB`, or plain digits if no unit divides it."""
-    for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
 
 
 def _address(text: str) -> str:
@@ -103,13 +47,13 @@ def _origin_url(text: str) -> str:
     try:
         port = url.port
     except ValueError:
-        raise ValueError(f"a port is 1 to {_MAX_PORT}") from None
+        raise ValueError(f"a port is 1 to {MAX_PORT}") from None
     if port == 0 or (port is None and url.netloc.endswith(":")):
-        raise ValueError(f"a port is 1 to {_MAX_PORT}")
+        raise ValueError(f"a port is 1 to {MAX_PORT}")
     host = url.hostname
     if ":" in host:
         host = f"[{ipaddress.IPv6Address(host)}]"
-    elif not _HOST_NAME.fullmatch(host):
+    elif not HOST_NAME.fullmatch(host):
         raise ValueError(f"{host!r} is not a host name")
     authority = host if port is None else f"{host}:{port}"
     return f"{url.scheme}://{authority}{url.path.rstrip('/')}"
@@ -144,7 +88,7 @@ def _route_host(text: str) -> str:
     host = text.lower()
     if host.startswith("[") and host.endswith("]"):
         return f"[{ipaddress.IPv6Address(host[1:-1])}]"
-    if host != "*" and not _HOST_NAME.fullmatch(host.removeprefix("*.")):
+    if host != "*" and not HOST_NAME.fullmatch(host.removeprefix("*.")):
         raise ValueError(f'expected "*", a host name without port, or "*.example.org", got {text!r}')
     return host
 

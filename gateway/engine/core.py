@@ -136,7 +136,9 @@ class Engine:
             tracer,
             access_log,
         )
-        self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
+        self.relay = Relay(
+            upstream, self.store, self.live, self.absences, clock, metrics, lambda group: self.s2.deleted(group)
+        )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)

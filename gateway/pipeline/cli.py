@@ -20,8 +20,8 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway.aio.clock import SystemClock
-from gateway.config.cache_plan import PlanError
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.errors import PlanError
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed, one_line
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session

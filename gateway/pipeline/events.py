@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"

@@ -18,6 +18,8 @@ class Folder:
 
     def __init__(self, spark: SparkSession, url: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm
+        # By its whole name: `jvm.org.apache…` has Java look for a class `org` in each of its archives, and so on.
+        self._path: Any = getattr(self._jvm, "org.apache.hadoop.fs.Path")
         self.url = url.rstrip("/") or "/"
         self._system: Any = self._at("").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
@@ -42,7 +44,7 @@ class Folder:
         """The content of a small UTF-8 file."""
         stream = self._system.open(self._at(name))
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(getattr(self._jvm, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
         finally:
             stream.close()
 
@@ -60,9 +62,7 @@ class Folder:
 
     def put(self, source: Path, name: str) -> None:
         """Copy a local folder into it as `name`."""
-        self._system.copyFromLocalFile(
-            False, True, self._jvm.org.apache.hadoop.fs.Path(source.as_uri()), self._at(name)
-        )
+        self._system.copyFromLocalFile(False, True, self._path(source.as_uri()), self._at(name))
 
     def make(self, name: str = "") -> None:
         """Create a folder and its parents, unless they exist."""
@@ -82,4 +82,4 @@ class Folder:
         return list(self._system.listStatus(path)) if self._system.exists(path) else []
 
     def _at(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)
+        return self._path(f"{self.url}/{name}" if name else self.url)

@@ -35,7 +35,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.config.cache_plan import CachePlan, Entry, Lifetime, MadeFrom, Memory, StreamName
-from gateway.config.values import GIB, MIB, NodeName, RouteName
+from gateway.config.sizes import GIB, MIB
+from gateway.config.values import NodeName, RouteName
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of

@@ -11,6 +11,7 @@ connections belong to no net.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,8 @@ from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.metrics import MetricsRecorder
+
+_log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
@@ -102,6 +105,13 @@ class ClientConnection(Protocol):
 
     def drop(self) -> None:
         """Close the connection at once."""
+
+
+class Flushing(Protocol):
+    """A connection that gathers its output."""
+
+    def flush(self) -> None:
+        """Write the output."""
 
 
 class Peer(Protocol):
@@ -178,6 +188,8 @@ class Clients:
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
+        self._unflushed: list[Flushing] = []
+        """Connections with output to be written at the end of the loop's turn."""
         self._emptied = Signal()
 
     def __repr__(self) -> str:
@@ -269,6 +281,20 @@ class Clients:
             async with asyncio.timeout(timeout_s):
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
+
+    def flush_soon(self, connection: Flushing) -> None:
+        """Flush the connection at the end of the loop's turn; one call of the loop serves all connections."""
+        if not self._unflushed:
+            self.loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            try:
+                connection.flush()
+            except Exception:
+                _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
         """A parser that has read nothing yet; return it by `spare` between two messages."""

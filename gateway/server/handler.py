@@ -18,6 +18,7 @@ from gateway.engine.core import Engine
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.s2.answer import RefusedToAnother
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import (
@@ -41,6 +42,7 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
+from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -151,7 +153,7 @@ class RequestHandler:
                 parsed.target.offset,
             )
             if parsed.s2 is not None:
-                return self._s2.begin(context, parsed, parsed.s2)
+                return self._answer_s2(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
@@ -188,7 +190,11 @@ class RequestHandler:
         if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
-            route.config.cors, origin, wanted, request.headers.get("Access-Control-Request-Headers")
+            route.config.cors,
+            origin,
+            wanted,
+            request.headers.get("Access-Control-Request-Headers"),
+            is_s2=route.is_s2,
         )
         context.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
@@ -210,6 +216,18 @@ class RequestHandler:
                 context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
         await self._relays.until_begun(context, parsed)
         return None
+
+    def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
+        answered = self._s2.begin(context, parsed, request)
+        return answered if isinstance(answered, Answered) else self._or_relayed(context, parsed, answered)
+
+    async def _or_relayed(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
+        """Do the work; relay the read if the origin has refused it to another."""
+        try:
+            return await work
+        except RefusedToAnother:
+            await self._relays.until_begun(context, parsed)
+            return None
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
         if context.mode is Mode.SSE:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
-from gateway.config.values import Address
 from gateway.protocol.proxies import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients

@@ -62,7 +62,7 @@ class RequestParser:
         config, client = route.config, self._client_net(request.client)
         if route.is_s2:
             s2 = parse_s2(request, target, route, sharing, client)
-            context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
+            context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or mode
             context.is_session = request.body is not None and is_session(request.headers)
             return ParsedRequest(route, target, key, False, facts, None, client, s2)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")

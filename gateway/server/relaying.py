@@ -224,8 +224,6 @@ class Relaying:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if context.mode is Mode.DELETE and status < 300 and parsed.route.is_s2:
-            self._relays.engine.s2.deleted(parsed.key.group.origin, parsed.key.group.path)
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
                 parsed.key,

@@ -133,7 +133,7 @@ class S2Answers:
 
 def _start(reader: SessionReader, session: Session) -> None:
     try:
-        reader.start(session.tail)
+        reader.start()
     except Exception:
         # The session has the connection by now, so an error cannot become a response.
         reader.gone()

@@ -15,6 +15,7 @@ from gateway.engine.s2.request import (
     ReadRecords,
     is_session,
     key_query,
+    may_wait,
     parse_path,
     parse_read,
 )
@@ -34,21 +35,22 @@ class S2Request(NamedTuple):
     asked: ReadRecords | CheckTail
 
 
-def s2_mode(request: Request, asked: ReadRecords | CheckTail | None) -> Mode | None:
+def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None) -> Mode | None:
     """What kind of request this is; None if its method tells."""
     match asked:
         case None:
             if request.method != "GET":
                 return None
             # A session, or server-sent events, last as long as the client likes.
-            is_live = is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", "")
-            return Mode.SSE if is_live else Mode.OTHER
+            if is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", ""):
+                return Mode.SSE
+            return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
         case CheckTail():
             return Mode.HEAD
-        case ReadRecords(query, form):
+        case ReadRecords(asked_query, form):
             if not form.is_unary:
                 return Mode.SSE
-            return Mode.LONGPOLL if query.longest_wait_s else Mode.CATCHUP
+            return Mode.LONGPOLL if asked_query.longest_wait_s else Mode.CATCHUP
 
 
 def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFacts, client: str) -> S2Request | None:
@@ -73,7 +75,6 @@ def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFac
         headers,
         route.bounds,
         route.live_bounds,
-        client,
     )
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
-    return S2Request(S2Read(key, source, config.live_linger_s, trust_s), asked)
+    return S2Request(S2Read(key, source, client, config.live_linger_s, trust_s), asked)

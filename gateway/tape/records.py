@@ -1,8 +1,9 @@
 """The tape of an S2 stream: records by sequence number.
 
 Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
-has there is held.  Numbers without a record inside a block are legal, because a trim removes records and a read from
-below the trim point begins with the first record that is left.  Blocks that touch form one run.
+has there is held.  Numbers without a record inside a block are legal: a trim, or the retention of the stream, removes
+records, and a read from below begins with the first record that is left.  Such a read shows that nothing earlier is
+left either, so everything before its first record is dropped.  Blocks that touch form one run.
 
 A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  Where the
 stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
@@ -187,6 +188,11 @@ class RecordTape:
         """The sequence number after the last one covered; 0 if none is."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
+    @property
+    def last(self) -> Record | None:
+        """The last record held."""
+        return self._blocks[self._starts[-1]].records[-1] if self._starts else None
+
     def covers(self, seq_num: int) -> bool:
         """Whether it is known which record the stream has at `seq_num`, if any."""
         return self._block_at(seq_num) is not None
@@ -253,12 +259,13 @@ class RecordTape:
     def store(self, start: int, records: Sequence[Record]) -> bool:
         """Store what a read from `start` was answered with, in order.  Records already held are kept.
 
-        Returns whether records were dropped, by a trim among those stored.  Raises RecordsReplaced, with nothing
-        stored, if the records contradict those held.
+        Returns whether records were dropped, because those stored show that they were trimmed.  Raises RecordsReplaced,
+        with nothing stored, if the records contradict those held.
         """
         if not records:
             return False
         self._check(start, records)
+        is_trimmed = records[0].seq_num > start and self.drop_before(records[0].seq_num)
         end = records[-1].seq_num + 1
         at = start
         while at < end:
@@ -275,7 +282,6 @@ class RecordTape:
                 # There is a block at `stop`, because the last record is before `end`.
                 self._begin_earlier(stop, at)
             at = stop
-        is_trimmed = False
         for record in records:
             if is_command(record):
                 is_trimmed |= self._obey(record)

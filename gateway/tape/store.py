@@ -216,6 +216,17 @@ class TapeStore:
         if is_trimmed:
             self.withdraw(stream)
 
+    def trim_records(self, stream: Stream, seq_num: int) -> None:
+        """Drop the records of an S2 stream before `seq_num`, which it has no more.  Does nothing on an ended stream."""
+        tape = stream.records
+        if stream.ended is not None or tape is None:
+            return
+        before, blocks = stream.cost, tape.block_count
+        if tape.drop_before(seq_num):
+            self._account(stream, 0, tape.block_count - blocks, 0)
+            self._charge(stream, stream.cost - before)
+            self.withdraw(stream)
+
     def weigh(self, stream: Stream) -> None:
         """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing
         on an ended stream."""

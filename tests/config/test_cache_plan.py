@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.cache_plan import MOST_ENTRIES, MOST_PLAN_BYTES, PlanError, parse_plan, plan_schema
+from gateway.config.cache_plan import MOST_ENTRIES, MOST_PLAN_BYTES, parse_plan, plan_schema
+from gateway.config.errors import PlanError
 
 CONFIG = Path(__file__).parents[2] / "config"
 SAMPLE = CONFIG / "cache-plan.json"

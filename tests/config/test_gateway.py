@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.addresses import Address, parse_address
 from gateway.config.cache import CacheConfig
 from gateway.config.errors import ConfigError
 from gateway.config.file import Flag, load_config
@@ -27,9 +28,9 @@ from gateway.config.origins import (
 from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
+from gateway.config.sizes import format_bytes, parse_bytes
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.toml_lines import key_lines
-from gateway.config.values import Address, format_bytes, parse_address, parse_bytes
 
 CONFIG = Path(__file__).parents[2] / "config"
 ORIGIN = "http://127.0.0.1:4438"

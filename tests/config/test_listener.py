@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.config.addresses import Address
 from gateway.config.change import change
 from gateway.config.errors import ConfigError
 from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress, SystemdSockets, UnixAddress, parse_bind_address
-from gateway.config.values import Address
 from gateway.server.sockets import choose_fds, passed_sockets
 
 ORIGIN = "http://127.0.0.1:4438"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -25,7 +24,8 @@ from tests.served import durable_gateway, served
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "config/deploy/kubernetes"
-RELEASES = ("1.30", "1.33", kubernetes_validate.latest_version())
+NEWEST = "newest"
+RELEASES = ("1.30", "1.33", NEWEST)
 """The oldest that the manifests are meant for, one between, and the newest that there are schemas of."""
 TOKEN = "a-token-of-the-operators"
 
@@ -64,10 +64,16 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("kind", sorted(DOCUMENTS))
 def test_every_manifest_is_of_its_kinds_schema(kind: str, release: str) -> None:
+    # It makes parsers of many grammars when it is imported, which no process need do that only collects tests.
+    import kubernetes_validate
+
+    release = kubernetes_validate.latest_version() if release == NEWEST else release
     kubernetes_validate.validate(DOCUMENTS[kind], release, strict=True)
 
 
 def test_the_schemas_see_a_misspelt_key() -> None:
+    import kubernetes_validate
+
     document = yaml.safe_load((FOLDER / "deployment.yaml").read_text(encoding="utf-8"))
     container = document["spec"]["template"]["spec"]["containers"][0]
     container["readynessProbe"] = container.pop("readinessProbe")

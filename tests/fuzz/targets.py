@@ -15,7 +15,7 @@ from typing import Any, Final
 from multidict import CIMultiDict
 from pydantic import SecretStr
 
-from gateway.config import values
+from gateway.config import sizes, values
 from gateway.errors import LoopDetected
 from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
@@ -418,8 +418,8 @@ def config_values(data: bytes) -> None:
         else:
             assert parse(found) == found, parse
     with suppress(ValueError):
-        size = values.parse_bytes(text)
+        size = sizes.parse_bytes(text)
         assert isinstance(size, int)
-        assert values.parse_bytes(values.format_bytes(size)) == size
+        assert sizes.parse_bytes(sizes.format_bytes(size)) == size
     with suppress(ValueError):
         values._partition_key(SecretStr(text))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest

@@ -21,6 +21,8 @@ class S2Read:
 
     key: StreamKey
     source: Source
+    client: str
+    """The net of the client."""
     linger_s: float
     """How long the stream is followed after its last live reader."""
     trust_s: float = 0.0
@@ -49,7 +51,14 @@ def unwritten_answer(tail: StreamPosition) -> S2Answer:
     return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
 
 
-def refused_answer(refused: Refused) -> S2Answer:
-    """The origin's error, or one in its form."""
+class RefusedToAnother(Exception):
+    """The origin has refused a shared request, which may be due to the credentials of another reader: the read is to be
+    relayed."""
+
+
+def refused_answer(refused: Refused, read: S2Read) -> S2Answer:
+    """The origin's error, or one in its form.  Raises RefusedToAnother."""
+    if not refused.is_for(read.source):
+        raise RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
     return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)

@@ -5,19 +5,20 @@ stays lost, or refuses, the topic's readers are given an error.  A session is ne
 means that the read is finished, and they do not come back.
 
 Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
-record more, the last one that came, whose timestamp shows whether it is the same stream.
+record more, the last one before it, whose timestamp shows whether it is the same stream.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, pause
+from gateway.engine.classifier import PERSONAL
 from gateway.engine.s2.origin import AtTail, OriginReads, Refused, Source
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
@@ -45,21 +46,24 @@ def refusal(code: ErrorCode, message: str) -> Refused:
 
 
 LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REFUSED: Final = refusal(ErrorCode.UNAVAILABLE, "the origin has refused to go on")
 REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
 
 
 class Follower:
-    """Follows one stream until it is cancelled, or until the topic is lost.
+    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
     another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
-    TailMovedBack.
+    TailMovedBack.  `verify` asks whether it is still the stream of which records are held, and returns the origin's
+    error if it refuses.
     """
 
     def __init__(
         self,
         topic: Topic,
         source: Source,
+        client: str,
         origin: OriginReads,
         clock: Clock,
         metrics: MetricsRecorder,
@@ -68,9 +72,11 @@ class Follower:
         sees: Callable[[AtTail], object],
         refused: Callable[[Refused], object],
         replaced: Callable[[], object],
+        verify: Callable[[], Awaitable[Refused | None]],
     ) -> None:
         self._topic = topic
         self._source = source
+        self._client = client
         self._origin = origin
         self._clock = clock
         self._metrics = metrics
@@ -79,12 +85,13 @@ class Follower:
         self._sees = sees
         self._refused = refused
         self._replaced = replaced
+        self._verify = verify
         self._failures = 0
         """Attempts in a row that have brought nothing."""
         self._short = 0
         """Attempts in a row that were short."""
         self._goes_on = False
-        """Whether there was a session before this one."""
+        """Whether there was an attempt before this one."""
         self._overlap: int | None = None
         """The number of the record that is asked for again, until it has come."""
 
@@ -122,14 +129,17 @@ class Follower:
         topic = self._topic
         self._overlap = topic.position - 1 if self._goes_on and topic.position else None
         start = topic.position if self._overlap is None else self._overlap
-        opened = await self._origin.session(self._source, start)
+        if not self._goes_on and (refused := await self._verify()) is not None:
+            self._refuse(refused)
+            return False
+        self._goes_on = True
+        opened = await self._origin.session(self._source, start, self._client)
         if isinstance(opened, AtTail):
             self._sees(opened)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
         if isinstance(opened, Refused):
             self._refuse(opened)
             return False
-        self._goes_on = True
         async with opened as reply:
             return await self._read(reply)
 
@@ -180,4 +190,5 @@ class Follower:
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._refused(error)
-        self._topic.lost(error)
+        # The credentials may be those of another reader: each client comes again with its own.
+        self._topic.lost(error if error.status not in PERSONAL else REFUSED)

@@ -26,6 +26,7 @@ from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.stream_key import Group
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
@@ -74,11 +75,6 @@ class S2Reads:
         return len(self._sessions)
 
     @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
-        return self._store.may_grow
-
-    @property
     def readers(self) -> list[SessionReader]:
         """The sessions with clients, oldest first."""
         return list(self._sessions)
@@ -86,7 +82,7 @@ class S2Reads:
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
-        """Answer a check of the tail.  Raises a GatewayError."""
+        """Answer a check of the tail.  Raises a GatewayError, or RefusedToAnother."""
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 tail = stream.trusted_tail(read.trust_s)
@@ -94,11 +90,11 @@ class S2Reads:
                 if tail is not None:
                     return json_answer(200, json_format.encode_tail(tail), Outcome.HIT)
                 try:
-                    found = await stream.checked_tail()
+                    found = await stream.checked_tail(read.client)
                 except TailMovedBack:
                     continue
             if isinstance(found, Refused):
-                return refused_answer(found)
+                return refused_answer(found, read)
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
@@ -113,7 +109,7 @@ class S2Reads:
         return answer
 
     async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
-        """Answer a unary read.  Raises a GatewayError."""
+        """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
@@ -130,7 +126,7 @@ class S2Reads:
     async def open(self, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
 
-        Raises a GatewayError.
+        Raises a GatewayError, or RefusedToAnother.
         """
         for _ in range(_MOST_BEGINNINGS):
             stream = self.streams.open(read.key, read.source)
@@ -151,14 +147,14 @@ class S2Reads:
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         query, limits = asked.query, limits_of(asked.query)
-        start = await start_of(stream, query, read.trust_s)
+        start = await start_of(stream, query, read)
         if isinstance(start, Refused):
-            return refused_answer(start)
-        at, tail = start.at, start.tail or if_at(start.at, stream.trusted_tail(read.trust_s))
+            return refused_answer(start, read)
+        at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
         while tail is None and not stream.tape.covers(at):
-            fetched = await stream.fetch(FromSeqNum(at), limits)
+            fetched = await stream.fetch(FromSeqNum(at), limits, read.client)
             if isinstance(fetched.outcome, Refused):
-                return refused_answer(fetched.outcome)
+                return refused_answer(fetched.outcome, read)
             if isinstance(fetched.outcome, Found):
                 break
             if fetched.is_fresh:
@@ -166,11 +162,10 @@ class S2Reads:
         if tail is not None:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
-            if query.longest_wait_s == 0:
+            at = min(at, tail.seq_num)
+            if at == tail.seq_num and query.longest_wait_s == 0:
                 return unwritten_answer(tail)
-            # What was before the tail has been trimmed.
-            at = tail.seq_num
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail)
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
     def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
@@ -188,24 +183,26 @@ class S2Reads:
 
     def fetch(self, reader: SessionReader) -> None:
         """Fetch what the reader's position lacks."""
-        if self.may_fetch:
-            self._tasks.start(self._fetch(reader), "fetch for a session")
-        else:
-            reader.failed()
+        self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
-    async def _fetch(self, reader: SessionReader) -> None:
+    async def _fetch(self, reader: SessionReader, read: S2Read) -> None:
         try:
-            fetched = await reader.stream.fetch(FromSeqNum(reader.at), reader.wanted)
+            fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
+            fetched = await fetch(FromSeqNum(reader.at), reader.wanted, read.client)
         except GatewayError:
             reader.failed()
         else:
-            reader.fetched(fetched)
+            if isinstance(fetched.outcome, Refused) and not fetched.outcome.is_for(read.source):
+                # The client comes again, and is then asked for by its own credentials.
+                reader.failed()
+            else:
+                reader.fetched(fetched)
 
     def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
-            return self.streams.attach(reader.stream, tail, read.linger_s, read.source.client)
+            return self.streams.attach(reader.stream, tail, read.linger_s, read.client)
         except GatewayError:
             return None
 
@@ -224,13 +221,14 @@ class S2Reads:
         if stream.records is not None:
             self.streams.forget(stream)
 
-    def deleted(self, origin: str, path: str) -> None:
-        """A path at this origin was deleted through this gateway: if it is a basin's, so were its streams."""
-        basin = parse_basin(path)
+    def deleted(self, group: Group) -> None:
+        """A path at an origin was, or may have been, deleted through this gateway: if it is a basin's, so were its
+        streams."""
+        basin = parse_basin(group.path)
         if basin is not None:
             for stream in tuple(self._store):
                 key = stream.key
-                if stream.records is not None and key.group.origin == origin and key.query == key_query(basin):
+                if stream.records is not None and key.group.origin == group.origin and key.query == key_query(basin):
                     self._store.drop(stream, End.DELETED)
 
     def leave(self, spread_s: float, within_s: float) -> None:

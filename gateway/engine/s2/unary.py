@@ -23,7 +23,6 @@ from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.errors import ShortOfMemory
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
@@ -68,10 +67,6 @@ class UnaryContext(Protocol):
         """The streams in use."""
 
     @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
-
-    @property
     def is_draining(self) -> bool:
         """Whether live reads are to end."""
 
@@ -95,27 +90,25 @@ class UnaryRead:
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
         query = self._query
-        asks = not isinstance(query.start, FromSeqNum)
-        start = await start_of(self._stream, query, self._read.trust_s)
+        start = await start_of(self._stream, query, self._read)
         if isinstance(start, Refused):
-            return refused_answer(start)
+            return refused_answer(start, self._read)
         self._at = self._start = start.at
-        if asks:
-            self._outcome = Outcome.REVALIDATED
-        if start.tail is not None:
+        self._outcome = start.outcome
+        if start.tail is not None and start.is_at_tail:
             return await self._at_tail(start.tail)
         while True:
             if self._take(self._stream.tape.read(self._at, self._left)):
                 return self._batch()
             if (trusted := if_at(self._at, self._stream.trusted_tail(self._read.trust_s))) is not None:
                 return self._batch() if self._found else await self._at_tail(trusted)
-            if not self._reads.may_fetch:
-                raise ShortOfMemory
-            fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+            may_wait = query.longest_wait_s and not self._found
+            fetch = self._stream.fetch_or_tail if may_wait else self._stream.fetch
+            fetched = await fetch(FromSeqNum(self._at), self._left, self._read.client)
             self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
             match fetched.outcome:
                 case Refused() as refused:
-                    return refused_answer(refused)
+                    return refused_answer(refused, self._read)
                 case Found(records):
                     end = records[-1].seq_num + 1 if records else self._at
                     if self._take(cut(records, self._at, end, self._left)) or fetched.is_all:
@@ -141,7 +134,7 @@ class UnaryRead:
         if not wait_s:
             return unwritten_answer(tail)
         streams, stream, linger_s = self._reads.streams, self._stream, self._read.linger_s
-        topic = streams.attach(stream, tail, linger_s, self._read.source.client)
+        topic = streams.attach(stream, tail, linger_s, self._read.client)
         try:
             return await self._wait(topic, wait_s)
         finally:
@@ -157,13 +150,13 @@ class UnaryRead:
             if self._take(self._stream.tape.read(self._at, self._left)) or self._found:
                 return self._batch(topic.tail)
             if topic.error is not None or self._reads.is_draining:
-                return refused_answer(topic.error or DRAINING)
+                return refused_answer(topic.error or DRAINING, self._read)
             if topic.position > self._at:
                 # What has come was evicted before this read could take it.
-                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left, self._read.client)
                 match fetched.outcome:
                     case Refused() as refused:
-                        return refused_answer(refused)
+                        return refused_answer(refused, self._read)
                     case Found(records):
                         end = records[-1].seq_num + 1 if records else self._at
                         self._take(cut(records, self._at, end, self._left))

@@ -18,8 +18,9 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError
-from gateway.config.values import ADMIN_TOKEN_VARIABLE, Address
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.ops.admin.endpoint import Refused
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})

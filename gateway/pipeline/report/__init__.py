@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.config.cache_plan import CachePlan, PlanError, parse_plan
+from gateway.config.cache_plan import CachePlan, parse_plan
+from gateway.config.errors import PlanError
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.report.figures import Plan, PlanEntry
 from gateway.pipeline.report.page import page

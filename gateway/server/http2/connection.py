@@ -52,6 +52,29 @@ _FLUSH_BYTES: Final = 1 << 15
 class Http2Connection(asyncio.Protocol):
     """One client's HTTP/2 connection.  Owner of its transport, its session and its channels."""
 
+    __slots__ = (
+        "_channels",
+        "_client",
+        "_head_timer",
+        "_idle_timer",
+        "_is_active",
+        "_is_ended",
+        "_is_flush_scheduled",
+        "_is_local",
+        "_is_reading",
+        "_is_shed",
+        "_leave_timer",
+        "_quiet_checks",
+        "_unanswered",
+        "_unsent",
+        "_write_timer",
+        "clients",
+        "scheme",
+        "session",
+        "transport",
+        "use",
+    )
+
     def __init__(
         self,
         clients: Clients,
@@ -176,7 +199,7 @@ class Http2Connection(asyncio.Protocol):
                     channel.answer()
         finally:
             self._is_reading = False
-        self._flush()
+        self.flush()
         self._update_deadlines()
 
     def _update_deadlines(self) -> None:
@@ -312,10 +335,10 @@ class Http2Connection(asyncio.Protocol):
             if self.session.out_bytes >= _FLUSH_BYTES:
                 self._write()
         elif self.session.out_bytes >= _FLUSH_BYTES:
-            self._flush()
+            self.flush()
         elif not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self.clients.loop.call_soon(self._flush)
+            self.clients.flush_soon(self)
 
     # -- output
 
@@ -324,11 +347,14 @@ class Http2Connection(asyncio.Protocol):
         if out and self.transport is not None:
             self.transport.write(b"".join(out))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what the session has for the client."""
         self._is_flush_scheduled = False
         session = self.session
-        drained: list[Stream] = []
         self._write()
+        if not session.can_pump:
+            return
+        drained: list[Stream] = []
         while not session.is_blocked and session.can_pump:
             drained += session.pump()
             self._write()
@@ -354,7 +380,7 @@ class Http2Connection(asyncio.Protocol):
             self._expect_progress(transport)
             return
         self._write_timer.clear()
-        self._flush()
+        self.flush()
         for channel in list(self._channels.values()):
             channel.drain()
         if not self.session.is_blocked and not transport.is_closing():
@@ -384,7 +410,7 @@ class Http2Connection(asyncio.Protocol):
         """The preface or a head was not completed in time."""
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
-            self._flush()
+            self.flush()
             self._end()
         elif self.transport is not None:
             self.transport.abort()
@@ -414,12 +440,12 @@ class Http2Connection(asyncio.Protocol):
         if self.session.has_failed or self.transport is None:
             return
         self.session.leave(is_final=False)
-        self._flush()
+        self.flush()
         self._leave_timer.set(_LEAVE_S)
 
     def _send_last_goaway(self) -> None:
         self.session.leave(is_final=True)
-        self._flush()
+        self.flush()
         self._close_if_over()
 
     def _close_if_over(self) -> None:
@@ -432,7 +458,7 @@ class Http2Connection(asyncio.Protocol):
         """Close once the client has taken what is written; that is bounded by the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            self._flush()
+            self.flush()
             transport.close()
             self._expect_progress(transport)
 

@@ -21,6 +21,7 @@ from gateway.http.http2.events import (
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.receiving import MOST_UNREAD_BYTES
 from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_INTERIM, MOST_LINE_BYTES
+from tests.http.http2.errors import CALM, CLOSED, FLOW, OF_THE_CONNECTION, PROTOCOL, SIZE
 from tests.http.http2.peer import (
     NO_SETTINGS,
     OK,
@@ -38,8 +39,6 @@ from tests.http.http2.peer import (
     window,
 )
 
-PROTOCOL, SIZE, CLOSED = ErrorCode.PROTOCOL_ERROR, ErrorCode.FRAME_SIZE_ERROR, ErrorCode.STREAM_CLOSED
-FLOW, CALM = ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.ENHANCE_YOUR_CALM
 EARLY_HINTS: Headers = [(":status", "103")]
 
 
@@ -206,24 +205,15 @@ def test_an_error_of_one_stream_resets_it_and_no_other(raw: bytes, code: ErrorCo
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        pytest.param(frame(frames.DATA, 0, 0, b"x"), PROTOCOL, id="DATA for the connection"),
+        *OF_THE_CONNECTION,
         pytest.param(data(3, b"x"), PROTOCOL, id="DATA for an unknown stream"),
         pytest.param(reply(3), PROTOCOL, id="a reply to no request"),
         pytest.param(reply(2), PROTOCOL, id="a stream that the origin begins"),
         pytest.param(request(2), PROTOCOL, id="a request of the origin"),
         pytest.param(reply(1) + data(1, b"x"), CLOSED, id="DATA behind the end"),
         pytest.param(reply(1) + reply(1), CLOSED, id="a second reply"),
-        pytest.param(reset(3), PROTOCOL, id="RST_STREAM for an unknown stream"),
-        pytest.param(frame(frames.PUSH_PROMISE, 4, 1, u32(2)), PROTOCOL, id="PUSH_PROMISE"),
         pytest.param(setting(Setting.ENABLE_PUSH, 1), PROTOCOL, id="ENABLE_PUSH"),
-        pytest.param(frame(frames.GOAWAY, 0, 0, bytes(7)), SIZE, id="GOAWAY of 7 bytes"),
         pytest.param(frames.PREFACE, SIZE, id="a client's preface"),
-        pytest.param(frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\x0f"), ErrorCode.COMPRESSION_ERROR, id="HPACK"),
-        pytest.param(
-            frame(frames.HEADERS, 0, 1) + frame(frames.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
-            CALM,
-            id="too large a block",
-        ),
         pytest.param(reply(1, [*OK, *[("x", "y" * 4_000)] * 30]), CALM, id="too much in a field list"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.config.file import load_config
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.ops.admin.audit import REFUSALS_PER_WINDOW, WINDOW_S, Audit
 from gateway.ops.admin.endpoint import Refused
 from gateway.origin.app import RunningOrigin

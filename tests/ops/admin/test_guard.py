@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config.errors import ConfigError
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.ops.admin.guard import is_loopback
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from tests.effort import examples
 from tests.ops.admin.conftest import Bench
 from tests.served import durable_gateway, served

@@ -63,8 +63,10 @@ async def test_the_format_is_that_of_each_request(edge: Edge) -> None:
     assert served(edge) >= 2 * len(asked)
     events = await edge.client.events(RANGE)
     assert await events.texts(2) == ["b", "c"]
+    await events.rest()
     session = await edge.client.session(RANGE)
     assert await session.texts(2) == ["b", "c"]
+    assert await session.next() is None
 
 
 async def test_requests_that_differ_in_nothing_that_matters_share_an_answer(edge: Edge) -> None:

@@ -1,0 +1,7 @@
+"""Errors of commands that run servers."""
+
+from __future__ import annotations
+
+
+class FailedToRunError(Exception):
+    """A valid command cannot run on this machine now, e.g. because a port is taken.  The text is one line."""
