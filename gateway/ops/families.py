@@ -355,7 +355,7 @@ def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
     children = [((route, protocols[route]), 1) for route in routes if route in protocols]
     return gauge(
         "durable_gateway_route_info",
-        "Always 1; the labels name a configured route and the protocol of its origin, durable-streams or s2.",
+        "Always 1; the labels name a configured route and the protocol that its clients speak, durable-streams or s2.",
         ("route", "protocol"),
         children,
     )

@@ -96,7 +96,7 @@ class Metrics(Collector):
         self.routes: dict[str, RouteFigures] = {}
         """Counts by route."""
         self.protocols: dict[str, str] = {}
-        """The protocol of each configured route."""
+        """The protocol that each configured route's clients speak."""
         self._configured: set[str] = set()
         self._removed: set[str] = set()
         """Routes that were configured and no longer are."""

@@ -106,6 +106,9 @@ async def test_append_sessions_that_will_not_work_are_warned_of(file: Path) -> N
     assert [warning[: len(said)] for warning in answer["warnings"]] == [said]
     written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\norigin_http = "2"\n')
     assert (await finished("check", str(file), "--quiet")) == (0, "", "")
+    # Clients of a bridged route have no append sessions.
+    written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\npresent = "durable-streams"\n')
+    assert (await finished("check", str(file), "--quiet")) == (0, "", "")
 
 
 async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrigin) -> None:
