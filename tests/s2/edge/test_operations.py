@@ -6,15 +6,20 @@ import asyncio
 import json
 from pathlib import Path
 
+import aiohttp
 import orjson
 import pytest
 
+from gateway.aio.clock import ManualClock
+from gateway.app import start_gateway
 from gateway.config.cache_plan import parse_plan
+from gateway.config.gateway import GatewayConfig
+from gateway.origin.s2.app import start_s2_origin
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from tests.plans import PlanFile, entry
-from tests.s2.edge.clients import BASIN, STREAM, Answer, Edge
+from tests.s2.edge.clients import BASIN, STREAM, Answer, Client, Edge
 from tests.waiting import eventually, time_passing
 
 
@@ -150,3 +155,55 @@ class TestPlan:
         assert (plan["unmatched"], plan["warmed"]["streams"]) == (2, 0)
         assert plan["pinned"]["kept"] == 1
         assert edge.counters.requests[Call.READ] == edge.counters.total_requests == 3
+
+
+class TestReload:
+    """The route changes while its streams are read."""
+
+    @pytest.mark.parametrize("change", ["origin", "credentials", "protocol"])
+    async def test_live_readers_come_again_and_find_the_route_as_it_is(self, change: str) -> None:
+        origins = [await start_s2_origin() for _ in range(2)]
+        url, settings = origins[0].url, dict[str, object](protocol="s2")
+
+        def load() -> GatewayConfig:
+            return GatewayConfig.for_origin(
+                url, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=2, **settings
+            )
+
+        clock = ManualClock()
+        gateway = await start_gateway(load(), clock=clock, load=load)
+        try:
+            async with aiohttp.ClientSession(auto_decompress=False) as http:
+                for number, origin in enumerate(origins):
+                    direct = Client(http, origin.url)
+                    config = {"basin": BASIN, "config": {"create_stream_on_append": True}}
+                    assert (await direct.send("POST", "/v1/basins", config)).status == 201
+                    await direct.append(f"of {number}", timestamp=1)
+                client = Client(http, gateway.gateway_url)
+                session = await client.session("seq_num=0")
+                assert await session.texts(1) == ["of 0"]
+                assert (await client.read("seq_num=0&count=1")).texts == ["of 0"]
+                match change:
+                    case "origin":
+                        url = origins[1].url
+                    case "credentials":
+                        settings["credentials"] = "shared"
+                    case _:
+                        settings["protocol"] = "durable-streams"
+                await gateway.reload()
+                while isinstance(end := await session.next(), ReadBatch):
+                    pass
+                assert isinstance(end, Terminal)
+                assert end.status == 503
+                answer = await client.read("seq_num=0&count=1")
+                if change == "protocol":
+                    # What it asks for is no Durable Stream, and nothing that is held answers it.
+                    assert answer.status == 400
+                else:
+                    assert answer.texts == (["of 1"] if change == "origin" else ["of 0"])
+                session.close()
+                assert gateway.engine.s2.sessions == 0
+        finally:
+            await gateway.stop()
+            for origin in origins:
+                await origin.stop(grace_s=0)
