@@ -198,9 +198,12 @@ class Call:
         if batch.records or (may_be_empty and batch.tail is None):
             check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
             return Found(batch.records, batch.tail)
-        if batch.tail is None:
-            raise UpstreamBroken("Origin answered a read with neither records nor the tail")
-        return AtTail(batch.tail)
+        if batch.tail is not None:
+            return AtTail(batch.tail)
+        if query is _PROBE:
+            raise UpstreamBroken("Origin answered a probe of the tail without it")
+        # All records between the start and the tail have been trimmed.
+        return await self._read(_PROBE)
 
     def _saw(self, known: Known, outcome: Found | AtTail | Refused) -> None:
         match outcome:
