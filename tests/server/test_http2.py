@@ -230,6 +230,7 @@ async def test_a_client_that_reads_nothing_is_closed() -> None:
             assert (await ask(pair.fast, get("/s?offset=-1")))[0].status == 200
             await eventually(lambda: not len(pair.fast.clients))
             assert not len(pair.fast.engine.tasks)
+            assert pair.fast.metrics.slow_consumers[True].value == 1
     finally:
         await stop_pair(pair)
 

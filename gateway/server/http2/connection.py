@@ -26,54 +26,25 @@ from gateway.http.http2.events import (
 )
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
-from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
-from gateway.limits.usage import NetUse
 from gateway.protocol.proxies import Proxies
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.handling import REFUSALS
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
+from gateway.server.http2.deadlines import TimedHttp2Connection
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.timer import Timer
-from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
 
-_LINGER_S: Final = 1.0
-_LEAVE_S: Final = 1.0
-"""Seconds in which a client may still begin requests after a GOAWAY, before it has heard of it."""
-_IDLE_CHECKS: Final = 4
-"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written without waiting for the end of the loop's turn."""
 
 
-class Http2Connection(asyncio.Protocol):
-    """One client's HTTP/2 connection.  Owner of its transport, its session and its channels."""
+class Http2Connection(TimedHttp2Connection):
+    """One client's HTTP/2 connection: its input and its output."""
 
-    __slots__ = (
-        "_channels",
-        "_client",
-        "_head_timer",
-        "_idle_timer",
-        "_is_active",
-        "_is_ended",
-        "_is_flush_scheduled",
-        "_is_local",
-        "_is_reading",
-        "_is_shed",
-        "_leave_timer",
-        "_quiet_checks",
-        "_unanswered",
-        "_unsent",
-        "_write_timer",
-        "clients",
-        "scheme",
-        "session",
-        "transport",
-        "use",
-    )
+    __slots__ = ("_client", "_is_flush_scheduled", "_is_local", "_is_reading", "_unanswered", "scheme")
 
     def __init__(
         self,
@@ -86,15 +57,10 @@ class Http2Connection(asyncio.Protocol):
     ) -> None:
         """`client` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection
         continues one that has already been admitted."""
-        self.clients = clients
-        self.use: NetUse | None = None
-        """Where the connection is counted; None if it belongs to no net."""
+        super().__init__(clients)
         if is_expected:
             clients.expect()
-        self.session = Session(clients.limits.http2_streams, clients.http2)
-        self.transport: asyncio.Transport | None = None
         self.scheme = "https" if is_secure else "http"
-        self._channels: dict[Stream, StreamChannel] = {}
         self._unanswered: list[StreamChannel] = []
         """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
         self._client = client
@@ -103,19 +69,6 @@ class Http2Connection(asyncio.Protocol):
         """Whether input is being read; output is written after that."""
         self._is_flush_scheduled = False
         """Whether a flush is scheduled for the end of the loop's turn."""
-        self._is_ended = False
-        """Whether the session has failed and `_end` has handled it."""
-        self._is_active = False
-        """Whether the client has sent a request since the last check for idleness."""
-        self._is_shed = False
-        """Whether it is being dropped because too much memory is held."""
-        self._quiet_checks = 0
-        self._unsent = 0
-        wheel = clients.wheel
-        self._idle_timer = Timer(wheel, self._check_idle)
-        self._head_timer = Timer(wheel, self._on_head_timeout)
-        self._write_timer = Timer(wheel, self._check_progress)
-        self._leave_timer = Timer(wheel, self._send_last_goaway)
 
     def __repr__(self) -> str:
         return f"<Http2Connection {len(self._channels)} channels, {self.session}>"
@@ -134,14 +87,6 @@ class Http2Connection(asyncio.Protocol):
         return self.clients.proxies if not self._is_local else None
 
     @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the client has not read yet, as far as this process holds them."""
-        if self.transport is None:
-            return 0
-        queued = sum(stream.queued_bytes for stream in self._channels)
-        return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
-
-    @property
     def held_bytes(self) -> int:
         """Bytes that this client alone makes the process hold.  Of a large queued answer, which is probably shared with
         others, only the beginning is counted."""
@@ -150,16 +95,6 @@ class Http2Connection(asyncio.Protocol):
         most = self.clients.limits.send_buffer_bytes
         queued = sum(min(stream.queued_bytes, most) for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
-
-    def shed(self) -> None:
-        """Close the connection because too much memory is held."""
-        self._is_shed = True
-        self._cut(CloseReason.SLOW)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered and nothing is left to be sent."""
-        return not self._channels and not self.session.streams and not self.unsent_bytes
 
     # -- called by asyncio
 
@@ -180,13 +115,6 @@ class Http2Connection(asyncio.Protocol):
         self._begin(transport)
         self.data_received(data)
 
-    def _begin(self, transport: asyncio.Transport) -> None:
-        limits = self.clients.limits
-        self.clients.http2.opened(self.session)
-        transport.set_write_buffer_limits(high=limits.send_buffer_bytes // 2)
-        self._head_timer.set(limits.client_header_timeout_s)
-        self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
-
     def data_received(self, data: bytes) -> None:
         self._is_reading = True
         try:
@@ -201,20 +129,6 @@ class Http2Connection(asyncio.Protocol):
             self._is_reading = False
         self.flush()
         self._update_deadlines()
-
-    def _update_deadlines(self) -> None:
-        """Set the deadlines for what the connection waits for next."""
-        session = self.session
-        if session.has_failed:
-            self._end()
-        elif session.is_mid_head or not session.is_greeted:
-            if not self._head_timer.is_set:
-                self._head_timer.set(self.clients.limits.client_header_timeout_s)
-        else:
-            if self._head_timer.is_set:
-                self._head_timer.clear()
-            if session.has_goaway:
-                self._close_if_over()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -385,117 +299,6 @@ class Http2Connection(asyncio.Protocol):
             channel.drain()
         if not self.session.is_blocked and not transport.is_closing():
             transport.resume_reading()
-
-    # -- deadlines
-
-    def _check_idle(self) -> None:
-        limits, transport = self.clients.limits, self.transport
-        if transport is not None and transport.is_closing():
-            # The client may have closed the connection without reading what is left.
-            if not self._write_timer.is_set:
-                self._expect_progress(transport)
-            return
-        if self._channels or self.session.streams or self._is_active:
-            self._is_active = False
-            self._quiet_checks = 0
-        else:
-            self._quiet_checks += 1
-        if self._quiet_checks >= _IDLE_CHECKS:
-            self.session.leave(is_final=True)
-            self._close()
-        else:
-            self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
-
-    def _on_head_timeout(self) -> None:
-        """The preface or a head was not completed in time."""
-        if self.transport is not None and self.session.is_greeted:
-            self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
-            self.flush()
-            self._end()
-        elif self.transport is not None:
-            self.transport.abort()
-
-    def _expect_progress(self, transport: asyncio.Transport) -> None:
-        """Set the deadline for the client to take some of the transport's bytes."""
-        self._unsent = transport.get_write_buffer_size()
-        self._write_timer.set(self.clients.limits.client_write_timeout_s)
-
-    def _check_progress(self) -> None:
-        """Check whether the client has taken enough since the last check; if not, cut the connection."""
-        transport = self.transport
-        if transport is None:
-            return
-        unsent, self._unsent = self._unsent, transport.get_write_buffer_size()
-        if self.clients.keeps_up(unsent - self._unsent):
-            self._write_timer.set(self.clients.limits.client_write_timeout_s)
-        else:
-            self.clients.metrics.slow_consumer()
-            self._is_shed = True
-            self._cut(CloseReason.SLOW)
-
-    # -- the end
-
-    def close_if_idle(self) -> None:
-        """Begin to leave at the start of a drain: requests in progress and on their way are answered."""
-        if self.session.has_failed or self.transport is None:
-            return
-        self.session.leave(is_final=False)
-        self.flush()
-        self._leave_timer.set(_LEAVE_S)
-
-    def _send_last_goaway(self) -> None:
-        self.session.leave(is_final=True)
-        self.flush()
-        self._close_if_over()
-
-    def _close_if_over(self) -> None:
-        """Close the connection if either side is leaving and no request is open."""
-        session = self.session
-        if (session.has_goaway or session.is_leaving) and not self._channels and not session.streams:
-            self._close()
-
-    def _close(self) -> None:
-        """Close once the client has taken what is written; that is bounded by the write timeout."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            self.flush()
-            transport.close()
-            self._expect_progress(transport)
-
-    def _end(self) -> None:
-        """The session has failed: drop all channels, and give the client time to read the GOAWAY."""
-        if self._is_ended:
-            return
-        self._is_ended = True
-        self._head_timer.clear()
-        self._leave_timer.clear()
-        self.clients.on_bad_request(400, 0, self)
-        self._drop_channels(is_by_client=False)
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if transport.can_write_eof():
-            transport.write_eof()
-        transport.resume_reading()
-        self._leave_timer = Timer(self.clients.wheel, self._close)
-        self._leave_timer.set(_LINGER_S)
-
-    def _drop_channels(self, *, is_by_client: bool) -> None:
-        for stream, channel in list(self._channels.items()):
-            self.session.reset(stream, ErrorCode.CANCEL)
-            channel.gone(is_by_client=is_by_client)
-            if channel.is_over:
-                self._channels.pop(stream, None)
-
-    def drop(self) -> None:
-        """Close the connection at the end of a drain."""
-        self._cut(CloseReason.DRAINED)
-
-    def _cut(self, why: CloseReason) -> None:
-        for channel in self._channels.values():
-            channel.cut_reason = why
-        if self.transport is not None:
-            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
