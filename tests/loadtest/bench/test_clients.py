@@ -17,7 +17,7 @@ from loadtest.bench.children import free_ports
 from tests.debian import program
 
 PATIENCE_S = 60.0
-SHORT = ("--seconds", "0.2", "--warmup", "0.1")
+SHORT = ("--seconds", "0.6", "--warmup", "0.1")
 
 
 @pytest.fixture(scope="module")
