@@ -124,3 +124,13 @@ async def test_a_read_from_memory_is_counted_as_one(edge: Edge) -> None:
     assert again.texts == ["c"]
     assert edge.counters.total_requests == 0
     assert again.headers["Cache-Status"].endswith("; hit")
+
+
+@pytest.mark.parametrize("query", ["seq_num=6", "seq_num=2&bytes=1", "seq_num=9", "tail_offset=0", "timestamp=7"])
+async def test_a_read_that_finds_nothing_drops_nothing_that_is_there(edge: Edge, query: str) -> None:
+    await edge.client.append(*"abcdef", timestamp=5)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    await edge.client.read(query)
+    edge.counters.reset()
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    assert edge.counters.total_requests == 0
