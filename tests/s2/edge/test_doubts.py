@@ -11,7 +11,7 @@ from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
-from tests.s2.edge.clients import BASIN, STREAM, Edge
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Edge
 from tests.s2.edge.test_trims import trim
 from tests.waiting import eventually, time_passing
 
@@ -134,3 +134,31 @@ async def test_a_read_that_finds_nothing_drops_nothing_that_is_there(edge: Edge,
     edge.counters.reset()
     assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
     assert edge.counters.total_requests == 0
+
+
+async def test_what_a_session_brings_does_not_vouch_for_what_was_held_before_it(edge: Edge) -> None:
+    await edge.client.append("old", "older", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["old", "older"]
+    await recreate(edge, *"abcdefgh", timestamp=7)
+    edge.clock.advance(VERIFIED_S + 1)
+    session = await edge.client.session("tail_offset=0")
+    await session.next()
+    await eventually(lambda: edge.counters.sessions[Call.READ_SESSION] == 1 or edge.gateway.engine.s2.sessions == 0)
+    await edge.direct.append("i", timestamp=7)
+    await session.next()
+    query = "seq_num=0&count=9"
+    assert (await edge.client.read(query)).body == (await edge.direct.read(query)).body
+    session.close()
+
+
+async def test_a_read_that_waits_goes_on_after_a_purge(edge: Edge) -> None:
+    await edge.client.append("a")
+    waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=60"))
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    await eventually(lambda: [one.topic is not None for one in edge.gateway.engine.s2.streams] == [True])
+    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+        assert purged.status == 200, await purged.text()
+    async with asyncio.timeout(BOUND_S):
+        await edge.counters.reached(Call.READ_SESSION, 2)
+    await edge.direct.append("b")
+    assert (await waiting).texts == ["b"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.engine.s2.follower import LEAST_S
+from gateway.engine.s2.follower import LEAST_S, PAUSES_S
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf
 from gateway.s2.errors import ErrorCode
@@ -34,6 +34,33 @@ async def test_sessions_that_end_at_once_are_not_opened_again_without_a_pause(ed
                 await edge.direct.tail()
             assert edge.counters.requests[Call.READ_SESSION] == count
             edge.clock.advance(LEAST_S)
+    session.close()
+
+
+async def test_sessions_that_bring_something_may_be_lost_any_number_of_times(edge: Edge) -> None:
+    await edge.client.append("a")
+    edge.faults.finish_session(after_messages=1, times=2 * len(PAUSES_S), kind=Call.READ_SESSION)
+    session = await edge.client.session("seq_num=1")
+    async with time_passing(edge.clock), asyncio.timeout(BOUND_S):
+        await edge.counters.reached(Call.READ_SESSION, 2 * len(PAUSES_S) + 1)
+        await edge.client.append("b")
+        assert await session.texts(1) == ["b"]
+    session.close()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.RATE_LIMITED, ErrorCode.TIMEOUT, ErrorCode.HOT_SERVER])
+@pytest.mark.parametrize("how", ["refused", "ended"])
+async def test_an_error_that_may_pass_loses_no_session(edge: Edge, code: ErrorCode, how: str) -> None:
+    await edge.client.append("a")
+    if how == "refused":
+        edge.faults.error(code, times=2, kind=Call.READ_SESSION)
+    else:
+        edge.faults.fail_session(code, times=2, kind=Call.READ_SESSION)
+    session = await edge.client.session("seq_num=1")
+    async with time_passing(edge.clock), asyncio.timeout(BOUND_S):
+        await edge.counters.reached(Call.READ_SESSION, 3)
+        await edge.client.append("b")
+        assert await session.texts(1) == ["b"]
     session.close()
 
 

@@ -195,6 +195,26 @@ async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge, slo
     quick.close()
 
 
+async def test_a_wait_does_not_pass_before_a_client_has_read_what_came(edge: Edge, slow_client: Client) -> None:
+    await edge.client.append("first")
+    slow = await slow_client.session("seq_num=0&wait=7")
+    assert await slow.texts(1) == ["first"]
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    sent = [f"{number}" + "x" * 500_000 for number in range(20)]
+    for text in sent:
+        await edge.client.append(text)
+    await eventually(lambda: all(one.topic.position == 21 for one in edge.gateway.engine.s2.streams if one.topic))
+    (reader,) = edge.gateway.engine.s2.readers
+    assert reader.at < 21
+    for _ in range(3):
+        edge.clock.advance(8)
+    assert await slow.texts(20) == sent
+    edge.clock.advance(8)
+    while isinstance(end := await slow.next(), ReadBatch):
+        assert not end.records
+    assert end is None
+
+
 async def test_a_tail_position_is_said_with_what_comes_live(edge: Edge) -> None:
     await edge.client.append("a", timestamp=5)
     session = await edge.client.session("seq_num=1")
