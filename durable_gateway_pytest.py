@@ -1,4 +1,4 @@
-"""pytest fixtures: a real Durable Streams origin, and a gateway in front of it, on free ports of 127.0.0.1.
+"""pytest fixtures: a real Durable Streams or S2 origin, and a gateway in front of it, on free ports of 127.0.0.1.
 
 The package installs them, so every project that tests against Durable Streams can use them:
 
@@ -13,8 +13,12 @@ The package installs them, so every project that tests against Durable Streams c
     durable_origin_settings   override to return other `OriginSettings`
     durable_gateway_settings  override to return fields of the gateway's configuration, by name
 
-The first two are asynchronous and have function scope.  They need pytest-asyncio, which pytest-aiohttp installs, and
-the test must run under it: set `asyncio_mode = "auto"` in pytest's configuration, or mark the test
+    s2_origin, s2_gateway, s2_origin_settings, s2_gateway_settings
+                              the same for S2: the origin has `.url`, `.origin.account`, `.origin.faults` and
+                              `.origin.counters`, and needs a basin before a stream
+
+Origins and gateways are asynchronous and have function scope.  They need pytest-asyncio, which pytest-aiohttp installs,
+and the test must run under it: set `asyncio_mode = "auto"` in pytest's configuration, or mark the test
 `@pytest.mark.asyncio`.  Without pytest-asyncio this module still loads, so that installing the gateway does not break a
 synchronous project.
 
@@ -26,7 +30,7 @@ the package; only its tests that request a fixture fail, with an error that name
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
@@ -34,6 +38,7 @@ import pytest
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
     from gateway.origin.app import OriginSettings, RunningOrigin
+    from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings
 
 
 Fixture = TypeVar("Fixture", bound=Callable[..., Any])
@@ -95,14 +100,56 @@ async def durable_gateway(
     durable_origin: RunningOrigin, durable_gateway_settings: dict[str, Any]
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway in front of `durable_origin`, stopped after the test."""
+    async with _gateway(durable_origin.url, durable_gateway_settings) as running:
+        yield running
+
+
+@pytest.fixture
+def s2_origin_settings() -> S2OriginSettings:
+    """Settings of `s2_origin`: a free port, heartbeats as often as S2's own."""
+    with _naming_what_hides_the_package():
+        from gateway.origin.s2.app import S2OriginSettings
+
+    return S2OriginSettings()
+
+
+@pytest.fixture
+def s2_gateway_settings() -> dict[str, Any]:
+    """Configuration of `s2_gateway`: fields of its server, limits and route, by their names."""
+    return {}
+
+
+@_asynchronous
+async def s2_origin(s2_origin_settings: S2OriginSettings) -> AsyncIterator[RunningS2Origin]:
+    """A running in-memory S2 origin, stopped after the test."""
+    with _naming_what_hides_the_package():
+        from gateway.origin.s2.app import start_s2_origin
+
+    running = await start_s2_origin(s2_origin_settings)
+    try:
+        yield running
+    finally:
+        running.origin.faults.clear()
+        await running.stop(grace_s=1.0)
+
+
+@_asynchronous
+async def s2_gateway(s2_origin: RunningS2Origin, s2_gateway_settings: dict[str, Any]) -> AsyncIterator[RunningGateway]:
+    """A running gateway in front of `s2_origin`, stopped after the test."""
+    # Append sessions need HTTP/2 towards the origin.
+    async with _gateway(s2_origin.url, {"protocol": "s2", "origin_http": "2", **s2_gateway_settings}) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _gateway(origin: str, settings: dict[str, Any]) -> AsyncIterator[RunningGateway]:
     with _naming_what_hides_the_package():
         from gateway.app import start_gateway
         from gateway.config.gateway import GatewayConfig
 
     # All clients of a test share one address, and may read any number of streams.
     defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
-    config = GatewayConfig.for_origin(durable_origin.url, **{**defaults, **durable_gateway_settings})
-    running = await start_gateway(config)
+    running = await start_gateway(GatewayConfig.for_origin(origin, **{**defaults, **settings}))
     try:
         yield running
     finally:

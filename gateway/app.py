@@ -379,6 +379,7 @@ def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
     limits = {"connections": config.limits.max_connections, "followed_streams": config.limits.followed_streams}
     routes = [route.name for route in config.routes]
     metrics.configure(routes, budget, limits)
+    metrics.protocols = {one.name: "durable-streams" if one.is_bridged else one.protocol for one in config.routes}
     metrics.limit_figures.configure(config.rate_limits, routes)
 
 

@@ -1,8 +1,8 @@
 """The parts of a dashboard, and their rendering as Grafana's JSON.
 
 A board is data: rows of panels, each with its queries and a sentence on how to read it.  All boards have the same
-variables (data source, gateway, route) and link to each other by their tag.  All mark the moments at which a gateway
-was started, reloaded or purged.
+variables (data source, gateway, protocol, route) and link to each other by their tag.  All mark the moments at which a
+gateway was started, reloaded or purged.
 """
 
 from __future__ import annotations
@@ -172,13 +172,22 @@ def _variables() -> tuple[Any, ...]:
     return (
         builders.DatasourceVariable("datasource").label("Data source").type("prometheus"),
         _choice("instance", "Gateway", "label_values(durable_gateway_build_info, instance)"),
-        _choice("route", "Route", "label_values(durable_gateway_requests_total, route)"),
+        _choice("protocol", "Protocol", "label_values(durable_gateway_route_info, protocol)"),
+        # "All" is a list here, not a pattern: it has to follow the choice of protocols.
+        _choice("route", "Route", _ROUTES, all_value=None).regex('/route="([^"]*)"/'),
     )
 
 
-def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
+_ROUTES: Final = (
+    "query_result(count by (route) (durable_gateway_requests_total) "
+    'unless on (route) durable_gateway_route_info{protocol!~"$protocol"})'
+)
+"""Routes that are not of another protocol, requests without a route included."""
+
+
+def _choice(name: str, label: str, query: str, all_value: str | None = ".*") -> builders.QueryVariable:
     everything = models.VariableOption(selected=True, text="All", value="$__all")
-    return (
+    made = (
         builders.QueryVariable(name)
         .label(label)
         .datasource(_SOURCE)
@@ -187,10 +196,10 @@ def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
         .sort(models.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
         .include_all(True)
-        # A pattern rather than a list of names, so that routes added later are included.
-        .all_value(".*")
         .current(everything)
     )
+    # A pattern rather than a list of names, so that gateways added later are included.
+    return made.all_value(all_value) if all_value is not None else made
 
 
 def _panel(panel: Panel) -> Any:

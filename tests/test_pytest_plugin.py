@@ -12,6 +12,8 @@ from aiohttp import ClientSession
 from gateway.app import RunningGateway
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.requests import Kind
+from gateway.origin.s2.app import RunningS2Origin
+from gateway.origin.s2.calls import Call
 
 FUNCTION_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 TEXT = {"Content-Type": "text/plain"}
@@ -85,6 +87,21 @@ async def test_a_gateway_stands_before_an_origin(
         async with http.get(f"{durable_gateway.admin_url}/healthz") as health:
             assert health.status == 200
     assert durable_origin.origin.counters.requests[Kind.CREATE] == 1
+
+
+async def test_a_gateway_stands_before_an_s2_origin(s2_origin: RunningS2Origin, s2_gateway: RunningGateway) -> None:
+    own = {"s2-basin": "basin-of-tests"}
+    async with ClientSession() as http:
+        basin = {"basin": "basin-of-tests", "config": {"create_stream_on_append": True}}
+        async with http.post(f"{s2_gateway.gateway_url}/v1/basins", json=basin) as created:
+            assert created.status == 201
+        records = f"{s2_gateway.gateway_url}/v1/streams/s/records"
+        async with http.post(records, headers=own, json={"records": [{"body": "hello"}]}) as appended:
+            assert appended.status == 200
+        for _ in range(2):
+            async with http.get(f"{records}?seq_num=0&count=1", headers=own) as read:
+                assert [one["body"] for one in (await read.json())["records"]] == ["hello"]
+    assert s2_origin.origin.counters.requests[Call.READ] == 1
 
 
 class TestSettings:

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
-from gateway.commands.target import Headers, request_headers, stream_url
+from gateway.commands.target import Headers, Target, stream_target
 from gateway.protocol import names
 
 if TYPE_CHECKING:
     import aiohttp
     from rich.console import Console
 
-    from gateway.commands.producer import Producer
-    from gateway.commands.standard_input import Cutter, StandardInput
+    from gateway.commands.standard_input import BodyCutter, Cutter, StandardInput
 
 _BATCH_BYTES: Final = 1024 * 1024
 """Most bytes of one append, unless a single message is larger: few round trips, and little to send again."""
 
 
 def append(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The stream, at any gateway or origin.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="The stream, at any gateway or origin; S2: s2://host:port/basin/stream."),
+    ],
     json: Annotated[
         bool, typer.Option("--json", help="stdin is JSON values, each a message; the default for JSON streams.")
     ] = False,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Each line is a message, as a string in JSON; the default for text.")
+        bool,
+        typer.Option("--lines", help="Each line is a message, as a string in JSON; the default for text and for S2."),
     ] = False,
     binary: Annotated[bool, typer.Option("--binary", help="stdin is bytes; the default for all other types.")] = False,
     create: Annotated[
@@ -45,17 +50,22 @@ def append(
     ] = 60,
     header: Headers = None,
 ) -> None:
-    """Append stdin to a stream as it arrives.  Retries never append a message twice."""
+    """Append stdin to a stream as it arrives.  Retries never append a message twice.
+
+    To an S2 stream, append each message as a record.  S2_ACCESS_TOKEN is its access token.
+    """
     asked = [name for name, is_set in (("json", json), ("lines", lines), ("binary", binary)) if is_set]
     if len(asked) > 1:
         raise typer.BadParameter("use only one of them", param_hint="'--json' / '--lines' / '--binary'")
-    target, headers = stream_url(url), request_headers(header)
+    target = stream_target(url, header, os.environ)
+    for option, is_set in (("--create", create is not None), ("--close", close)):
+        if target.is_s2 and is_set:
+            raise typer.BadParameter("is not for S2 streams", param_hint=f"'{option}'")
     if create is not None and (not create.isprintable() or "/" not in create):
         raise typer.BadParameter(f"expected a content type, got {create!r}", param_hint="'--create'")
     sent = _Sent()
     try:
-        work = _append(target, asked[0] if asked else None, create, close, retry_for, headers, sent)
-        if not run(work):
+        if not run(_append(target, asked[0] if asked else None, create, close, retry_for, sent)):
             raise CommandFailed("stopped")
     except CommandFailed as error:
         raise CommandFailed(f"{error} ({sent} before)") from None
@@ -66,51 +76,129 @@ class _Sent:
 
     def __init__(self) -> None:
         self.messages: int | None = None
+        self.noun = "message"
         self.size_bytes = 0
 
     def __str__(self) -> str:
         if self.messages is None:
             return f"appended {self.size_bytes} bytes"
-        return f"appended {self.messages} message{'' if self.messages == 1 else 's'}"
+        return f"appended {self.messages} {self.noun}{'' if self.messages == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """What one append holds at most: bytes, unless a single message is larger, and messages."""
+
+    size: int
+    count: int | None = None
+    overhead: int = 0
+    """Bytes counted for a message in addition to its own."""
+
+    def batches(self, messages: list[bytes]) -> Iterator[list[bytes]]:
+        """The messages in order, in as few appends as possible."""
+        batch: list[bytes] = []
+        size = 0
+        for message in messages:
+            more = len(message) + self.overhead
+            if batch and (size + more > self.size or len(batch) == self.count):
+                yield batch
+                batch, size = [], 0
+            batch.append(message)
+            size += more
+        if batch:
+            yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """A stream to append to."""
+
+    cutter: Cutter
+    most: _Most
+    send: Callable[[list[bytes]], Awaitable[None]]
+    """Returns once the messages are appended."""
+    tail: Callable[[], str | None]
+    close: Callable[[], Awaitable[None]]
 
 
 async def _append(
-    url: str,
-    asked: str | None,
-    create: str | None,
-    close: bool,
-    retry_for_s: float,
-    headers: dict[str, str],
-    sent: _Sent,
+    target: Target, asked: str | None, create: str | None, close: bool, retry_for_s: float, sent: _Sent
 ) -> None:
     from rich.console import Console
 
     from gateway.commands.exchange import open_session
-    from gateway.commands.producer import Producer
     from gateway.commands.standard_input import StandardInput
 
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    async with open_session(url, headers) as session:
-        content_type = await _created(session, url, create) if create else await _content_type(session, url)
-        cutter = _cutter(asked, content_type)
-        sent.messages = 0 if cutter.counts_messages else None
-        producer = Producer(
-            session,
-            url,
-            content_type,
-            clock=SystemClock(),
-            rng=random.SystemRandom(),
-            retry_for_s=retry_for_s,
-            notice=lambda text: stderr.print(text, style="dim", soft_wrap=True),
-        )
-        await _copy(StandardInput(), cutter, producer, sent, stderr)
+    retrying = _Retrying(retry_for_s, lambda text: stderr.print(text, style="dim", soft_wrap=True))
+    async with open_session(target.url, target.headers) as session:
+        if target.is_s2:
+            sent.noun = "record"
+            sink = await _s2_sink(session, target.url, asked, retrying)
+        else:
+            sink = await _durable_sink(session, target.url, asked, create, retrying)
+        sent.messages = 0 if sink.cutter.counts_messages else None
+        await _copy(StandardInput(), sink, sent, stderr)
         if close:
-            await producer.close()
-    tail = f"; the tail is {producer.tail}" if producer.tail else ""
+            await sink.close()
+    tail = f"; the tail is {sink.tail()}" if sink.tail() else ""
     typer.echo(f"{sent}{' and closed' if close else ''}{tail}")
 
 
-async def _copy(source: StandardInput, cutter: Cutter, producer: Producer, sent: _Sent, stderr: Console) -> None:
+class _Retrying(NamedTuple):
+    """How long failed appends are retried, and where that is said."""
+
+    for_s: float
+    notice: Callable[[str], None]
+
+
+async def _durable_sink(
+    session: aiohttp.ClientSession, url: str, asked: str | None, create: str | None, retrying: _Retrying
+) -> _Sink:
+    from gateway.commands.producer import Producer
+
+    content_type = await _created(session, url, create) if create else await _content_type(session, url)
+    cutter = _cutter(asked, content_type)
+    producer = Producer(
+        session,
+        url,
+        content_type,
+        clock=SystemClock(),
+        rng=random.SystemRandom(),
+        retry_for_s=retrying.for_s,
+        notice=retrying.notice,
+    )
+
+    async def send(messages: list[bytes]) -> None:
+        await producer.append(cutter.joined(messages))
+
+    return _Sink(cutter, _Most(_BATCH_BYTES), send, lambda: producer.tail, producer.close)
+
+
+async def _s2_sink(session: aiohttp.ClientSession, url: str, asked: str | None, retrying: _Retrying) -> _Sink:
+    from gateway.commands.s2_producer import RecordProducer
+    from gateway.commands.standard_input import RECORD_OVERHEAD_BYTES, RecordLines, RecordPieces, RecordValues
+    from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS
+
+    cutters: dict[str, Callable[[], Cutter]] = {"json": RecordValues, "lines": RecordLines, "binary": RecordPieces}
+    producer = RecordProducer(
+        session,
+        url,
+        clock=SystemClock(),
+        rng=random.SystemRandom(),
+        retry_for_s=retrying.for_s,
+        notice=retrying.notice,
+    )
+    await producer.open()
+    most = _Most(MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, RECORD_OVERHEAD_BYTES)
+
+    async def no_close() -> None:
+        """S2 streams are not closed; `append` has refused the option."""
+
+    return _Sink(cutters[asked or "lines"](), most, producer.append, lambda: producer.tail, no_close)
+
+
+async def _copy(source: StandardInput, sink: _Sink, sent: _Sent, stderr: Console) -> None:
     """Copy stdin to the stream until stdin ends."""
     from gateway.commands.standard_input import BadInput
 
@@ -121,12 +209,12 @@ async def _copy(source: StandardInput, cutter: Cutter, producer: Producer, sent:
             messages: list[bytes] = []
             try:
                 # Not extend(): the messages before a bad one are kept.
-                for message in cutter.feed(piece) if piece else cutter.finish():
+                for message in sink.cutter.feed(piece) if piece else sink.cutter.finish():
                     messages.append(message)  # noqa: PERF402
             except BadInput as error:
                 bad = error
-            for batch in _batches(messages):
-                await producer.append(cutter.joined(batch))
+            for batch in sink.most.batches(messages):
+                await sink.send(batch)
                 sent.size_bytes += sum(map(len, batch))
                 if sent.messages is not None:
                     sent.messages += len(batch)
@@ -135,19 +223,6 @@ async def _copy(source: StandardInput, cutter: Cutter, producer: Producer, sent:
             if not piece:
                 return
             advance(len(piece))
-
-
-def _batches(messages: list[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for message in messages:
-        if batch and size + len(message) > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += len(message)
-    if batch:
-        yield batch
 
 
 @contextmanager
@@ -201,7 +276,7 @@ async def _content_type(session: aiohttp.ClientSession, url: str) -> str:
         raise CommandFailed(str(error)) from None
 
 
-def _cutter(asked: str | None, content_type: str) -> Cutter:
+def _cutter(asked: str | None, content_type: str) -> BodyCutter:
     """The cutter of the flag in `asked`, or the one that fits the stream's type."""
     from gateway.commands.standard_input import JsonValues, Lines, Pieces
 

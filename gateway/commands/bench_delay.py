@@ -17,12 +17,13 @@ from gateway.aio.clock import Clock, pause
 from gateway.commands.bench_reads import quantile
 from gateway.commands.bench_wire import Connection, connect, request_bytes
 from gateway.commands.failure import CommandFailed
-from gateway.protocol.names import EVENT_DATA, SSE_TYPE
+from gateway.protocol.names import SSE_TYPE
 from gateway.protocol.sse import SseParser
 
 _PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 10.0
-_NUMBER: Final = re.compile(rb'"bench": ?(\d+)')
+_NUMBER: Final = re.compile(rb'bench\\?": ?(\d+)')
+"""In a JSON message, or in one that is a string in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Delays:
 
 
 def message(number: int) -> bytes:
-    """The body of one append, with its number."""
+    """The content of one append, with its number."""
     return b'{"bench":%d,"text":"%s"}' % (number, b"." * 100)
 
 
@@ -79,9 +80,10 @@ class _Log:
 class _Subscriber(Connection):
     """One SSE connection, from the stream's start."""
 
-    def __init__(self, request: bytes, log: _Log) -> None:
+    def __init__(self, request: bytes, event: str, log: _Log) -> None:
         super().__init__()
         self._request = request
+        self._event = event
         self._log = log
         self._parser = SseParser()
         self._seen: set[int] = set()
@@ -93,7 +95,7 @@ class _Subscriber(Connection):
 
     def on_body(self, data: bytes) -> None:
         for event in self._parser.feed(data):
-            if event.name == EVENT_DATA:
+            if event.name == self._event:
                 for match in _NUMBER.finditer(event.data):
                     number = int(match[1])
                     if number not in self._seen:
@@ -104,19 +106,23 @@ class _Subscriber(Connection):
 async def measure_delay(
     url: str,
     headers: Mapping[str, str],
-    append: Callable[[bytes], Awaitable[None]],
+    event: str,
+    append: Callable[[int], Awaitable[None]],
     *,
     subscribers: int,
     seconds: float,
     clock: Clock,
 ) -> Delays:
-    """Subscribe to `url`, a JSON stream that holds `message(0)`, and append to it.  Raises CommandFailed."""
+    """Subscribe to `url`, whose stream holds `message(0)` and has its data in events of this name, and append to it.
+
+    Raises CommandFailed.
+    """
     log = _Log(clock)
-    request = request_bytes(f"{url}?offset=-1&live=sse", {**headers, "Accept": SSE_TYPE})
+    request = request_bytes(url, {**headers, "Accept": SSE_TYPE})
     readers: list[_Subscriber] = []
     try:
         for _ in range(subscribers):
-            readers += [await connect(url, lambda: _Subscriber(request, log))]
+            readers += [await connect(url, lambda: _Subscriber(request, event, log))]
         if not await log.until(lambda: log.ready == subscribers):
             raise CommandFailed(
                 f"only {log.ready} of {subscribers} subscribers received the stream within {_PATIENCE_S:g} s"
@@ -124,7 +130,7 @@ async def measure_delay(
         appends = max(1, round(seconds / _PAUSE_S))
         for number in range(1, appends + 1):
             log.send(number)
-            await append(message(number))
+            await append(number)
             await pause(clock, _PAUSE_S)
         expected = appends * subscribers
         await log.until(lambda: len(log.delays_s) == expected)

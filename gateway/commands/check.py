@@ -1,8 +1,9 @@
 """`check CONFIG`: validate a configuration and the files that it names, before it is served.
 
 It reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
-certificates and the admin port's token.  It prints every mistake, one a line.  A check that depends on other values (a
-check across fields, a file named by a wrong value) runs only once those are right.
+certificates and the admin port's token.  It prints every mistake, one a line, and warns of what is valid and will
+probably not do what is wanted.  A check that depends on other values (a check across fields, a file named by a wrong
+value) runs only once those are right.
 
 Exit statuses: 0 the configuration is valid; 1 an origin does not answer (`--probe`); 2 there are mistakes.
 """
@@ -49,13 +50,15 @@ class Probe:
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")],
     everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, including defaults.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: ok, mistakes, settings.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes and warnings.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: ok, mistakes, warnings, settings.")
+    ] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Ask each origin whether it answers, within 3 s.")] = False,
 ) -> None:
     """Validate a configuration and the files that it names; print the values it sets with their sources, and "ok".
 
-    Print all mistakes, one a line.  Exit status 2 if there are any, 1 if an origin does not answer.
+    Print all mistakes and warnings, one a line.  Exit status 2 if there are mistakes, 1 if an origin does not answer.
     """
     if quiet and (everything or as_json):
         raise typer.BadParameter("cannot be combined with --all or --json", param_hint="'--quiet'")
@@ -63,20 +66,28 @@ def check(
         loaded, tls = _loaded(config, os.environ)
     except ConfigError as error:
         if as_json:
-            _print_json({"ok": False, "mistakes": error.mistakes, "settings": []})
+            _print_json({"ok": False, "mistakes": error.mistakes, "warnings": [], "settings": []})
         else:
             for mistake in error.mistakes:
                 typer.echo(f"durable-gateway: {mistake}", err=True)
         raise typer.Exit(2) from None
     probes = _probed(loaded.config, tls) if probe else []
     bad = [one for one in probes if one.problem is not None]
-    settings = list(loaded.settings())
+    settings, warnings = list(loaded.settings()), list(loaded.warnings())
     if as_json:
-        answer: dict[str, Any] = {"ok": not bad, "mistakes": [], "settings": [_shown(one) for one in settings]}
+        answer: dict[str, Any] = {
+            "ok": not bad,
+            "mistakes": [],
+            "warnings": warnings,
+            "settings": [_shown(one) for one in settings],
+        }
         if probe:
             answer["origins"] = [{"origin": one.origin, "status": one.status, "problem": one.problem} for one in probes]
         _print_json(answer)
-    elif not quiet:
+    else:
+        for warning in warnings:
+            typer.echo(f"durable-gateway: warning: {warning}", err=True)
+    if not (quiet or as_json):
         _print_settings(settings if everything else [one for one in settings if not one.is_default])
         for one in probes:
             if one.problem is None:

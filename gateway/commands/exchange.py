@@ -63,7 +63,7 @@ class Backoff:
         await pause(self._clock, delay_s)
 
 
-def open_session(url: str, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+def open_session(url: str, headers: Mapping[str, str], silence_s: float = SILENCE_S) -> aiohttp.ClientSession:
     """A session without cookies, with bounds on connecting and on silence; `headers` go to the origin of `url` only.
 
     Raises CommandFailed if both the URL and the headers hold credentials.
@@ -82,7 +82,7 @@ def open_session(url: str, headers: Mapping[str, str]) -> aiohttp.ClientSession:
         middlewares=(add_headers,) if headers else (),
         cookie_jar=aiohttp.DummyCookieJar(),
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s),
     )
 
 
@@ -100,7 +100,7 @@ async def request(
     try:
         async with session.request(method, target, headers=headers, data=body, allow_redirects=is_read) as response:
             if 300 <= response.status < 400 and not is_read:
-                location = _printable(response.headers.get("Location", "an unnamed URL"))
+                location = printable(response.headers.get("Location", "an unnamed URL"))
                 raise CommandFailed(f"{url}: {response.status}, redirected to {location}; a {method} does not follow")
             yield response
     except (aiohttp.InvalidURL, UnicodeError):
@@ -120,8 +120,12 @@ async def request(
 async def origin_error(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
     """The error of an answer outside 2xx, with the first line of its body as the reason."""
     body = (await response.content.read(4 * _SHOWN_CHARS)).decode("utf-8", "replace")
-    first = next((line.strip() for line in body.splitlines() if line.strip()), "") or (response.reason or "")
-    text = f"{response.status} {_printable(first)}".strip()
+    return refusal(response, next((line.strip() for line in body.splitlines() if line.strip()), ""))
+
+
+def refusal(response: aiohttp.ClientResponse, reason: str) -> CommandFailed | Transient:
+    """The error of an answer outside 2xx for this reason; without one, the status line's."""
+    text = f"{response.status} {printable(reason or response.reason or '')}".strip()
     if response.status == 429 or response.status >= 500:
         return Transient(text, _retry_after_s(response.headers.get("Retry-After")))
     return CommandFailed(f"{response.url.with_query(None)}: {text}")
@@ -131,7 +135,7 @@ def _parsed(url: str) -> URL:
     return URL(url, encoded=url.isascii())
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A server's text without control characters, cut to `_SHOWN_CHARS`."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)[:_SHOWN_CHARS]
 

@@ -1,4 +1,4 @@
-"""Read a stream from an offset and follow it, across disconnects, without loss or repeats.
+"""Read a Durable Stream from an offset and follow it, across disconnects, without loss or repeats.
 
 The position moves in one method only, once a piece of the stream and the offset after it have both arrived: a reply
 with its complete body, or an SSE data event with its control event.  A truncated piece is discarded and requested again
@@ -7,8 +7,7 @@ from the same offset, so no byte is delivered twice and none is skipped.
 The reader catches up without `live` until the stream is up to date, then follows it by SSE or long-poll.  The default
 is SSE, except for text: SSE cannot carry a CR, so only long-poll is exact for text.
 
-Before the first answer every failure is final, so that a wrong URL is not retried for ever.  After it, only permanent
-failures are final: the stream was deleted, or was re-created (its tail moved back).
+Once it has answered, two failures are final: the stream was deleted, or was re-created (its tail moved back).
 """
 
 from __future__ import annotations
@@ -16,42 +15,23 @@ from __future__ import annotations
 import binascii
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 import aiohttp
 
 from gateway.aio.clock import Clock
-from gateway.commands.exchange import Backoff, Transient, origin_error, request
+from gateway.commands.exchange import origin_error, request
 from gateway.commands.failure import CommandFailed
+from gateway.commands.following import Batch, Follow, Following
 from gateway.commands.target import with_query
 from gateway.protocol import names, offsets
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 
 _MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
-_SHORT_LIFE_S: Final = 1.0
-"""Seconds; a live connection that ends sooner without data is followed by a pause."""
 
 
-class Follow(StrEnum):
-    """Live mode in which a stream is followed once it is up to date."""
-
-    BY_TYPE = "by-type"
-    SSE = "sse"
-    LONG_POLL = "long-poll"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Complete pieces of the stream, in order, and the offset after them."""
-
-    pieces: tuple[bytes, ...]
-    next_offset: str
-
-
-class StreamReader:
-    """One reader of one stream.  Owns its position; passes every batch to `take`, in order, once."""
+class StreamReader(Following):
+    """One reader of one Durable Stream.  Owns its position."""
 
     def __init__(
         self,
@@ -65,41 +45,17 @@ class StreamReader:
         take: Callable[[Batch], None],
         notice: Callable[[str], None],
     ) -> None:
-        self.offset = offset
-        self.content_type = ""
-        self.is_closed = False
-        self._session = session
-        self._url = url
-        self._follow = follow
-        self._clock = clock
-        self._backoff = Backoff(clock, rng)
-        self._take = take
-        self._notice = notice
+        super().__init__(session, url, offset, follow=follow, clock=clock, rng=rng, take=take, notice=notice)
         self._cursor: str | None = None
         self._up_to_date = False
-        self._has_answered = False
-        self._is_lost = False
 
     def __repr__(self) -> str:
         return f"<StreamReader at {self.offset}{', closed' if self.is_closed else ''}>"
 
-    async def read(self) -> None:
-        """Read until the stream is closed and all of it has been delivered.  Raises CommandFailed."""
-        while not self.is_closed:
-            try:
-                await self._once()
-            except Transient as error:
-                if not self._has_answered:
-                    raise CommandFailed(str(error)) from None
-                if error.is_silence and self._up_to_date:
-                    continue  # a quiet stream; the request has already taken `SILENCE_S`
-                if not self._is_lost:
-                    self._notice(f"{error}; trying again from offset {self.offset}")
-                self._is_lost = True
-                await self._backoff.pause(error.floor_s)
+    def _may_be_quiet(self) -> bool:
+        return self._up_to_date
 
     async def _once(self) -> None:
-        """Send one request: catch-up until the stream is up to date, then live."""
         if not self._up_to_date:
             await self._catch_up()
         elif self._follow is Follow.SSE:
@@ -159,13 +115,6 @@ class StreamReader:
         if self.offset == before:
             await self._after_nothing(began)
 
-    async def _after_nothing(self, began: float) -> None:
-        """Pause after a live read that ended early without data, so that requests do not form a tight loop."""
-        if self._clock.now() - began < _SHORT_LIFE_S:
-            await self._backoff.pause()
-        else:
-            self._backoff.reset()
-
     def _target(self, live: str | None = None) -> str:
         query = {names.QUERY_OFFSET: self.offset}
         if live is not None:
@@ -182,10 +131,7 @@ class StreamReader:
             raise await origin_error(response)
         if needs_offset and not offsets.is_well_formed(response.headers.get(names.STREAM_NEXT_OFFSET, "")):
             raise CommandFailed(f"{self._url}: not a durable stream: no {names.STREAM_NEXT_OFFSET} in the answer")
-        self._has_answered = True
-        if self._is_lost:
-            self._notice("connected again")
-            self._is_lost = False
+        self._answered()
 
     def _arrived(self, response: aiohttp.ClientResponse, body: bytes) -> None:
         self._advance([body], response.headers[names.STREAM_NEXT_OFFSET])

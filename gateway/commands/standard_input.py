@@ -13,8 +13,12 @@ import orjson
 from gateway.commands.failure import CommandFailed
 from gateway.commands.json_text import MAX_VALUE_BYTES, NotJson, ValueCutter
 from gateway.commands.readable import watching
+from gateway.s2.records import MAX_BATCH_METERED_BYTES
 
 _PIECE_BYTES: Final = 1024 * 1024
+RECORD_OVERHEAD_BYTES: Final = 8
+"""Metered bytes of an S2 record besides its body."""
+MOST_RECORD_BYTES: Final = MAX_BATCH_METERED_BYTES - RECORD_OVERHEAD_BYTES
 
 
 class StandardInput:
@@ -62,7 +66,7 @@ class BadInput(CommandFailed):
 
 
 class Cutter(Protocol):
-    """Cuts pieces of input into messages, and joins messages into a request body.
+    """Cuts pieces of input into messages.
 
     Callers exhaust the iterators of `feed` and `finish`, which raise BadInput after the valid messages.
     """
@@ -72,6 +76,10 @@ class Cutter(Protocol):
     def feed(self, piece: bytes) -> Iterator[bytes]: ...
 
     def finish(self) -> Iterator[bytes]: ...
+
+
+class BodyCutter(Cutter, Protocol):
+    """Joins messages into a request body as well."""
 
     def joined(self, messages: list[bytes]) -> bytes: ...
 
@@ -141,6 +149,33 @@ class Lines:
             raise BadInput(f"stdin, line {self._line}: not UTF-8") from None
 
 
+class RecordLines(Lines):
+    """Lines as bodies of S2 records, without their line ends."""
+
+    def __init__(self) -> None:
+        super().__init__(as_json=False)
+
+    def _message(self, line: bytes) -> bytes:
+        body = super()._message(line).removesuffix(b"\n").removesuffix(b"\r")
+        return _record(body, f"line {self._line}")
+
+
+class RecordValues(JsonValues):
+    """JSON values as bodies of S2 records."""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        return map(_record, super().feed(piece))
+
+    def finish(self) -> Iterator[bytes]:
+        return map(_record, super().finish())
+
+
+def _record(body: bytes, name: str = "a JSON value") -> bytes:
+    if len(body) > MOST_RECORD_BYTES:
+        raise BadInput(f"stdin, {name}: longer than the {MOST_RECORD_BYTES} bytes that an S2 record takes")
+    return body
+
+
 class Pieces:
     """Bytes, cut at the boundaries of the reads."""
 
@@ -154,3 +189,11 @@ class Pieces:
 
     def joined(self, messages: list[bytes]) -> bytes:
         return b"".join(messages)
+
+
+class RecordPieces(Pieces):
+    """Bytes as bodies of S2 records, cut where they are too long for one as well."""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        for at in range(0, len(piece), MOST_RECORD_BYTES):
+            yield piece[at : at + MOST_RECORD_BYTES]

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +16,9 @@ from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.output import abandon_stdout, watching_reader
 from gateway.commands.run import run
-from gateway.commands.target import Headers, request_headers, stream_url
+from gateway.commands.target import Headers, Target, stream_target
 from gateway.protocol import offsets
+from gateway.s2.numbers import parse_u64
 
 
 class _OutputGone(Exception):
@@ -24,12 +26,25 @@ class _OutputGone(Exception):
 
 
 def tail(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The stream, at any gateway or origin.")],
-    start: Annotated[str, typer.Option("--from", metavar="OFFSET|now|start", help="Where to begin.")] = "start",
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="The stream, at any gateway or origin; S2: s2://host:port/basin/stream."),
+    ],
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="OFFSET|now|start", help="Where to begin; S2's offsets are sequence numbers."),
+    ] = "start",
     sse: Annotated[
         bool, typer.Option("--sse", help="Follow by Server-Sent Events; the default except for text.")
     ] = False,
-    long_poll: Annotated[bool, typer.Option("--long-poll", help="Follow by long-poll; the default for text.")] = False,
+    long_poll: Annotated[
+        bool,
+        typer.Option("--long-poll", help="Follow by long-poll; the default for text. S2: by reads that wait."),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="S2: print whole records, with number, timestamp and headers."),
+    ] = False,
     show_offsets: Annotated[
         bool, typer.Option("--offsets", help="Print the offset after every batch on stderr.")
     ] = False,
@@ -37,26 +52,36 @@ def tail(
 ) -> None:
     """Print a stream and follow it until it is closed: indented JSON on a terminal, one message a line in a pipe.
 
+    Of an S2 stream, print each body as a line; commands are left out.  S2_ACCESS_TOKEN is its access token.
+
     It resumes after disconnects without loss or repeats.  Ctrl-C ends it.
     """
     if sse and long_poll:
         raise typer.BadParameter("use only one of them", param_hint="'--sse' / '--long-poll'")
     offset = {"start": offsets.START, "now": offsets.NOW}.get(start, start)
+    target = stream_target(url, header, os.environ)
+    if target.is_s2 and offset not in (offsets.START, offsets.NOW) and parse_u64(offset) is None:
+        raise typer.BadParameter(f"expected a sequence number, now or start, got {start!r}", param_hint="'--from'")
     if not offsets.is_well_formed(offset):
         raise typer.BadParameter(f"expected an offset, now or start, got {start!r}", param_hint="'--from'")
-    target, headers = stream_url(url), request_headers(header)
+    if as_json and not target.is_s2:
+        raise typer.BadParameter("is for S2 streams: JSON streams are printed as JSON anyway", param_hint="'--json'")
+    follow = "sse" if sse else "long-poll" if long_poll else "by-type"
     try:
-        run(_tail(target, offset, "sse" if sse else "long-poll" if long_poll else "by-type", show_offsets, headers))
+        run(_tail(target, offset, follow, show_offsets, as_json=as_json))
     except _OutputGone:
         abandon_stdout()
 
 
-async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers: dict[str, str]) -> None:
+async def _tail(target: Target, offset: str, follow: str, show_offsets: bool, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from gateway.commands.exchange import open_session
+    from gateway.commands.exchange import SILENCE_S, open_session
+    from gateway.commands.following import Batch, Follow
     from gateway.commands.printer import Printer, printer_for
-    from gateway.commands.reader import Batch, Follow, StreamReader
+    from gateway.commands.reader import StreamReader
+    from gateway.commands.s2_reader import SILENCE_S as S2_SILENCE_S
+    from gateway.commands.s2_reader import RecordReader
 
     terminal = Console() if sys.stdout.isatty() else None
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -78,12 +103,16 @@ async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers:
         if show_offsets:
             stderr.print(f"offset {batch.next_offset}", style="dim", soft_wrap=True)
 
-    async with open_session(url, headers) as session:
-        reader = StreamReader(
+    mode = Follow(follow)
+    # Unary reads of S2 wait in silence, as long-polls do.
+    silence_s = S2_SILENCE_S if target.is_s2 and mode is not Follow.LONG_POLL else SILENCE_S
+    make = partial(RecordReader, as_json=as_json) if target.is_s2 else StreamReader
+    async with open_session(target.url, target.headers, silence_s) as session:
+        reader = make(
             session,
-            url,
+            target.url,
             offset=offset,
-            follow=Follow(follow),
+            follow=mode,
             clock=SystemClock(),
             rng=random.Random(),
             take=take,

@@ -1,9 +1,14 @@
-"""The URL and headers of a command's requests, validated before anything is sent."""
+"""The URL and headers of a command's requests, validated before anything is sent.
+
+A stream is named by the URL of a Durable Stream, or by the name of an S2 stream: `s2://host:port/basin/stream`, over
+TLS `s2+https://…`, or `s2://basin/stream` as S2's own tool has it, with the server from the variable S2_BASIN_ENDPOINT.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -15,10 +20,79 @@ _OURS: Final = frozenset({QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR})
 _STARTS_WITH_HOST: Final = re.compile(r"(localhost|[\w.-]+\.[\w-]+|[\w.-]+:\d+|\[[0-9A-Fa-f:.]+\])(:\d+)?(/|\?|$)")
 """A URL without `http://`: a host with a dot or a port, an address in brackets, or localhost."""
 
+_S2_SCHEMES: Final = {"s2": "http", "s2+https": "https"}
+_ENDPOINT: Final = "S2_BASIN_ENDPOINT"
+_TOKEN: Final = "S2_ACCESS_TOKEN"
+"""The variables that S2's SDKs read."""
+
 Headers = Annotated[
     list[str] | None,
     typer.Option("--header", "-H", metavar="NAME:VALUE", help="A request header to send along; may be repeated."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stream, or a place below which streams may be created."""
+
+    url: str
+    """For HTTP."""
+    headers: dict[str, str] = field(repr=False)
+    """Sent with every request: those that were given; of an S2 stream its basin, and the access token."""
+    is_s2: bool = False
+
+
+def stream_target(text: str, given: Sequence[str] | None, environ: Mapping[str, str]) -> Target:
+    """The stream that a command is given, with headers as `request_headers` reads them.  A usage error otherwise."""
+    headers = request_headers(given)
+    found = _s2_target(text, headers, environ)
+    if found is None:
+        return Target(stream_url(text), headers)
+    if found.url.endswith("/"):
+        raise typer.BadParameter(f"expected s2://host:port/basin/stream, got {text!r}", param_hint="'URL'")
+    return found
+
+
+def gateway_target(text: str, given: Sequence[str] | None, environ: Mapping[str, str]) -> Target:
+    """The place below which streams may be created: a URL without a query, or an S2 basin.  A usage error otherwise.
+
+    A stream's URL is that of the place, a slash and the stream's name.
+    """
+    headers = request_headers(given)
+    found = _s2_target(text, headers, environ)
+    if found is None:
+        url = http_url(text, "URL").rstrip("/")
+        if "?" in url:
+            raise typer.BadParameter("a gateway's URL has no query", param_hint="'URL'")
+        return Target(url, headers)
+    if not found.url.endswith("/"):
+        raise typer.BadParameter(f"expected a basin, s2://host:port/basin, got {text!r}", param_hint="'URL'")
+    return Target(found.url.rstrip("/"), found.headers, is_s2=True)
+
+
+def _s2_target(text: str, headers: Mapping[str, str], environ: Mapping[str, str]) -> Target | None:
+    """The S2 stream of a text, whose URL ends in a slash if only a basin is named; None if it is a URL of HTTP."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in _S2_SCHEMES:
+        return None
+    if _STARTS_WITH_HOST.match(rest):
+        host, _, rest = rest.partition("/")
+        endpoint = f"{_S2_SCHEMES[scheme]}://{host}"
+    else:
+        endpoint = environ.get(_ENDPOINT, "")
+        if not endpoint:
+            wanted = f"expected s2://host:port/basin/stream, or the server in {_ENDPOINT}; got {text!r}"
+            raise typer.BadParameter(wanted, param_hint="'URL'")
+    basin, _, stream = rest.partition("/")
+    if not basin or not (basin + stream).isprintable():
+        raise typer.BadParameter(f"expected s2://host:port/basin/stream, got {text!r}", param_hint="'URL'")
+    endpoint = http_url(endpoint.replace("{basin}", basin), "URL").rstrip("/")
+    own = {"s2-basin": basin}
+    if token := environ.get(_TOKEN):
+        own["Authorization"] = f"Bearer {token}"
+    named = {name.lower() for name in headers}
+    own = {name: value for name, value in own.items() if name.lower() not in named}
+    return Target(f"{endpoint}/v1/streams/{quote(stream, safe='')}", {**own, **headers}, is_s2=True)
 
 
 def http_url(text: str, name: str) -> str:

@@ -32,6 +32,7 @@ RELOADABLE: Final = frozenset(
         "limits.client_live_reads",
         "limits.client_followed_streams",
         "limits.client_new_streams_per_s",
+        "limits.client_refusals_per_s",
         "limits.client_min_rate",
         "limits.client_body_timeout_s",
         "limits.client_header_timeout_s",

@@ -30,13 +30,14 @@ from gateway.config.errors import ConfigError, Mistakes, PlanError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import HealthCheckConfig, OriginCredentialsConfig, OriginTlsConfig
 from gateway.config.problems import problem, suggestion, value_path
-from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import LISTS, SECTIONS, TABLES, KeyPath, path_in_file
 from gateway.config.settings import LoadedConfig, source_of
 from gateway.config.variables import ENV_PREFIX
 
 _EXAMPLE_KEY: Final[Mapping[type[BaseModel], str]] = {
     CorsConfig: "MAX_AGE_S",
+    BridgeConfig: "BASIN",
     HealthCheckConfig: "INTERVAL_S",
     OriginCredentialsConfig: "FILE",
     OriginTlsConfig: "CA_FILE",

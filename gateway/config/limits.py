@@ -88,6 +88,14 @@ class LimitsConfig(Model):
         description="Reads a second by one client network of streams that are not in memory; further ones are answered "
         "429. Two seconds' worth may come at once. 0 is no limit.",
     )
+    client_refusals_per_s: float = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Requests a second of one client network that may be refused (400, 408, 414, 429, 431); ten "
+        "seconds' worth may come at once. A network beyond it is banned for 10 s: its connections are closed. "
+        "Trusted proxies are not bounded. 0 is no limit.",
+    )
     client_v4_bits: int = Field(
         default=32,
         ge=8,

@@ -19,7 +19,9 @@ from gateway.config.origins import (
 )
 from gateway.config.values import (
     AllowedOrigins,
+    BasinName,
     Codings,
+    ContentType,
     HeaderNames,
     OffsetPatterns,
     OriginUrl,
@@ -27,6 +29,8 @@ from gateway.config.values import (
     RouteHost,
     RouteName,
 )
+
+DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -59,6 +63,28 @@ class CorsConfig(Model):
         return self
 
 
+class BridgeConfig(Model):
+    """How S2 streams are presented as Durable Streams."""
+
+    basin: BasinName = Field(
+        default="", description="Basin of the route's streams. Empty: the first segment of the path names it."
+    )
+    records: Literal["json", "bytes", "envelope"] = Field(
+        default="json",
+        description="What a record is. json: its body is one JSON message. bytes: bodies follow each other. envelope: "
+        "a JSON message with seq_num, timestamp, headers and body.",
+    )
+    content_type: ContentType = Field(
+        default=DEFAULT_CONTENT_TYPE, description="Content type of the streams, with records = bytes."
+    )
+
+    @model_validator(mode="after")
+    def _type_is_of_bytes(self) -> Self:
+        if self.records != "bytes" and self.content_type != DEFAULT_CONTENT_TYPE:
+            raise MisfitError('goes with records = "bytes" only: the others are application/json', "content_type")
+        return self
+
+
 class RouteConfig(Model):
     """One route: which requests it serves, its origins, and how its streams are read, cached and followed."""
 
@@ -79,6 +105,13 @@ class RouteConfig(Model):
     protocol: Literal["durable-streams", "s2"] = Field(
         default="durable-streams",
         description="What the origin speaks. s2: reads of S2 streams are shared, everything else is relayed.",
+    )
+    present: Literal["origin", "durable-streams"] = Field(
+        default="origin",
+        description="What clients see: the origin's own protocol, or each S2 stream as a Durable Stream.",
+    )
+    bridge: BridgeConfig | None = Field(
+        default=None, description='S2 streams as Durable Streams, with present = "durable-streams"; absent: defaults.'
     )
     consistency: Literal["linearizable", "bounded-staleness"] = Field(
         default="linearizable",
@@ -257,6 +290,26 @@ class RouteConfig(Model):
         if self.protocol != "s2" and self.consistency != "linearizable":
             raise MisfitError('goes with protocol = "s2" only', "consistency")
         return self
+
+    @model_validator(mode="after")
+    def _bridge_is_of_s2(self) -> Self:
+        if self.present == "durable-streams" and self.protocol != "s2":
+            raise MisfitError('goes with protocol = "s2" only', "present")
+        if self.bridge not in (None, BridgeConfig()) and self.present != "durable-streams":
+            raise MisfitError('goes with present = "durable-streams" only', "bridge")
+        if self.is_bridged and self.consistency != "linearizable":
+            raise MisfitError('goes with S2 clients; with present = "durable-streams" set tail', "consistency")
+        return self
+
+    @property
+    def is_bridged(self) -> bool:
+        """Whether S2 streams are presented as Durable Streams."""
+        return self.present == "durable-streams"
+
+    @property
+    def bridging(self) -> BridgeConfig:
+        """How they are."""
+        return self.bridge or BridgeConfig()
 
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:

@@ -23,7 +23,7 @@ from gateway.config.origins import (
     OriginTlsConfig,
 )
 from gateway.config.rate_limits import RateLimitConfig
-from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 
@@ -40,6 +40,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
 """Tables that occur once, by their name in a file."""
 TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (RouteConfig, "cors"): CorsConfig,
+    (RouteConfig, "bridge"): BridgeConfig,
     (RouteConfig, "health_check"): HealthCheckConfig,
     (RouteConfig, "origin_credentials"): OriginCredentialsConfig,
     (RouteConfig, "origin_tls"): OriginTlsConfig,

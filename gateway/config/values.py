@@ -20,6 +20,9 @@ from gateway.config.sizes import parse_bytes
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _ROUTE_NAME: Final = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
+_BASIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{6,46}[a-z0-9]")
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_CONTENT_TYPE: Final = re.compile(rf"{_TOKEN}/{_TOKEN}(?: ?; ?{_TOKEN}={_TOKEN})*")
 _MAX_ROUTE_NAME_CHARS: Final = 64
 _LEAST_KEY_CHARS: Final = 16
 
@@ -111,6 +114,20 @@ def _route_name(text: str) -> str:
     return text
 
 
+def _basin_name(text: str) -> str:
+    if text and not _BASIN_NAME.fullmatch(text):
+        raise ValueError(f"a basin's name has 8 to 48 lower-case letters, digits and inner hyphens, got {text!r}")
+    return text
+
+
+def _content_type(text: str) -> str:
+    if not _CONTENT_TYPE.fullmatch(text):
+        raise ValueError(f"should be a content type such as text/plain, got {text!r}")
+    if text.partition(";")[0].strip().lower() == "application/json":
+        raise ValueError('is application/json, which is records = "json": bytes in a row are not JSON')
+    return text
+
+
 def _node_name(text: str) -> str:
     if not _NODE_NAME.fullmatch(text):
         raise ValueError(f"a node's name is a letter, then letters, digits, . _ or -, at most 64, got {text!r}")
@@ -162,4 +179,6 @@ RouteHost = Annotated[str, AfterValidator(_route_host)]
 Prefix = Annotated[str, AfterValidator(_prefix)]
 RequestPath = Annotated[str, AfterValidator(_request_path)]
 RouteName = Annotated[str, AfterValidator(_route_name)]
+BasinName = Annotated[str, AfterValidator(_basin_name)]
+ContentType = Annotated[str, AfterValidator(_content_type)]
 NodeName = Annotated[str, AfterValidator(_node_name)]

@@ -120,8 +120,8 @@ class Absences:
         """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
         `request_headers` sent at `asked_at` for the net `client`.  The lifetime counts from that time, not from the
         reply."""
-        if error.status == 404 and (bucket := self._bucket(route)) is not None:
-            bucket.take(client, self._now())
+        if error.status == 404:
+            self.count(route, client)
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
@@ -136,6 +136,11 @@ class Absences:
         entries = self._groups.setdefault(key.group, set())
         self._entry_count += entry not in entries
         entries.add(entry)
+
+    def count(self, route: Route, client: str = UNKNOWN) -> None:
+        """The origin has answered 404 to a request for the net `client`."""
+        if (bucket := self._bucket(route)) is not None:
+            bucket.take(client, self._now())
 
     def add_relayed(
         self,

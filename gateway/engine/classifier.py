@@ -46,7 +46,7 @@ NO_HEAD = frozenset({405, 501})
 _MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
 """A body longer than this is not empty, whatever its whitespace."""
-_PERSONAL = frozenset({400, 401, 403, 407, 431})
+PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
 
 
@@ -247,5 +247,5 @@ async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError
         except UpstreamBroken:
             body = b""
     # Under the other policies all readers that share a fetch have the same credentials.
-    is_personal = route.config.credentials == "shared" and reply.status in _PERSONAL
+    is_personal = route.config.credentials == "shared" and reply.status in PERSONAL
     return OriginError(reply.status, headers, body, source.headers if is_personal else None)

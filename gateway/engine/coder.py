@@ -19,9 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -60,6 +64,9 @@ _WORTH: Final = 0.95
 _LARGEST_SHARE: Final = 4
 """One coded body may take up to this fraction of the coded bytes; coded bytes up to this fraction of the cache."""
 
+_NICENESS: Final = 10
+"""Added to the coding thread's niceness (sched(7)): the loop gets the core whenever it has something to do."""
+
 _GZIP_WINDOW: Final = 31
 """15 bits of window, plus 16 for a gzip header, in which zlib writes no time: equal bytes give equal coded bytes."""
 
@@ -83,6 +90,14 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
     Coding.BR: _br,
     Coding.GZIP: _gzip,
 }
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread, where threads have one of their own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
 
 
 class _Job(NamedTuple):
@@ -126,7 +141,7 @@ class Coder:
         self._metrics = metrics
         self._min_bytes = min_bytes
         self._max_bytes = keep_bytes
-        self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
+        self.executor: Executor = ThreadPoolExecutor(1, "coding", _yield_to_others)
         self._making: dict[_Job, asyncio.Future[Any]] = {}
         self._queued_bytes = 0
         self._kept: OrderedDict[Stream, dict[tuple[str, Coding], _Kept]] = OrderedDict()

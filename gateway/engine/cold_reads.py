@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.engine.absences import Absences
-from gateway.engine.read import Read
+from gateway.engine.route import Route
 from gateway.errors import TooManyAbsent, TooManyRequests
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
@@ -45,15 +45,14 @@ class ColdReads:
         elif self._nets is None or self._nets.per_s != per_s:
             self._nets = Buckets(per_s, max(1.0, per_s * _BURST_S))
 
-    def may_ask(self, read: Read) -> bool:
-        """Whether `admit` would admit the read."""
-        return self._absences.may_ask(read.route, read.source.client) and not self._wait_s(read.source.client)
+    def may_ask(self, route: Route, client: str) -> bool:
+        """Whether `admit` would admit a read for this net."""
+        return self._absences.may_ask(route, client) and not self._wait_s(client)
 
-    def admit(self, read: Read) -> None:
-        """Count the read.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
-        client = read.source.client
-        if not self._absences.may_ask(read.route, client):
-            raise TooManyAbsent
+    def admit(self, route: Route, client: str) -> None:
+        """Count a read for this net.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
+        if not self._absences.may_ask(route, client):
+            raise TooManyAbsent(is_unsent=True)
         if wait_s := self._wait_s(client):
             self._metrics.client_limited("client_new_streams_per_s")
             raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")

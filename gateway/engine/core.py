@@ -11,6 +11,7 @@ from dataclasses import replace
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
@@ -27,7 +28,7 @@ from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import origin_error_answer
-from gateway.engine.route import Route
+from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
@@ -35,6 +36,7 @@ from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
+from gateway.protocol.stream_key import Group
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -86,7 +88,7 @@ class Engine:
             tracer,
             self.origins,
         )
-        upstream = self.client if upstream is None else upstream
+        upstream = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
@@ -101,6 +103,7 @@ class Engine:
             keep_bytes=limits.compress_cache_bytes,
         )
         self.store.on_forget = self._forget
+        self.bridge.on_trim = self._trimmed
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
@@ -133,7 +136,9 @@ class Engine:
             tracer,
             access_log,
         )
-        self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
+        self.relay = Relay(
+            upstream, self.store, self.live, self.absences, clock, metrics, lambda group: self.s2.deleted(group)
+        )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)
@@ -143,7 +148,17 @@ class Engine:
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
         self.s2 = S2Reads(
-            upstream, self.store, clock, self.tasks, metrics, rng, access_log, self.live.begin_relayed, wheel
+            upstream,
+            self.store,
+            clock,
+            self.tasks,
+            metrics,
+            rng,
+            access_log,
+            self.live.begin_relayed,
+            wheel,
+            self.absences,
+            self._cold_reads,
         )
         self.limit_clients(limits)
 
@@ -163,9 +178,9 @@ class Engine:
             self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
         )
-        if is_known or not self._cold_reads.may_ask(read):
+        if is_known or not self._cold_reads.may_ask(read.route, read.source.client):
             return True
-        self._cold_reads.admit(read)
+        self._cold_reads.admit(read.route, read.source.client)
         return False
 
     async def head(self, read: Read) -> Answer | None:
@@ -176,7 +191,7 @@ class Engine:
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None:
-                self._cold_reads.admit(read)
+                self._cold_reads.admit(read.route, read.source.client)
             return None
         stream.hold()
         try:
@@ -257,8 +272,8 @@ class Engine:
     def _forget(self, stream: Stream) -> None:
         if stream.records is not None:
             self.s2.forget(stream)
-            return
-        self.coder.forget(stream)
+        else:
+            self.coder.forget(stream)
         self.on_forget(stream)
 
     def take(
@@ -269,10 +284,17 @@ class Engine:
         self._config = config
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
+        self.bridge.configure(config.routes)
+        self._origin_names = origin_names(config.routes)
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.configure(len(self.origins), len(config.routes))
         return changed
+
+    def _trimmed(self, route: str, path: str, offset: str) -> None:
+        """The origin has dropped what lay before an offset of a bridged stream."""
+        for stream in self.store.group(Group(self._origin_names.get(route, ""), path)):
+            self.store.forget_before(stream, offset)
 
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""

@@ -80,5 +80,5 @@ class Incarnations:
             # A sliding TTL may have been renewed elsewhere, and an expired stream may have been replaced.
             self._live.drop(existing, End.EXPIRED)
         elif existing is None:
-            self._cold_reads.admit(read)
+            self._cold_reads.admit(read.route, read.source.client)
         return self._store.open(read.key, now)

@@ -1,9 +1,11 @@
-"""Purging: drop or invalidate a stream at an operator's request, without ending any client's connection.
+"""Purging: drop or invalidate a stream at an operator's request.  No connection of a Durable Stream's client ends.
 
 A stream without a topic is dropped as a whole, and reads under way on it start again.  A stream with a topic keeps its
 record, as in an eviction: its bytes go, and with them the facts that would let it answer alone.  Its live request is
 restarted, which finds out whether the stream is still the same.  Its readers notice nothing if it is, and are ended if
 it is not.
+
+An S2 stream is dropped as a whole, and its live readers are given an error with which they come again.
 """
 
 from __future__ import annotations

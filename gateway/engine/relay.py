@@ -153,6 +153,7 @@ class Relay:
         absences: Absences,
         clock: Clock,
         metrics: MetricsRecorder,
+        s2_deleted: Callable[[Group], object],
     ) -> None:
         self._absences = absences
         self._upstream = upstream
@@ -160,6 +161,8 @@ class Relay:
         self._live = live
         self._clock = clock
         self.metrics = metrics
+        self._s2_deleted = s2_deleted
+        """Called when a path at an S2 origin was, or may have been, deleted."""
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
@@ -224,6 +227,8 @@ class Relay:
         self._absences.write_ends(group)
 
     def _record(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
+        if request.mode is Mode.DELETE and reply.status < 300 and request.route.is_s2:
+            self._s2_deleted(request.group)
         if write.is_overtaken:
             # The answer may concern the stream before or the one now, and their offsets may coincide.
             self._invalidate(request)
@@ -309,6 +314,8 @@ class Relay:
 
     def _mark_stale(self, request: RelayedRequest) -> None:
         """The write may have been done: keep what is held, and ask the origin before the next hit."""
+        if request.mode is Mode.DELETE and request.route.is_s2:
+            self._s2_deleted(request.group)
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 if stream.needs_revalidation:

@@ -47,12 +47,16 @@ class Route:
         routes, before and after a change, share it only if they may share tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
+        if config.is_bridged and config.bridging.basin:
+            # The bridge finds the basin in the path; so do the keys of tapes.
+            self._base_path += "/" + config.bridging.basin
         self._authorities = _authorities(config)
         self.authority = origin or self._authorities[0]
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
         self._url = route_url(config.name)
         self._prefix = config.prefix.rstrip("/")
-        self.is_s2 = config.protocol == "s2"
+        self.is_s2 = config.protocol == "s2" and not config.is_bridged
+        """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
@@ -76,6 +80,8 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
+        self.meaningful_names = frozenset((*self.credential_names, "accept") if self.is_s2 else self.credential_names)
+        """Headers that the route's answers depend on, of those that no answer of most routes depends on."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 
@@ -204,7 +210,10 @@ def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     """What determines whose bytes a tape holds and which readers may use it."""
-    whose = (origin, URL(config.members[0].url).raw_path, config.strip_prefix, config.cache, config.protocol)
+    path = URL(config.members[0].url).raw_path
+    whose: tuple[object, ...] = (origin, path, config.strip_prefix, config.cache, config.protocol, config.present)
+    if config.is_bridged:
+        whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
     # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
     return (*whose, config.credentials, config.credential_headers, config.cors is None)
 

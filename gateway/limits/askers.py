@@ -25,6 +25,11 @@ class Askers:
     def __repr__(self) -> str:
         return f"<Askers {', '.join(map(repr, self.nets))}>"
 
+    @property
+    def first(self) -> str:
+        """The net of the client that the request was made for at first."""
+        return next(iter(self.nets))
+
     def join(self, net: str) -> None:
         """A request of this client waits for the shared one."""
         if net not in self.nets and len(self.nets) < _MOST:

@@ -39,6 +39,8 @@ from gateway.protocol.trace_context import TRACEPARENT
 from gateway.telemetry.access_record import Record, Repeated
 
 VERSION: Final = 1
+S2: Final = "s2"
+"""The field `protocol` of a request to an S2 stream."""
 
 Kind = Literal["integer", "number", "string", "boolean"]
 
@@ -62,11 +64,13 @@ FIELDS: Final = (
     Field("v", "integer", "", f"Version of this schema: {VERSION}.", True),
     Field("node", "string", "", "`server.node_name` of the gateway that wrote the line.", True),
     Field("route", "string", "", "Name of the configured route; absent where none matched."),
+    Field("protocol", "string", "`s2`", "What the client speaks; absent for Durable Streams."),
     Field(
         "stream",
         "string",
         "",
-        "Path, and the query as `log.query` allows, in canonical spelling; 2,048 characters at most.",
+        "Path, and the query as `log.query` allows, in canonical spelling; 2,048 characters at most. Of an S2 stream, "
+        "the path of the stream itself, and its basin as the query.",
         True,
     ),
     Field(
@@ -86,8 +90,19 @@ FIELDS: Final = (
         "seconds",
         "From reading the request to the first byte of its answer; absent where there was none.",
     ),
-    Field("start", "string", "offset", "Offset asked for, as sent; absent where the request names none."),
-    Field("next_offset", "string", "offset", "`Stream-Next-Offset` of the answer, or of the last control event."),
+    Field(
+        "start",
+        "string",
+        "offset",
+        "Offset asked for, as sent; absent where the request names none. Of S2 a sequence number in 20 digits, or "
+        "`now` for the tail.",
+    ),
+    Field(
+        "next_offset",
+        "string",
+        "offset",
+        "`Stream-Next-Offset` of the answer, or of the last control event; of S2 the number after the last record.",
+    ),
     Field("sent_bytes", "integer", "bytes", "Body bytes handed to the client's connection.", True),
     Field(
         "saved_bytes",
@@ -241,6 +256,8 @@ class Lines:
         fields["node"] = self._node
         if record.route is not None:
             fields["route"] = record.route
+        if record.is_s2:
+            fields["protocol"] = S2
         fields["stream"] = self._loggable_target(record.stream)[:STREAM_CHARS]
         if record.partition is not None:
             fields["partition"] = self._partitions.of(record.partition)

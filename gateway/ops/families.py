@@ -350,6 +350,17 @@ def _gauges_by_route(
         yield gauge(name, text, ("route",), [one for one in held if one[1] or one[0] != (NO_ROUTE,)])
 
 
+def route_family(routes: Routes, protocols: Mapping[str, str]) -> Metric:
+    """The protocols of the routes, for dashboards to select by."""
+    children = [((route, protocols[route]), 1) for route in routes if route in protocols]
+    return gauge(
+        "durable_gateway_route_info",
+        "Always 1; the labels name a configured route and the protocol that its clients speak, durable-streams or s2.",
+        ("route", "protocol"),
+        children,
+    )
+
+
 def build_family(version: str) -> Metric:
     """The versions that run."""
     versions = (version, platform.python_version(), aiohttp.__version__)

@@ -17,6 +17,7 @@ _CLIENT_LIMITS: Final = (
     "client_live_reads",
     "client_min_rate",
     "client_new_streams_per_s",
+    "client_refusals_per_s",
 )
 
 
@@ -39,8 +40,8 @@ class LimitFigures:
         """The families with their current values."""
         yield counter(
             "durable_gateway_client_limited",
-            "Requests refused, and clients cut off, because a client network used more than its share or was slower "
-            "than it may be, by the limit's key. Excludes connections, which are in "
+            "Requests refused, clients cut off, and client networks banned, because a client network used more than "
+            "its share or was slower than it may be, by the limit's key. Excludes connections, which are in "
             "durable_gateway_connections_refused, and configured rate limits.",
             ("limit",),
             (((limit,), n) for limit, n in self.client_limited.items()),

@@ -259,14 +259,14 @@ class LogWriter:
     # -- unclaimed upstream work
 
     def _claim(self, record: Record) -> None:
-        found = self._ledger.claim(RecordedStream(record.route, record.stream, record.partition))
+        found = self._ledger.claim(RecordedStream(record.route, record.stream, record.partition, record.is_s2))
         if found is not None:
             record.origin_requests += found.requests
             record.fetched_bytes += found.fetched_bytes
 
     def _note_unclaimed(self, found: Unclaimed) -> None:
         """Write a line for unclaimed work that found no live reader."""
-        route, stream, partition = found.place
+        route, stream, partition, is_s2 = found.place
         record = Record(
             mode=found.mode,
             outcome=Outcome.FOLLOWED if found.mode in LIVE else Outcome.MISS,
@@ -274,6 +274,7 @@ class LogWriter:
             route=route,
             stream=stream,
             partition=partition,
+            is_s2=is_s2,
             fetched_bytes=found.fetched_bytes,
             origin_requests=found.requests,
             is_final=False,

@@ -30,6 +30,7 @@ from gateway.ops.families import (
     counter,
     gauge,
     histogram,
+    route_family,
     state_families,
     upstream_families,
 )
@@ -94,6 +95,8 @@ class Metrics(Collector):
         self._version = version
         self.routes: dict[str, RouteFigures] = {}
         """Counts by route."""
+        self.protocols: dict[str, str] = {}
+        """The protocol that each configured route's clients speak."""
         self._configured: set[str] = set()
         self._removed: set[str] = set()
         """Routes that were configured and no longer are."""
@@ -309,6 +312,7 @@ class Metrics(Collector):
         yield from self.operations.families()
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
+        yield route_family(self.routes, self.protocols)
         yield build_family(self._version)
         self._forget(state)
 

@@ -42,7 +42,8 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
         ("pinned_limit_bytes", "The most that durable_gateway_plan_pinned_bytes may be.", state.pinned_limit_bytes),
         ("unstored_streams", "Streams that the cache plan says not to store. Excludes those that match no route.",
          state.unstored_streams),
-        ("unmatched_entries", "Entries of the cache plan that match no route. Excludes those not granted.",
+        ("unmatched_entries",
+         "Entries of the cache plan that match no route, or would warm an S2 stream. Excludes those not granted.",
          state.unmatched),
     ):  # fmt: skip
         yield gauge(f"durable_gateway_plan_{name}", text, (), [((), value)])

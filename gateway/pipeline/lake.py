@@ -155,11 +155,17 @@ class Lake:
                     files.remove(name)
 
     def _stored(self, spark: SparkSession, table: Table) -> DataFrame | None:
+        from pyspark.sql import functions as f
+
         path = self.path(table)
         if not Folder(spark, path).exists():
             return None
         # Otherwise Spark infers the types of partition columns from the folders' names.
-        return spark.read.schema(f"{table.ddl}, `{_BATCH}` string" if table.has_batches else table.ddl).parquet(path)
+        found = spark.read.schema(f"{table.ddl}, `{_BATCH}` string" if table.has_batches else table.ddl).parquet(path)
+        for column in table.columns:
+            if column.before is not None:
+                found = found.withColumn(column.name, f.coalesce(f.col(column.name), f.lit(column.before)))
+        return found
 
 
 def _fitted(df: DataFrame, table: Table) -> DataFrame:

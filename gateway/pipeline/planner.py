@@ -109,8 +109,11 @@ def make_plan(
         raise PipelineFailed(f"target: expected a ratio from 0 to 1, got {target_hit_ratio}")
     requests = lake.read(spark, tables.REQUESTS)
     at = f.unix_micros("time")
-    row = requests.agg(f.min(at), f.max(at), f.count("*"), f.sort_array(f.collect_set("node"))).collect()[0]
-    first_us, last_us, lines, nodes = row
+    # Gateways warm Durable Streams only.
+    is_other = f.col("protocol") != tables.DURABLE_STREAMS
+    other_routes = f.collect_set(f.when(is_other, f.col("route")))
+    row = requests.agg(f.min(at), f.max(at), f.count("*"), f.sort_array(f.collect_set("node")), other_routes)
+    first_us, last_us, lines, nodes, not_warmed = row.collect()[0]
     if not lines:
         raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
     points = _points(spark, lake, policy)
@@ -138,7 +141,7 @@ def make_plan(
         ),
         target_hit_ratio=float(target_hit_ratio),
         memory=memory,
-        **decide(traffic, memory.cache_bytes, max(1, len(nodes))),
+        **decide(traffic, memory.cache_bytes, max(1, len(nodes)), frozenset(not_warmed)),
     )
 
 
@@ -211,15 +214,16 @@ def _ratio(value: float) -> float:
     return round(min(1.0, max(0.0, value)), 4)
 
 
-def decide(traffic: Traffic, cache_bytes: int, nodes: int) -> dict[str, Any]:
-    """The four lists, for a budget of `cache_bytes` on each of `nodes` gateways."""
+def decide(traffic: Traffic, cache_bytes: int, nodes: int, not_warmed: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The four lists, for a budget of `cache_bytes` on each of `nodes` gateways; no stream of the routes `not_warmed`
+    is to be warmed."""
     kept_s = residence_s(traffic.gaps, traffic.span_s, cache_bytes * nodes)
     streams = [one for one in traffic.streams if _can_be_named(one)]
     shunned = not_worth_storing(streams, cache_bytes, kept_s)
     others = _without(streams, shunned)
     shared = [one for one in others if 2 * one.asked_apart <= one.asked]
     pinned = worth_pinning(shared, cache_bytes, kept_s)
-    warmed = worth_warming(shared, cache_bytes, traffic.span_s)
+    warmed = worth_warming([one for one in shared if one.route not in not_warmed], cache_bytes, traffic.span_s)
     idle = lifetimes_of(_without(_without(others, pinned), warmed), kept_s)
     return {"pin": tuple(pinned), "warm": tuple(warmed), "do_not_store": tuple(shunned), "lifetimes": tuple(idle)}
 

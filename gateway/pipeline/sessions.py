@@ -42,7 +42,7 @@ background returns within about a minute; a reader that returns after five has b
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 
-_READER: Final = ("day", "route", "stream", "partition", "client", "user_agent")
+_READER: Final = ("day", "route", "protocol", "stream", "partition", "client", "user_agent")
 _FOLDS: Final = (
     *((name, "first") for name in _READER),
     ("began", "min"),
@@ -73,7 +73,7 @@ def sessions(requests: DataFrame) -> DataFrame:
     is_read = mode.isin([str(mode) for mode in READS]) & (is_final | (f.col("status") > 0))
     is_live = mode != str(Mode.CATCHUP)
     reads = requests.where(is_read).select(
-        *("day", "route", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
+        *("day", "route", "protocol", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
         f.coalesce("client", f.lit("-")).alias("client"),
         f.coalesce("user_agent", f.lit("-")).alias("user_agent"),
         f.coalesce("start", f.lit(START)).alias("start"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
-from gateway.pipeline.tables import LINES, REQUESTS
+from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 # The meaning of a missing field, where that is not "unknown".
-_LEFT_OUT: Final[dict[str, Any]] = {"route": "-", "partition": "", "status": 0, "saved_bytes": 0, "origin_requests": 0}
+_LEFT_OUT: Final[dict[str, Any]] = {
+    "route": "-",
+    "protocol": DURABLE_STREAMS,
+    "partition": "",
+    "status": 0,
+    "saved_bytes": 0,
+    "origin_requests": 0,
+}
 _MARK: Final = "mark"
 
 

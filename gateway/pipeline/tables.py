@@ -32,6 +32,8 @@ class Column:
     name: str
     type: str
     meaning: str
+    before: str | None = None
+    """What rows have that were written before there was such a column; None is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ _DAY: Final = Column("day", "date", "UTC day; the folder.")
 _MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
 _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
+DURABLE_STREAMS: Final = "durable-streams"
+_PROTOCOL: Final = Column(
+    "protocol", "string", "What clients speak: `durable-streams` or `s2`.", before=DURABLE_STREAMS
+)
 _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
 
 _SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
@@ -92,6 +98,7 @@ REQUESTS: Final = Table(
         Column("time", "timestamp", "When the request ended, or the line was written."),
         Column("node", "string", "Gateway that wrote the line."),
         _ROUTE,
+        _PROTOCOL,
         Column("stream", "string", "Path and query."),
         Column("partition", "string", "Who shares the tape; empty where all of the route do."),
         Column("method", "string", "HTTP method."),
@@ -125,6 +132,7 @@ SESSIONS: Final = Table(
         Column("began", "timestamp", "When its first read was asked for."),
         Column("ended", "timestamp", "When its last read ended."),
         _ROUTE,
+        _PROTOCOL,
         Column("stream", "string", "Path and query."),
         Column("partition", "string", "Who shares the tape; empty where all of the route do."),
         Column("client", "string", "As the log has it; `-` where it has none."),
@@ -145,6 +153,7 @@ TRAFFIC: Final = Table(
         _DAY,
         _MINUTE,
         _ROUTE,
+        _PROTOCOL,
         _MODE,
         Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`."),
         Column("requests", "bigint", "Requests that ended: final lines."),
@@ -153,7 +162,7 @@ TRAFFIC: Final = Table(
         Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
         Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
     ),
-    ("minute", "route", "mode", "outcome"),
+    ("minute", "route", "protocol", "mode", "outcome"),
 )
 OFFLOAD: Final = Table(
     "gold/offload",
@@ -224,6 +233,7 @@ TOP_STREAMS: Final = Table(
         Column("by", "string", "`requests` or `bytes`: what the rank goes by."),
         Column("rank", "int", "1 is the busiest; the first 100 are kept."),
         _ROUTE,
+        _PROTOCOL,
         Column("stream", "string", "Path and query."),
         Column("requests", "bigint", "Requests that ended."),
         Column("sent_bytes", "bigint", "Body bytes to clients."),

@@ -3,6 +3,10 @@
 A plan holds no credentials.  Pinning and warming therefore apply to the tape of readers without credentials.  Entries
 that limit storing or lifetime apply to every partition's tape of the stream.  An entry is left out and counted if no
 route covers it or its route does not cache.
+
+An S2 stream is named as the access log names it, by the path of the stream and `s2-basin=…` as the query, which is what
+its key has.  Entries to warm are left out on routes to S2 origins: a read there may create the stream, and needs a
+basin and mostly a token.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class PlanEntries:
     not_stored: tuple[KeyedEntry[Entry], ...] = ()
     lifetimes: tuple[KeyedEntry[Lifetime], ...] = ()
     unmatched: int = 0
-    """Entries that no caching route covers."""
+    """Entries that no caching route covers, and those to warm S2 streams."""
 
 
 def resolve_entries(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
@@ -51,19 +55,19 @@ def resolve_entries(plan: CachePlan | None, grants: CachePlanConfig, routes: Seq
     by_name = {route.config.name: route for route in routes}
     unmatched = 0
 
-    def resolve(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
+    def resolve(entries: Iterable[E], is_granted: bool, *, of_s2: bool = True) -> tuple[KeyedEntry[E], ...]:
         nonlocal unmatched
         keyed_entries: list[KeyedEntry[E]] = []
         for entry in entries if is_granted else ():
             keyed = _keyed(entry, by_name)
-            if keyed is None:
+            if keyed is None or (keyed.route.is_s2 and not of_s2):
                 unmatched += 1
             else:
                 keyed_entries.append(keyed)
         return tuple(keyed_entries)
 
     pinned = resolve(plan.pin, grants.take_pins)
-    warm = resolve(plan.warm, grants.take_warm)
+    warm = resolve(plan.warm, grants.take_warm, of_s2=False)
     not_stored = resolve(plan.do_not_store, grants.take_do_not_store)
     lifetimes = resolve(plan.lifetimes, grants.take_lifetimes)
     return PlanEntries(pinned, warm, not_stored, lifetimes, unmatched)

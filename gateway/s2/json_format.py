@@ -117,16 +117,15 @@ def decode_read_batch(data: bytes, format_: Format) -> ReadBatch:
 
 def encode_read_batch(batch: ReadBatch, format_: Format) -> bytes:
     """The answer to a unary read, and the data of an SSE batch; one line."""
-    fields: dict[str, object] = {
-        "records": [
-            {"seq_num": record.seq_num, "timestamp": record.timestamp}
-            | _payload_fields(record.headers, record.body, format_)
-            for record in batch.records
-        ]
-    }
+    fields: dict[str, object] = {"records": [_record_fields(record, format_) for record in batch.records]}
     if batch.tail is not None:
         fields["tail"] = _place(batch.tail)
     return orjson.dumps(fields)
+
+
+def encode_record(record: Record, format_: Format) -> bytes:
+    """One record of an answer, as tools print it; one line."""
+    return orjson.dumps(_record_fields(record, format_))
 
 
 def decode_tail(data: bytes) -> StreamPosition:
@@ -145,6 +144,12 @@ def encode_tail(tail: StreamPosition) -> bytes:
 def _append_fields(record: AppendRecord, format_: Format) -> dict[str, object]:
     fields = _payload_fields(record.headers, record.body, format_)
     return fields if record.timestamp is None else {"timestamp": record.timestamp} | fields
+
+
+def _record_fields(record: Record, format_: Format) -> dict[str, object]:
+    return {"seq_num": record.seq_num, "timestamp": record.timestamp} | _payload_fields(
+        record.headers, record.body, format_
+    )
 
 
 def _payload_fields(headers: Sequence[Header], body: bytes, format_: Format) -> dict[str, object]:

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from gateway.s2 import s2_pb2
 from gateway.s2.records import (
     MAX_BATCH_HEADERS,
+    MAX_BATCH_METERED_BYTES,
     MAX_BATCH_RECORDS,
     AppendAck,
     AppendInput,
@@ -27,6 +28,7 @@ from gateway.s2.records import (
     ReadBatch,
     Record,
     StreamPosition,
+    metered_bytes,
 )
 
 CONTENT_TYPE: Final = "application/protobuf"
@@ -40,7 +42,7 @@ class BadProtobuf(ValueError):
 
 
 class InvalidProtobuf(BadProtobuf):
-    """A message has more records or headers than S2 allows in one (422 `invalid`)."""
+    """A message has more records or headers, or a larger record, than S2 allows (422 `invalid`)."""
 
 
 def decode_append_input(data: bytes) -> AppendInput:
@@ -88,7 +90,7 @@ def encode_append_ack(ack: AppendAck) -> bytes:
 
 
 def decode_read_batch(data: bytes) -> ReadBatch:
-    """The answer to a unary read.  Raises `BadProtobuf`."""
+    """The answer to a unary read, and a message of a read session.  Raises `BadProtobuf`."""
     message = _parsed(s2_pb2.ReadBatch, data)
     _check(message.records)
     records = tuple(
@@ -100,6 +102,11 @@ def decode_read_batch(data: bytes) -> ReadBatch:
         )
         for record in message.records
     )
+    # A record takes at most 6 metered bytes more than bytes here: without a body it takes 2 and counts as 8.
+    if len(data) > MAX_BATCH_METERED_BYTES - 6 and any(
+        metered_bytes(record) > MAX_BATCH_METERED_BYTES for record in records
+    ):
+        raise InvalidProtobuf(f"a record has at most {MAX_BATCH_METERED_BYTES} metered bytes")
     return ReadBatch(records, _position(message.tail) if message.HasField("tail") else None)
 
 

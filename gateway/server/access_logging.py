@@ -63,7 +63,7 @@ class AccessLogHandler:
     def _hand_over(self, record: Record, response: Answered | None, began: float) -> None:
         if response is not None:
             record.status = response.status
-            record.next_offset = response.headers.get(STREAM_NEXT_OFFSET)
+            record.next_offset = response.headers.get(STREAM_NEXT_OFFSET, record.next_offset)
             record.coding = applied(response.headers.get("Content-Encoding"))
         record.ended_at = self._clock.wall()
         record.duration_s = self._clock.now() - began

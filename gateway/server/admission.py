@@ -1,4 +1,4 @@
-"""Admission of requests: the bound on live reads of one net, and the configured rate limits.
+"""Admission of requests: the bound on live reads of one net, the configured rate limits, and bans.
 
 A live read counts from its admission until its channel is free again, however it ends.  The handler admits requests and
 is the one place that refuses them.  Requests that are answered from their bytes are asked about as well; one that is
@@ -7,17 +7,21 @@ not admitted falls through to the handler.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
+from gateway.limits.bans import BAN_S, Bans
 from gateway.limits.client_net import UNKNOWN, ClientNet
 from gateway.limits.rate_limits import LimitedLive, RateLimitFields, RateLimits
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
 from gateway.limits.usage import NetUse, Usage
 from gateway.server.request import Channel, LiveUse
 from gateway.telemetry.metrics import MetricsRecorder
+
+_log = logging.getLogger("gateway.server")
 
 
 class _LimitedLiveRead:
@@ -44,6 +48,7 @@ class Admission:
         limits: LimitsConfig,
         client_net: ClientNet,
         usage: Usage,
+        bans: Bans,
         rates: RateLimits,
         metrics: MetricsRecorder,
         rng: random.Random,
@@ -52,17 +57,19 @@ class Admission:
         self.client_net = client_net
         self.rates = rates
         self._usage = usage
+        self._bans = bans
         self._metrics = metrics
         self._rng = rng
         self._now = now
         self.configure(limits)
 
     def __repr__(self) -> str:
-        return f"<Admission {self._usage!r} {self.rates!r}>"
+        return f"<Admission {self._usage!r} {self.rates!r} {self._bans!r}>"
 
     def configure(self, limits: LimitsConfig) -> None:
         """Use these limits from now on."""
         self.most_live_reads = limits.most_client_live_reads
+        self._bans.configure(limits.client_refusals_per_s)
 
     def admit(self, channel: Channel, net: str, route: str, *, is_live: bool) -> RateLimitFields | None:
         """Count the request, and the live read until the channel's `live_use` ends.
@@ -85,6 +92,17 @@ class Admission:
         if is_live:
             self._begin_live(channel, net, route)
         return fields
+
+    def refused(self, use: NetUse | None) -> bool:
+        """A request was refused for what its client did; `use` is its connection's.  True if the net is banned now."""
+        if use is None:
+            return False
+        now = self._now()
+        if self._bans.refused(use.net, now):
+            self._metrics.client_limited("client_refusals_per_s")
+            _log.warning("client network %s is banned for %d s: too many of its requests are refused", use.net, BAN_S)
+            return True
+        return self._bans.is_banned(use.net, now)
 
     def admit_remembered(self, net: str, route: str, sent_bytes: int) -> bool:
         """Count a request that a remembered answer of `sent_bytes` body bytes answers; False, with nothing counted, if

@@ -11,6 +11,7 @@ connections belong to no net.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
+from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, client_nets
 from gateway.limits.least_rate import keeps_up
 from gateway.limits.usage import NetUse, Usage
@@ -32,6 +34,8 @@ from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.metrics import MetricsRecorder
+
+_log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
@@ -54,6 +58,8 @@ class ConnectionRefusal(StrEnum):
     """`max_connections` connections are open."""
     CLIENT = "client"
     """The client's network has as many connections as one may have."""
+    BANNED = "banned"
+    """The client's network has had too many requests refused (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
     """It was idle and of the network with the most connections, and a smaller one needed its place."""
     LEAVING = "leaving"
@@ -101,6 +107,13 @@ class ClientConnection(Protocol):
         """Close the connection at once."""
 
 
+class Flushing(Protocol):
+    """A connection that gathers its output."""
+
+    def flush(self) -> None:
+        """Write the output."""
+
+
 class Peer(Protocol):
     """The remote end of a connection."""
 
@@ -117,7 +130,7 @@ class Clients:
     """The registry of open connections, and what they share.
 
     `remembered` is None if the fast path is off.  `on_bad_request` is called for each request that could not be parsed,
-    with the status, the body's size in bytes and the client's address.
+    with the status, the body's size in bytes and the connection.
     """
 
     def __init__(
@@ -127,12 +140,14 @@ class Clients:
         remembered: RememberedAnswers | None,
         clock: Clock,
         metrics: MetricsRecorder,
-        on_bad_request: Callable[[int, int, str | None], None],
+        on_bad_request: Callable[[int, int, ClientConnection], None],
         joins: Joins | None = None,
         usage: Usage | None = None,
+        bans: Bans | None = None,
     ) -> None:
-        """`usage` is where connections are counted, if other clients share it."""
+        """`usage` is where connections are counted, and `bans` what bans their nets, if other clients share them."""
         self.usage = Usage() if usage is None else usage
+        self.bans = Bans(0) if bans is None else bans
         self.client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.handler = handler
         self.limits = limits
@@ -173,6 +188,8 @@ class Clients:
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
+        self._unflushed: list[Flushing] = []
+        """Connections with output to be written at the end of the loop's turn."""
         self._emptied = Signal()
 
     def __repr__(self) -> str:
@@ -213,6 +230,8 @@ class Clients:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
+        if self.bans.is_banned(net, self.now()):
+            return ConnectionRefusal.BANNED
         limits, connections = self.limits, self.usage.connections(net)
         has_share = net == UNKNOWN or connections < limits.most_client_connections
         if self.count_connections() < limits.max_connections:
@@ -262,6 +281,20 @@ class Clients:
             async with asyncio.timeout(timeout_s):
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
+
+    def flush_soon(self, connection: Flushing) -> None:
+        """Flush the connection at the end of the loop's turn; one call of the loop serves all connections."""
+        if not self._unflushed:
+            self.loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            try:
+                connection.flush()
+            except Exception:
+                _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
         """A parser that has read nothing yet; return it by `spare` between two messages."""

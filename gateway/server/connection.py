@@ -337,7 +337,7 @@ class Connection(ReadingConnection, Handling):
 
     def _refuse(self, status: int, body: bytes) -> None:
         """Answer bytes that are not an acceptable request, and close the connection."""
-        self._clients.on_bad_request(status, len(body), self.client)
+        self._clients.on_bad_request(status, len(body), self)
         assert self.transport is not None
         headers = plain_text()
         headers["Content-Length"] = str(len(body))

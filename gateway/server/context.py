@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -25,10 +25,13 @@ from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
-from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import note_response
+from gateway.server.s2_request import S2Request, recorded_start
+from gateway.telemetry.access_record import RecordedStream, note_response
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
+
+_BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
+"""The statuses of refusals that a client brings about by what it sends, or by how often."""
 
 
 class ParsedRequest(NamedTuple):
@@ -47,6 +50,18 @@ class ParsedRequest(NamedTuple):
     """The net of the client; empty if it is not known."""
     s2: S2Request | None = None
     """The read of an S2 stream; None if the request is none, or has to be relayed."""
+    named: RecordedStream | None = None
+    """The stream's name in records, if the target does not give it."""
+
+    @property
+    def recorded(self) -> RecordedStream:
+        """The stream's name in records."""
+        return self.named or RecordedStream.of(self.route.config.name, self.target, self.key.partition)
+
+    @property
+    def start(self) -> str | None:
+        """The offset asked for, as records show it."""
+        return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
 
 
 @dataclass(slots=True)
@@ -121,6 +136,9 @@ class ResponseRecorder:
         if context.route is not None and context.route.is_s2:
             headers["Content-Type"], body = json_format.CONTENT_TYPE, s2_error_body(error)
         self.finish(context, headers)
+        request = context.request
+        if answer.status in _BY_CLIENT and self._admission.refused(request.channel.use):
+            request.keeps_alive = False
         return context.delivery.text(answer.status, headers, body)
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:

@@ -41,6 +41,22 @@ ALLOWED_HEADERS: Final = (
 )
 """Request headers that scripts may send: those of the protocol and of its clients."""
 
+S2_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+S2_HEADERS: Final = (
+    "Content-Type",
+    "Authorization",
+    "Accept",
+    "Cache-Control",
+    "Last-Event-ID",
+    "s2-basin",
+    "s2-encryption-key",
+    "s2-format",
+    "s2-request-token",
+    "s2-stream-config",
+)
+"""The same on a route to an S2 origin."""
+
 EXPOSED_HEADERS: Final = (
     names.STREAM_NEXT_OFFSET,
     names.STREAM_CURSOR,
@@ -82,7 +98,12 @@ def is_preflight(method: str, origin: str | None, request_method: str | None) ->
 
 
 def preflight_headers(
-    cors: CorsConfig, origin: str | None, request_method: str | None, request_headers: str | None
+    cors: CorsConfig,
+    origin: str | None,
+    request_method: str | None,
+    request_headers: str | None,
+    *,
+    is_s2: bool = False,
 ) -> dict[str, str] | None:
     """The headers of a preflight's 204; None if the origin is not allowed, or the request is not a preflight.
 
@@ -95,8 +116,8 @@ def preflight_headers(
         return None
     headers = {
         "Access-Control-Allow-Origin": allowed,
-        "Access-Control-Allow-Methods": ALLOWED_METHODS,
-        "Access-Control-Allow-Headers": _joined(ALLOWED_HEADERS, cors.allow_headers),
+        "Access-Control-Allow-Methods": S2_METHODS if is_s2 else ALLOWED_METHODS,
+        "Access-Control-Allow-Headers": _joined(S2_HEADERS if is_s2 else ALLOWED_HEADERS, cors.allow_headers),
         "Access-Control-Max-Age": str(cors.max_age_s),
     }
     if allowed != "*":

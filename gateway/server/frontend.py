@@ -3,7 +3,7 @@
 It makes the request handler, the connections and the store of remembered answers.  `reconfigure` puts all later
 requests under another configuration, `use_certificates` all later handshakes; requests in progress end under the old
 one, and no connection is closed.  Remembered answers are dropped when the routes change, because the routes decide what
-a request means and which of its header lines are credentials.
+a request means and which of its header lines matter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
+from gateway.limits.bans import Bans
 from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.limits.usage import Usage
@@ -22,7 +23,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
 from gateway.server.admission import Admission
-from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Peer, Work
+from gateway.server.clients import AsyncHandler, ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -69,11 +70,12 @@ class Frontend:
         limits, usage = config.limits, Usage()
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self._rates = RateLimits(config.rate_limits)
-        self._admission = Admission(limits, client_net, usage, self._rates, metrics, rng, engine.clock.now)
+        bans = Bans(limits.client_refusals_per_s)
+        self._admission = Admission(limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now)
         self._handler = self._make_handler()
         remembered = self._make_remembered()
         self.clients = Clients(
-            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage
+            self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
         )
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
@@ -118,7 +120,14 @@ class Frontend:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
         clients = Clients(
-            redirect(port), limits, None, clock, self._metrics, self._note_bad_request, usage=self.clients.usage
+            redirect(port),
+            limits,
+            None,
+            clock,
+            self._metrics,
+            self._note_bad_request,
+            usage=self.clients.usage,
+            bans=self.clients.bans,
         )
         clients.count_connections = self.connections
         clients.proxies = self.clients.proxies
@@ -177,12 +186,14 @@ class Frontend:
         if not self._config.server.fast_path:
             return None
         engine = self._engine
-        remembered = RememberedAnswers(engine.clock, engine.store, self._metrics, self._credentials(), engine.touch)
+        remembered = RememberedAnswers(
+            engine.clock, engine.store, self._metrics, self._meaningful_names(), engine.touch
+        )
         engine.on_forget = remembered.forget
         return remembered
 
-    def _credentials(self) -> list[tuple[str, ...]]:
-        return [route.config.credential_headers for route in self.routes.routes]
+    def _meaningful_names(self) -> list[frozenset[str]]:
+        return [route.meaningful_names for route in self.routes.routes]
 
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
         """Log and trace a remembered answer that was sent, if there is a log or a tracer."""
@@ -194,11 +205,13 @@ class Frontend:
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
-    def _note_bad_request(self, status: int, sent_bytes: int, client: str | None) -> None:
+    def _note_bad_request(self, status: int, sent_bytes: int, connection: ClientConnection) -> None:
         """Count and log a request that could not be parsed; nothing else is known about it."""
+        self._admission.refused(connection.use)
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
+            client = connection.client
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
     def reconfigure(self, config: GatewayConfig) -> None:
@@ -212,7 +225,7 @@ class Frontend:
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
-                self.clients.remembered.reset(self._credentials())
+                self.clients.remembered.reset(self._meaningful_names())
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()

@@ -18,6 +18,7 @@ from gateway.engine.core import Engine
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.s2.answer import RefusedToAnother
 from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import (
@@ -26,9 +27,7 @@ from gateway.errors import (
     TooManyRequests,
 )
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
@@ -36,14 +35,15 @@ from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.joins import Join, Joins
+from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
-from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
-from gateway.telemetry.access_record import AccessLog, RecordedStream, note_repeated, note_request
+from gateway.server.s2_request import S2Request
+from gateway.telemetry.access_record import AccessLog, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
@@ -147,13 +147,9 @@ class RequestHandler:
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             self._admit(context, parsed)
-            note_request(
-                context.mode,
-                RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
-                parsed.target.offset,
-            )
+            note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
-                return self._s2.answer(context, parsed, parsed.s2)
+                return self._answer_s2(context, parsed, parsed.s2)
             read = parsed.read
             if read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
@@ -190,7 +186,11 @@ class RequestHandler:
         if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
-            route.config.cors, origin, wanted, request.headers.get("Access-Control-Request-Headers")
+            route.config.cors,
+            origin,
+            wanted,
+            request.headers.get("Access-Control-Request-Headers"),
+            is_s2=route.is_s2,
         )
         context.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
@@ -212,6 +212,18 @@ class RequestHandler:
                 context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
         await self._relays.until_begun(context, parsed)
         return None
+
+    def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
+        answered = self._s2.begin(context, parsed, request)
+        return answered if isinstance(answered, Answered) else self._or_relayed(context, parsed, answered)
+
+    async def _or_relayed(self, context: RequestContext, parsed: ParsedRequest, work: Work) -> Answered | None:
+        """Do the work; relay the read if the origin has refused it to another."""
+        try:
+            return await work
+        except RefusedToAnother:
+            await self._relays.until_begun(context, parsed)
+            return None
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
         if context.mode is Mode.SSE:
@@ -329,41 +341,21 @@ class RequestHandler:
         return answered
 
     def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
-        """Have a plain hit remembered, so that the next request with the same bytes skips this handler."""
-        body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
-        if body is None:
-            return
-        headers = answer.headers.copy()
-        if context.fields is not None:
-            # What is left changes with each request.
-            for name in ("RateLimit-Policy", "RateLimit"):
-                headers.popall(name, None)
-        if answer.status == 200:
-            headers["Content-Length"] = str(sum(map(len, body)))
-        age = headers.get("Age")
-        stored_at = self._engine.clock.now() - int(age) if age is not None else None
-        context.request.channel.learn(
-            RememberedAnswer(
+        """Have a plain hit remembered."""
+        parts = answer.parts
+        body = parts.held(answer.is_json) if parts is not None else [answer.body] if answer.body else []
+        if body is not None:
+            learn_hit(
+                context,
+                read.route,
                 run,
-                read.route.config.trust_s,
-                answer.tail,
-                context.mode,
                 answer.outcome,
                 answer.status,
-                headers,
+                answer.headers,
                 body,
-                answer.saved_bytes,
-                answer.parts.copied if answer.parts is not None else 0,
-                stored_at,
-                read.route.config.name,
-                note_repeated(
-                    answer.outcome,
-                    answer.status,
-                    headers.get(STREAM_NEXT_OFFSET),
-                    applied(headers.get("Content-Encoding")),
-                    sum(map(len, body)),
-                    answer.saved_bytes,
-                ),
-            ),
-            read.route.credential_names,
-        )
+                now=self._engine.clock.now(),
+                trust_s=read.route.config.trust_s,
+                tail=answer.tail,
+                saved_bytes=answer.saved_bytes,
+                copied=parts.copied if parts is not None else 0,
+            )

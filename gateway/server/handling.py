@@ -95,11 +95,11 @@ class Handling(ABC):
         self.respond(request, 500, plain_text(), b"Internal error\n")
         self.answered(request)
 
-    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
         alias, remembered = self.alias, self._clients.remembered
         if alias is not None and remembered is not None:
-            remembered.remember(alias, answer, credential_headers)
+            remembered.remember(alias, answer, meaningful_names)
 
 
 def plain_text() -> CIMultiDict[str]:

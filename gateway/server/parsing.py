@@ -21,7 +21,7 @@ from gateway.protocol.target import Target, parse_target
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Request
-from gateway.server.s2_request import parse_s2, s2_mode
+from gateway.server.s2_request import parse_s2, recorded_stream, s2_mode
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
@@ -61,10 +61,11 @@ class RequestParser:
         key = route.key(target, sharing.partition)
         config, client = route.config, self._client_net(request.client)
         if route.is_s2:
-            s2 = parse_s2(request, target, route, sharing, client)
-            context.mode = s2_mode(request, s2.asked if s2 is not None else None) or mode
+            named = recorded_stream(request, target, route, sharing)
+            s2 = parse_s2(request, target, route, sharing, client, named)
+            context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or mode
             context.is_session = request.body is not None and is_session(request.headers)
-            return ParsedRequest(route, target, key, False, facts, None, client, s2)
+            return ParsedRequest(route, target, key, False, facts, None, client, s2, named)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None

@@ -27,7 +27,7 @@ from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
 from gateway.server.request import Answered, Channel, LiveUse, Request
-from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
+from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
@@ -93,7 +93,7 @@ class Relays:
         self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _, client, _ = parsed
+        route, target, key, shares, facts, _, client, _, _ = parsed
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
@@ -206,8 +206,7 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            stream = RecordedStream.of(self._parsed.route.config.name, self._parsed.target, self._parsed.key.partition)
-            self._relays.access_log.unclaimed(stream, self._context.mode, requests=1)
+            self._relays.access_log.unclaimed(self._parsed.recorded, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
         """The request has failed without an answer."""
@@ -224,8 +223,6 @@ class Relaying:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if context.mode is Mode.DELETE and status < 300 and parsed.route.is_s2:
-            self._relays.engine.s2.deleted(parsed.key.group.origin, parsed.key.group.path)
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
                 parsed.key,

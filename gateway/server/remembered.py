@@ -7,9 +7,9 @@ only: a key is made of bytes that the parser has accepted.
 Requests that differ only in headers without influence on the answer share one key (`gateway.server.request_keys`).
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
-or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes by
-`forget`, a need for revalidation by `Stream.stale_marks`, and a change to what is known of an open stream's tail by
-`Stream.tail_version`, for answers that name the tail.  An answer whose bytes were read before a `forget` is not
+or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
+records by `forget`, a need for revalidation by `Stream.stale_marks`, and a change to what is known of an open stream's
+tail by `Stream.tail_version`, for answers that name the tail.  An answer whose bytes were read before a `forget` is not
 remembered after it.
 
 Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, aliases for as long as they
@@ -199,7 +199,7 @@ class RememberedAnswers:
         clock: Clock,
         store: TapeStore,
         metrics: MetricsRecorder,
-        credential_headers: Iterable[Collection[str]],
+        meaningful_names: Iterable[Collection[str]],
         touch: Callable[[Stream], None],
     ) -> None:
         self._clock = clock
@@ -213,7 +213,7 @@ class RememberedAnswers:
         self._aliases = self.exact
         """Whichever of the two is in use."""
         self._by_loose: dict[bytes, RememberedAnswer] = {}
-        """Answers by reduced request, for routes whose credentials are not among the loose lines."""
+        """Answers by reduced request, for routes whose answers depend on none of the loose lines."""
         self._by_tight: dict[bytes, RememberedAnswer] = {}
         """The same for the other routes; only lines that are meaningless to every route are taken out."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
@@ -226,14 +226,14 @@ class RememberedAnswers:
         self.generation = 0
         """Counts calls to `reset`: a request read in an earlier generation was read under other routes, and its answer
         must not be remembered."""
-        self.reset(credential_headers)
+        self.reset(meaningful_names)
 
-    def reset(self, credential_headers: Iterable[Collection[str]]) -> None:
-        """Drop everything, and begin with routes that use these headers as credentials."""
+    def reset(self, meaningful_names: Iterable[Collection[str]]) -> None:
+        """Drop everything, and begin with routes whose answers depend on these headers (`Route.meaningful_names`)."""
         self.generation += 1
         for remembered in list(self._all):
             self._drop(remembered)
-        by_route = [{name.lower() for name in names} for names in credential_headers]
+        by_route = list(meaningful_names)
         self._loose_names = [name for name in MEANINGLESS if not all(name in names for names in by_route)]
         tight_names = [name for name in MEANINGLESS if not any(name in names for names in by_route)]
         self._loose = lines_named(self._loose_names)
@@ -352,12 +352,12 @@ class RememberedAnswers:
 
     # -- remembering and forgetting
 
-    def remember(self, request: bytes, remembered: RememberedAnswer, credential_headers: Collection[str]) -> None:
+    def remember(self, request: bytes, remembered: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember that `request` is answered by `remembered`; its key is the request without meaningless lines.
 
-        `credential_headers` are the credentials of its route, in lower case.
+        `meaningful_names` are those of its route.
         """
-        is_loose = self._tight is None or not any(name in credential_headers for name in self._loose_names)
+        is_loose = self._tight is None or not any(name in meaningful_names for name in self._loose_names)
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
         key = reduced(shape, request)

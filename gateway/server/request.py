@@ -116,7 +116,7 @@ class Channel(Protocol):
     def abort(self) -> None:
         """Drop the connection at once: after an orderly end a truncated body would look complete."""
 
-    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
 
     def hand_over(self, answering: LiveAnswer) -> None:

@@ -1,8 +1,8 @@
 """Keys of remembered answers: the bytes of a request, without the header lines that no answer depends on.
 
-Such lines are trace ids, user agents, and cookies where they are not credentials.  A line is taken out only if it has
-the one form that cannot hide anything: a known name in one of its two usual spellings, a colon, and printable
-characters up to the end of the line.
+Such lines are trace ids, user agents, cookies where they are not credentials, and Accept except on routes to S2.  A
+line is taken out only if it has the one form that cannot hide anything: a known name in one of its two usual spellings,
+a colon, and printable characters up to the end of the line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MEANINGLESS: Final = (
     "x-correlation-id",
     "x-request-id",
 )
-"""Headers that no answer depends on, unless a route uses them as credentials."""
+"""Headers that no answer depends on, unless they are among the `meaningful_names` of its route."""
 
 _MOST_LINES: Final = 64
 """The most lines taken out of one request; beyond that, the strict parser has to apply its own bound."""

@@ -6,6 +6,7 @@ A unary answer is written whole.  A session has no task once its head is out: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -15,19 +16,22 @@ from gateway.engine.route import Route
 from gateway.engine.s2.answer import S2Answer, S2Read
 from gateway.engine.s2.reader import Session, SessionReader
 from gateway.engine.s2.reads import S2Reads
-from gateway.engine.s2.request import CheckTail, Reply
+from gateway.engine.s2.request import CheckTail, ReadRecords, Reply
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING
 from gateway.s2 import session as s2s
 from gateway.s2 import sse
+from gateway.s2.numbers import fixed_width
+from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.head import response_head
+from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import Record
+from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18
 """A larger body is written in parts, each of which the client has the write timeout to take."""
@@ -41,7 +45,32 @@ class S2Answers:
         self._recorder = recorder
         self._live = live
 
-    async def answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
+    def begin(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
+        """Answer a read, at once if memory alone answers it; else return the work.  Raises a GatewayError."""
+        read, asked = request
+        answer = self._reads.held(read, asked) if isinstance(asked, ReadRecords) else None
+        if answer is None:
+            return self._answer(context, parsed, request)
+        self._dress(context, answer)
+        body = answer.body
+        if answer.run is not None:
+            learn_hit(
+                context,
+                parsed.route,
+                answer.run,
+                answer.outcome,
+                answer.status,
+                answer.headers,
+                (body,),
+                now=self._reads.clock.now(),
+                trust_s=math.inf,
+                copied=len(body),
+            )
+        if len(body) <= _WHOLE_BYTES:
+            return context.delivery.text(answer.status, answer.headers, body)
+        return context.delivery.stream(answer.status, None, answer.headers, len(body), _whole(body))
+
+    async def _answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
         """Answer a read; None if a session gives the answer.  Raises a GatewayError."""
         read, asked = request
         if isinstance(asked, CheckTail):
@@ -51,19 +80,25 @@ class S2Answers:
         opened = await self._reads.open(read, asked)
         if isinstance(opened, S2Answer):
             return await self._deliver(context, opened)
-        self._begin(context, parsed.route, read, opened)
+        self._begin_session(context, parsed.route, read, opened)
         return None
 
-    async def _deliver(self, context: RequestContext, answer: S2Answer) -> Answered:
-        context.outcome, headers, body = answer.outcome, answer.headers, answer.body
+    def _dress(self, context: RequestContext, answer: S2Answer) -> None:
+        context.outcome, headers = answer.outcome, answer.headers
+        if answer.span is not None:
+            note_span(*map(fixed_width, answer.span))
         headers["Cache-Status"] = cache_status(self._recorder.node, answer.outcome)
         headers.setdefault("Cache-Control", "no-store")
         self._recorder.finish(context, headers)
+
+    async def _deliver(self, context: RequestContext, answer: S2Answer) -> Answered:
+        self._dress(context, answer)
+        headers, body = answer.headers, answer.body
         if len(body) <= _WHOLE_BYTES:
             return context.delivery.text(answer.status, headers, body)
         return await context.delivery.stream(answer.status, None, headers, len(body), _whole(body))
 
-    def _begin(self, context: RequestContext, route: Route, read: S2Read, session: Session) -> None:
+    def _begin_session(self, context: RequestContext, route: Route, read: S2Read, session: Session) -> None:
         """Begin a session.  Raises UpstreamBroken and closes it if a header must not be written."""
         request, reads = context.request, self._reads
         channel, keeps, is_chunked = request.channel, request.keeps_alive, request.version != "1.0"
@@ -77,7 +112,8 @@ class S2Answers:
         def fill(into: Record) -> None:
             topic = reader.topic
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
-            into.next_offset, into.sent_bytes = str(reader.at), channel.live_bytes
+            into.start = into.start or fixed_width(session.start)
+            into.next_offset, into.sent_bytes = fixed_width(reader.at), channel.live_bytes
             into.subscribers = len(topic.readers) if topic is not None else 1
 
         name = route.config.name
@@ -101,7 +137,7 @@ class S2Answers:
 
 def _start(reader: SessionReader, session: Session) -> None:
     try:
-        reader.start(session.tail)
+        reader.start()
     except Exception:
         # The session has the connection by now, so an error cannot become a response.
         reader.gone()

@@ -15,13 +15,17 @@ from gateway.engine.s2.request import (
     ReadRecords,
     is_session,
     key_query,
+    may_wait,
     parse_path,
     parse_read,
 )
 from gateway.protocol.mode import Mode
+from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.target import Target
 from gateway.s2 import sse
+from gateway.s2.numbers import fixed_width
+from gateway.s2.read_query import FromSeqNum, FromTailOffset
 from gateway.server.header_facts import SharingFacts
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream
@@ -34,24 +38,49 @@ class S2Request(NamedTuple):
     asked: ReadRecords | CheckTail
 
 
-def s2_mode(request: Request, asked: ReadRecords | CheckTail | None) -> Mode | None:
+def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None) -> Mode | None:
     """What kind of request this is; None if its method tells."""
     match asked:
         case None:
             if request.method != "GET":
                 return None
             # A session, or server-sent events, last as long as the client likes.
-            is_live = is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", "")
-            return Mode.SSE if is_live else Mode.OTHER
+            if is_session(request.headers) or sse.CONTENT_TYPE in request.headers.get("Accept", ""):
+                return Mode.SSE
+            return Mode.LONGPOLL if may_wait(query) else Mode.OTHER
         case CheckTail():
             return Mode.HEAD
-        case ReadRecords(query, form):
+        case ReadRecords(asked_query, form):
             if not form.is_unary:
                 return Mode.SSE
-            return Mode.LONGPOLL if query.longest_wait_s else Mode.CATCHUP
+            return Mode.LONGPOLL if asked_query.longest_wait_s else Mode.CATCHUP
 
 
-def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFacts, client: str) -> S2Request | None:
+def recorded_stream(request: Request, target: Target, route: Route, sharing: SharingFacts) -> RecordedStream:
+    """The stream that a request names, whatever it asks of it, as records show it."""
+    config, path = route.config, parse_path(target.path)
+    if path is None:
+        return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
+    query = key_query(request.headers.get(BASIN_HEADER))
+    return RecordedStream.named(config.name, path.stream, query, sharing.partition, is_s2=True)
+
+
+def recorded_start(asked: ReadRecords | CheckTail) -> str | None:
+    """Where a read starts, as records show it; None if its answer tells the number."""
+    if isinstance(asked, CheckTail):
+        return None
+    match asked.query.start:
+        case FromSeqNum(seq_num):
+            return fixed_width(seq_num)
+        case FromTailOffset(0):
+            return NOW
+        case _:
+            return None
+
+
+def parse_s2(
+    request: Request, target: Target, route: Route, sharing: SharingFacts, client: str, named: RecordedStream
+) -> S2Request | None:
     """The read that a request asks for; None if it is to be relayed."""
     config = route.config
     may_share = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
@@ -67,13 +96,12 @@ def parse_s2(request: Request, target: Target, route: Route, sharing: SharingFac
     if basin is not None:
         headers[BASIN_HEADER] = basin
     source = Source(
-        config.name,
-        RecordedStream.of(config.name, target, sharing.partition),
+        route,
+        named,
         route.upstream_base(target.path)[: -len(route.upstream_path(target.path))] + path.stream,
         headers,
         route.bounds,
         route.live_bounds,
-        client,
     )
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
-    return S2Request(S2Read(key, source, config.live_linger_s, trust_s), asked)
+    return S2Request(S2Read(key, source, client, config.live_linger_s, trust_s), asked)

@@ -1,8 +1,9 @@
 """The tape of an S2 stream: records by sequence number.
 
 Records lie in blocks.  A block *covers* the sequence numbers from its start to its end: every record that the stream
-has there is held.  Numbers without a record inside a block are legal, because a trim removes records and a read from
-below the trim point begins with the first record that is left.  Blocks that touch form one run.
+has there is held.  Numbers without a record inside a block are legal: a trim, or the retention of the stream, removes
+records, and a read from below begins with the first record that is left.  Such a read shows that nothing earlier is
+left either, so everything before its first record is dropped.  Blocks that touch form one run.
 
 A record never changes, so everything a tape holds stays true for the life of one incarnation of the stream.  Where the
 stream's tail is, is not such a fact, so the tape does not know it: a read that stops at the end of what is held is
@@ -18,10 +19,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.s2.records import (
     MAX_BATCH_METERED_BYTES,
@@ -135,6 +136,16 @@ def cut(records: Sequence[Record], start: int, end: int, limits: Limits) -> Part
 _NO_LIMITS: Final = Limits()
 
 
+class Span(NamedTuple):
+    """What one block holds."""
+
+    start: int
+    end: int
+    records: int
+    size: int
+    """Metered bytes."""
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     """A covered range that holds at least one record."""
@@ -182,10 +193,21 @@ class RecordTape:
         """Metered bytes held."""
         return sum(block.size for block in self._blocks.values())
 
+    def spans(self) -> Iterator[Span]:
+        """What each block holds, in the order of the numbers."""
+        for start in self._starts:
+            block = self._blocks[start]
+            yield Span(block.start, block.end, len(block.records), block.size)
+
     @property
     def end(self) -> int:
         """The sequence number after the last one covered; 0 if none is."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
+
+    @property
+    def last(self) -> Record | None:
+        """The last record held."""
+        return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
         """Whether it is known which record the stream has at `seq_num`, if any."""
@@ -250,14 +272,16 @@ class RecordTape:
 
     # -- changes
 
-    def store(self, start: int, records: Sequence[Record]) -> None:
+    def store(self, start: int, records: Sequence[Record]) -> bool:
         """Store what a read from `start` was answered with, in order.  Records already held are kept.
 
-        Raises RecordsReplaced, with nothing stored, if the records contradict those held.
+        Returns whether records were dropped, because those stored show that they were trimmed.  Raises RecordsReplaced,
+        with nothing stored, if the records contradict those held.
         """
         if not records:
-            return
+            return False
         self._check(start, records)
+        is_trimmed = records[0].seq_num > start and self.drop_before(records[0].seq_num)
         end = records[-1].seq_num + 1
         at = start
         while at < end:
@@ -276,7 +300,8 @@ class RecordTape:
             at = stop
         for record in records:
             if is_command(record):
-                self._obey(record)
+                is_trimmed |= self._obey(record)
+        return is_trimmed
 
     def _check(self, start: int, records: Sequence[Record]) -> None:
         if records[0].seq_num < start:
@@ -343,25 +368,26 @@ class RecordTape:
         self._starts[bisect_left(self._starts, start)] = block.start = earlier
         self._blocks[earlier] = block
 
-    def _obey(self, record: Record) -> None:
-        """Drop the records that a trim command removes from the stream."""
+    def _obey(self, record: Record) -> bool:
+        """Drop the records that a trim command removes from the stream; return whether there were any."""
         try:
             command = command_of(record)
         except InvalidAppend:
-            return
-        if isinstance(command, Trim):
-            self.drop_before(min(command.seq_num, record.seq_num))
+            return False
+        return isinstance(command, Trim) and self.drop_before(min(command.seq_num, record.seq_num))
 
-    def drop_before(self, seq_num: int) -> None:
-        """Forget what is covered before `seq_num`."""
+    def drop_before(self, seq_num: int) -> bool:
+        """Forget what is covered before `seq_num`; return whether anything was."""
+        if not self._starts or self._starts[0] >= seq_num:
+            return False
         while self._starts and self._blocks[self._starts[0]].end <= seq_num:
             self._drop(self._starts[0])
-        if not self._starts or self._starts[0] >= seq_num:
-            return
-        block = self._blocks[self._starts[0]]
-        self._drop(block.start)
-        if left := block.records[bisect_left(block.records, seq_num, key=_by_seq_num) :]:
-            self._add(seq_num, block.end, left)
+        if self._starts and self._starts[0] < seq_num:
+            block = self._blocks[self._starts[0]]
+            self._drop(block.start)
+            if left := block.records[bisect_left(block.records, seq_num, key=_by_seq_num) :]:
+                self._add(seq_num, block.end, left)
+        return True
 
     def drop_oldest(self) -> int:
         """Drop the block that was begun first; return the cost freed."""

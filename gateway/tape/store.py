@@ -207,12 +207,25 @@ class TapeStore:
         if stream.ended is not None or tape is None:
             return
         before, blocks = stream.cost, tape.block_count
-        tape.store(start, records)
+        is_trimmed = tape.store(start, records)
         self._account(stream, 0, tape.block_count - blocks, 0)
         self._admit(stream, before)
         if stream.is_followed:
             self._count_use(stream, now)
         self._charge(stream, stream.cost - before)
+        if is_trimmed:
+            self.withdraw(stream)
+
+    def trim_records(self, stream: Stream, seq_num: int) -> None:
+        """Drop the records of an S2 stream before `seq_num`, which it has no more.  Does nothing on an ended stream."""
+        tape = stream.records
+        if stream.ended is not None or tape is None:
+            return
+        before, blocks = stream.cost, tape.block_count
+        if tape.drop_before(seq_num):
+            self._account(stream, 0, tape.block_count - blocks, 0)
+            self._charge(stream, stream.cost - before)
+            self.withdraw(stream)
 
     def weigh(self, stream: Stream) -> None:
         """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing
@@ -329,6 +342,14 @@ class TapeStore:
             stream.tape.incarnation = self._mint()
             stream.lost_tail()
             stream.beyond.clear()
+            self.withdraw(stream)
+
+    def forget_before(self, stream: Stream, token: str) -> None:
+        """Forget the bytes before an offset: the origin has them no more."""
+        if stream.ended is None and stream.records is None:
+            blocks = stream.block_count
+            self._charge(stream, -stream.tape.drop_before(token))
+            self._account(stream, 0, stream.block_count - blocks, 0)
             self.withdraw(stream)
 
     def withdraw(self, stream: Stream) -> None:

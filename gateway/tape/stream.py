@@ -407,8 +407,9 @@ class Stream:
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted."""
-        return self.lifetime is not None and self.is_trusted(now, trust_s)
+        """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted.  An S2 stream
+        has no lifetime: what is held of it stays true until it ends."""
+        return (self.lifetime is not None or self.records is not None) and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
         """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within

@@ -246,18 +246,34 @@ class Tape:
         if first is None:
             return self.drop_all()
         before = self.cost
-        del self._blocks[first.start]
-        known = (*(token for _, token in first.marks), *first.leads)
-        tokens = {token for token in known if self._index.get(token, (None, 0))[0] is first}
+        self._drop(first)
+        return before - self.cost
+
+    def drop_before(self, token: str) -> int:
+        """Drop every block that starts before this token, and every token before it, because the origin has the bytes
+        after those no more; return the cost freed."""
+        before = self.cost
+        for block in tuple(self._blocks.values()):
+            if is_before(block.start, token):
+                self._drop(block)
+        for held in (self._index, self._hops):
+            for known in [known for known in held if is_before(known, token)]:
+                del held[known]
+                self.cost -= token_cost(known)
+        return before - self.cost
+
+    def _drop(self, block: Block) -> None:
+        del self._blocks[block.start]
+        known = (*(token for _, token in block.marks), *block.leads)
+        tokens = {token for token in known if self._index.get(token, (None, 0))[0] is block}
         for token in tokens:
             del self._index[token]
-        if self._ending.get(first.end) is first:
-            del self._ending[first.end]
+        if self._ending.get(block.end) is block:
+            del self._ending[block.end]
         if self._blocks:
-            self.cost -= BLOCK_COST + first.size + token_cost(first.end) + sum(map(token_cost, tokens))
+            self.cost -= BLOCK_COST + block.size + token_cost(block.end) + sum(map(token_cost, tokens))
         else:
             self._clear()
-        return before - self.cost
 
     def drop_all(self) -> int:
         """Drop every byte and keep the facts about tail and closure; return the cost freed."""

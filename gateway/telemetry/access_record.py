@@ -55,18 +55,24 @@ class CloseReason(StrEnum):
 
 
 class RecordedStream(NamedTuple):
-    """The stream that a request names, as records show it: route, path with query, and partition."""
+    """The stream that a request names, as records show it: route, path with query, partition, and protocol."""
 
     route: str | None
     stream: str
     partition: Partition | None
+    is_s2: bool = False
 
     @classmethod
     def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
         """The name of `target` on `route`; the route's own public partition is recorded as None."""
-        stream = f"{target.path}?{target.query}" if target.query else target.path
+        return cls.named(route, target.path, target.query, partition)
+
+    @classmethod
+    def named(cls, route: str, path: str, query: str, partition: Partition, *, is_s2: bool = False) -> RecordedStream:
+        """The same from a path and a query."""
         # The public partition is the default and carries no information.
-        return cls(route, stream, partition if partition != (route, 0, "") else None)
+        known = partition if partition != (route, 0, "") else None
+        return cls(route, f"{path}?{query}" if query else path, known, is_s2)
 
 
 class Fetch(Protocol):
@@ -107,6 +113,8 @@ class Record:
     """The configured route's name."""
     stream: str = ""
     """Path and other query parameters of the request, in canonical form."""
+    is_s2: bool = False
+    """Whether the client speaks S2 and not Durable Streams."""
     partition: Partition | None = None
     """`StreamKey.partition` where credentials or gateways on the way are a part of it, None for the route's public
     partition.  It is derived from credentials: an access log must not write it as it is."""
@@ -183,7 +191,7 @@ def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
     """Record what the current request asks for, once it is parsed."""
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
-        record.route, record.stream, record.partition = stream
+        record.route, record.stream, record.partition, record.is_s2 = stream
 
 
 def note_response(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
@@ -191,6 +199,12 @@ def note_response(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent
     if (record := record_now.get()) is not None and not record.is_parked:
         record.mode, record.outcome = mode, outcome
         record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
+
+
+def note_span(start: str, next_offset: str) -> None:
+    """Record from where to where the current answer goes, if its request and its headers do not say that."""
+    if (record := record_now.get()) is not None:
+        record.start, record.next_offset = record.start or start, next_offset
 
 
 def note_fetch(fetch: Fetch, *, leads: bool) -> None:
@@ -252,12 +266,13 @@ def note_repeated(
             method=record.method,
             route=record.route,
             stream=record.stream,
+            is_s2=record.is_s2,
             partition=record.partition,
             status=status,
             # Repetitions are answered in the same step in which they are read.
             first_byte_s=0.0,
             start=record.start,
-            next_offset=next_offset,
+            next_offset=next_offset or record.next_offset,
             sent_bytes=sent_bytes,
             saved_bytes=saved_bytes,
             coding=coding,

@@ -28,10 +28,11 @@ from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
 MEMORY_BYTES: Final = 512 << 20
 """Bound on the gateway's memory: `limits.memory_max_bytes`, by which a run is judged."""
 CACHE_BYTES: Final = 128 << 20
-NEW_STREAMS_PER_S: Final = 20
-REQUESTS_PER_S: Final = 50
-"""Requests that the gateway admits from each client network per second; a good client needs a tenth and a fifth of
-it."""
+NEW_STREAMS_PER_S: Final = 8
+REQUESTS_PER_S: Final = 20
+"""Requests that the gateway admits from each client network per second; a good client needs half of it at most."""
+REFUSALS_PER_S: Final = 5
+"""Refusals per second above which it bans a client network."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _START_S: Final = 30.0
 _STOP_S: Final = 15.0
@@ -210,6 +211,7 @@ def _config(ports: Ports, admin: int) -> str:
         "cache_bytes": CACHE_BYTES,
         "memory_max_bytes": MEMORY_BYTES,
         "client_new_streams_per_s": NEW_STREAMS_PER_S,
+        "client_refusals_per_s": REFUSALS_PER_S,
     }
     lines = ["[server]", f'listen = "127.0.0.1:{ports.gateway}"', f'admin = "127.0.0.1:{admin}"', "[limits]"]
     lines += [f"{name} = {value}" for name, value in limits.items()]

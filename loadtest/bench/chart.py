@@ -23,6 +23,7 @@ COLOURS: Final = {
     "varnish": "#1971c2",
     "nchan": "#5c940d",
     "bare": "#868e96",
+    "Durable Stream": "#f4a27a",
     "direct": "#868e96",
 }
 _WIDTH: Final = 760

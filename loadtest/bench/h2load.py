@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,14 +26,27 @@ class H2Report:
 
 
 def run(
-    h2load: Path, port: int, path: str, seconds: float, core: int, *, connections: int = 10, streams: int = 10
+    h2load: Path,
+    port: int,
+    path: str,
+    seconds: float,
+    core: int,
+    *,
+    connections: int = 10,
+    streams: int = 10,
+    headers: Mapping[str, str] | None = None,
+    scheme: str = "https",
 ) -> H2Report:
-    """Load a server over HTTP/2 and TLS for that long, with that many concurrent requests on each connection.
+    """Load a server over HTTP/2 for that long, with that many concurrent requests on each connection.
+
+    Without TLS it speaks HTTP/2 with prior knowledge.
 
     Raises BenchError if any request failed, because a failed request is a fast one.
     """
     command = [str(h2load), "-D", str(max(1, round(seconds))), "-c", str(connections), "-m", str(streams)]
-    command += ["-H", "user-agent: bench", f"https://127.0.0.1:{port}{path}"]
+    for name, value in {"user-agent": "bench", **(headers or {})}.items():
+        command += ["-H", f"{name.lower()}: {value}"]
+    command += [f"{scheme}://127.0.0.1:{port}{path}"]
     with pinned(core):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)
@@ -48,7 +62,7 @@ def run(
 
 def parse(text: str) -> H2Report:
     """h2load's report as figures.  Raises BenchError if it is unreadable or not of HTTP/2."""
-    if not re.search(r"^Application protocol: h2\s*$", text, re.MULTILINE):
+    if not re.search(r"^Application protocol: h2c?\s*$", text, re.MULTILINE):
         raise BenchError("h2load's report is not of HTTP/2")
     rate = re.search(r"^finished in [^,]+, ([\d.]+) req/s", text, re.MULTILINE)
     counts = re.search(r"(\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", text)

@@ -36,7 +36,8 @@ _WARM_UP_CONNECTIONS: Final = 200
 _SPARE_FILES: Final = 256
 
 
-def _fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, Sample]:
+def fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, Sample]:
+    """The rate and the delay of SSE readers with a connection each."""
     argv = live_client.arguments(stage, peer, stage.peers.servers[peer])
     argv += ["--subscribers", str(SUBSCRIBERS), "--window", str(window), "--seconds", str(stage.seconds)]
     result = live_client.run(stage, stage.tools.live, ["fanout", *argv])
@@ -150,7 +151,7 @@ def benchmarks() -> list[Benchmark]:
                 ),
             ),
             both,
-            partial(_fanout, "fanout", 1),
+            partial(fanout, "fanout", 1),
         ),
         Benchmark(
             "saturation",
@@ -164,7 +165,7 @@ def benchmarks() -> list[Benchmark]:
                 Row("saturation-p99", "SSE, saturation: delay, p99", "ms", digits=1, is_rate=False),
             ),
             both,
-            partial(_fanout, "saturation", WINDOW),
+            partial(fanout, "saturation", WINDOW),
         ),
         Benchmark(
             "stalled",

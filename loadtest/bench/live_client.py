@@ -35,14 +35,19 @@ def arguments(
     live = str(stage.peers.live_port)
     if server is None:
         return ["--port", live, "--path", "/live/x", "--origin", live]
-    processes = [argument for pid in server.pids for argument in ("--pid", str(pid))]
-    processes += ["--core", str(stage.cores.server)]
+    processes = measured(stage, server)
     reading = ["--port", str(server.secure_port), "--tls"] if is_secure else ["--port", str(server.port)]
     if peer == NCHAN:
         path = f"/{'poll' if is_long_poll else 'sse'}/{name}"
         publishing = ["--post", str(server.port), "--post-path", f"/pub/{name}"]
         return [*reading, "--path", path, *publishing, *processes]
     return [*reading, "--path", f"/live/{name}", "--origin", live, *processes]
+
+
+def measured(stage: Stage, server: Child) -> list[str]:
+    """Arguments for the measured process and its core."""
+    processes = [argument for pid in server.pids for argument in ("--pid", str(pid))]
+    return [*processes, "--core", str(stage.cores.server)]
 
 
 def run(stage: Stage, program: Path, argv: list[str]) -> dict[str, Any]:

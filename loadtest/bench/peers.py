@@ -13,7 +13,7 @@ answers have `public, max-age=3600` and are small enough to stay in memory.
 
 `/1k`, `/64k` and `/1m` are closed streams of that size; nginx stores none of those below their `/cold`.  `/pass` is
 relayed by the gateway and by nginx; `/live` is the load client's own stream.  `/tail` is the in-memory origin, which
-supports live requests and answers at most 1 KB at a time.
+supports live requests and answers at most 1 KB at a time; below `/s2` is the in-memory S2 origin.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _Running = AbstractContextManager[Child]
 
 SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
 TAIL: Final = "tail"
+S2: Final = "s2"
 COLD: Final = "cold"
 TAIL_CHUNK_BYTES: Final = 1 << 10
 BUFFERED_MESSAGES: Final = 1_000
@@ -105,7 +106,18 @@ strip_prefix = false
 credential_headers = ["authorization"]
 """
         for name, port in origins.items()
+        if name != S2
     )
+    if S2 in origins:
+        routes += f"""
+[[route]]
+name = "{S2}"
+prefix = "/{S2}"
+strip_prefix = true
+origin = "http://127.0.0.1:{origins[S2]}"
+protocol = "s2"
+origin_http = "2"
+"""
     return f"""\
 [server]
 listen = "127.0.0.1:{listen}"
@@ -232,6 +244,7 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
             for name, answer in answers.items()
         }
         origins[TAIL] = stack.enter_context(_in_memory_origin(cores.origin, folder))
+        origins[S2] = stack.enter_context(_s2_origin(cores.origin, folder))
         ports = {name: child.port for name, child in origins.items()}
         [live] = free_ports(1)
         certificate = make_certificate(tools.secure.openssl, folder)
@@ -302,6 +315,12 @@ def _in_memory_origin(core: int, folder: Path) -> _Running:
     argv: list[str | Path] = [sys.executable, "-m", "gateway", "origin", "--listen", f"127.0.0.1:{listen}"]
     argv += ["--max-chunk-bytes", str(TAIL_CHUNK_BYTES), "--sse-lifetime", "3600"]
     return running("origin-tail", argv, listen, core, folder / "origin-tail.log")
+
+
+def _s2_origin(core: int, folder: Path) -> _Running:
+    [listen] = free_ports(1)
+    argv: list[str | Path] = [sys.executable, "-m", "gateway", "origin", "--protocol", "s2"]
+    return running("origin-s2", [*argv, "--listen", f"127.0.0.1:{listen}"], listen, core, folder / "origin-s2.log")
 
 
 def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate) -> _Running:

@@ -12,7 +12,17 @@ from rich.console import Console
 
 from loadtest.bench.figures import GATEWAY, Growth, Row
 
-PEERS: Final = ("fast path off", "none stalled", "inside the tape", "nginx", "varnish", "nchan", "bare", "direct")
+PEERS: Final = (
+    "fast path off",
+    "none stalled",
+    "inside the tape",
+    "nginx",
+    "varnish",
+    "nchan",
+    "bare",
+    "Durable Stream",
+    "direct",
+)
 """The gateway's peers, in the order of the table."""
 
 

@@ -58,6 +58,7 @@ class Tools:
     live: Path
     poll: Path
     join: Path
+    multiplex: Path
     secure: SecureTools
 
     def versions(self) -> dict[str, str]:
@@ -88,7 +89,7 @@ def prepare(build: Path) -> Tools:
 
 def live_clients(build: Path) -> dict[str, Path]:
     """The clients of live readers, built into `build`, by name.  Raises BenchError if one cannot be built."""
-    return {name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join")}
+    return {name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join", "multiplex")}
 
 
 def _prepare_secure(build: Path) -> SecureTools:
@@ -96,7 +97,7 @@ def _prepare_secure(build: Path) -> SecureTools:
         openssl=_found("openssl"),
         h2load=_found("h2load"),
         live=_compile(build / "live-tls", "live.c", *_LIVE, has_tls=True),
-        multiplex=_compile(build / "multiplex", "multiplex.c", *_LIVE, has_tls=True),
+        multiplex=_compile(build / "multiplex-tls", "multiplex.c", *_LIVE, has_tls=True),
     )
 
 

@@ -186,9 +186,9 @@ def alias_outlives_its_answer() -> Patches:
 def hit_outlives_a_reload() -> Patches:
     reset = RememberedAnswers.reset
 
-    def reset_once(self: RememberedAnswers, credential_headers: Collection[Collection[str]]) -> None:
+    def reset_once(self: RememberedAnswers, meaningful_names: Collection[Collection[str]]) -> None:
         if not self.generation:
-            reset(self, credential_headers)
+            reset(self, meaningful_names)
 
     return [(RememberedAnswers, "reset", reset_once)]
 

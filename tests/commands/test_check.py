@@ -93,6 +93,24 @@ async def test_json_has_the_same_in_one_object(file: Path) -> None:
     assert any("nonsense: unknown key" in mistake for mistake in answer["mistakes"])
 
 
+async def test_append_sessions_that_will_not_work_are_warned_of(file: Path) -> None:
+    written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\n')
+    said = f'{file}:3: route.default.protocol: append sessions of S2\'s clients need origin_http = "2", because'
+    for flags in ([], ["--quiet"]):
+        status, _, err = await finished("check", str(file), *flags)
+        assert (status, err.count("\n")) == (0, 1)
+        assert err.startswith(f"durable-gateway: warning: {said}")
+    status, out, err = await finished("check", str(file), "--json")
+    answer = json.loads(out)
+    assert (status, err, answer["ok"], answer["mistakes"]) == (0, "", True, [])
+    assert [warning[: len(said)] for warning in answer["warnings"]] == [said]
+    written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\norigin_http = "2"\n')
+    assert (await finished("check", str(file), "--quiet")) == (0, "", "")
+    # Clients of a bridged route have no append sessions.
+    written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\npresent = "durable-streams"\n')
+    assert (await finished("check", str(file), "--quiet")) == (0, "", "")
+
+
 async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrigin) -> None:
     written(file, GOOD.format(origin=durable_origin.url))
     status, out, err = await finished("check", "--probe", str(file))

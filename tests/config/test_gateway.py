@@ -25,7 +25,7 @@ from gateway.config.origins import (
     OriginsConfig,
     OriginTlsConfig,
 )
-from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
 from gateway.config.sizes import format_bytes, parse_bytes
@@ -543,6 +543,7 @@ def test_the_full_sample_shows_every_key_with_its_default_and_its_description() 
     assert config.routes[0] == RouteConfig(
         origin=ORIGIN,
         cors=CorsConfig(),
+        bridge=BridgeConfig(),
         health_check=HealthCheckConfig(),
         origin_credentials=OriginCredentialsConfig(),
         origin_tls=OriginTlsConfig(),
@@ -609,3 +610,68 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
     (tmp_path / "s2.toml").write_text(text + 'protocol = "s2"\n', encoding="utf-8")
     (route,) = load_config(tmp_path / "s2.toml", environ={}).config.routes
     assert route.consistency == "bounded-staleness"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (['present = "durable-streams"'], '3: route.default.present: goes with protocol = "s2" only'),
+        (
+            ['protocol = "s2"', "[route.bridge]", 'basin = "first-basin"'],
+            '4: route.default.bridge: goes with present = "durable-streams" only',
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', 'consistency = "bounded-staleness"'],
+            '5: route.default.consistency: goes with S2 clients; with present = "durable-streams" set tail',
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "text/plain"'],
+            '6: route.default.bridge.content_type: goes with records = "bytes" only: the others are application/json',
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'basin = "Short"'],
+            (
+                "6: route.default.bridge.basin: a basin's name has 8 to 48 lower-case letters, digits and inner "
+                "hyphens, got 'Short'"
+            ),
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'records = "lines"'],
+            "6: route.default.bridge.records: ",
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "application/json"'],
+            (
+                '6: route.default.bridge.content_type: is application/json, which is records = "json": bytes in a row '
+                "are not JSON"
+            ),
+        ),
+        (
+            ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "text"'],
+            "6: route.default.bridge.content_type: should be a content type such as text/plain, got 'text'",
+        ),
+    ],
+)
+def test_a_bridge_is_of_s2_only_and_has_one_type(tmp_path: Path, keys: list[str], said: str) -> None:
+    text = "\n".join(["[[route]]", f'origin = "{ORIGIN}"', *keys]) + "\n"
+    assert error_line(tmp_path, text).startswith(f"gateway.toml:{said}")
+
+
+def test_a_bridge_is_configured(tmp_path: Path) -> None:
+    text = f"""\
+[[route]]
+origin = "{ORIGIN}"
+protocol = "s2"
+present = "durable-streams"
+[route.bridge]
+basin = "first-basin"
+records = "bytes"
+content_type = "text/plain; charset=utf-8"
+"""
+    (tmp_path / "gateway.toml").write_text(text, encoding="utf-8")
+    (route,) = load_config(tmp_path / "gateway.toml", environ={}).config.routes
+    assert route.is_bridged
+    assert route.bridging.basin == "first-basin"
+    environ = {"DURABLE_GATEWAY_ROUTE__DEFAULT__BRIDGE__BASIN": "other-basin"}
+    (route,) = load_config(tmp_path / "gateway.toml", environ=environ).config.routes
+    assert route.bridging.basin == "other-basin"

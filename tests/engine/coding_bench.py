@@ -36,6 +36,7 @@ class Bench:
         mint: Callable[[], str] = map(str, count()).__next__
         self.store = TapeStore(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
         self.coder = Coder(self.store, self.clock, self.recorder, min_bytes=1_000, keep_bytes=keep_bytes)
+        self.thread = self.coder.executor
         self.gate = self.coder.executor = Gate()
         self.evicted: list[Stream] = []
         self.coder.on_evict = self.evicted.append

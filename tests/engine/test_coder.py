@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -25,6 +28,8 @@ from tests.waiting import pass_turns
 SMALL = messages(100)
 LARGE = messages(1_000)
 ALL = tuple(Coding)
+LOWEST = 19
+"""The lowest priority that a thread may have (sched(7))."""
 
 
 async def started(work: Any) -> asyncio.Task[Answer]:
@@ -131,6 +136,18 @@ async def test_a_reader_that_has_waited_too_long_gets_plain_bytes() -> None:
     bench.gate.release()
     assert is_coded(await bench.code(stream, LARGE))
     assert bench.recorder.counts["coded", "gzip"] == 1
+
+
+async def test_the_thread_leaves_the_core_to_the_loop() -> None:
+    bench = Bench()
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with bench.thread as thread:
+        # Only Linux has a priority for each thread.
+        is_lower = thread.submit(priority).result() > priority() or priority() == LOWEST
+    assert is_lower == (sys.platform == "linux")
 
 
 async def test_nothing_is_coded_after_close() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from itertools import combinations
@@ -71,6 +72,7 @@ def test_a_file_changed_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_every_query_reads_series_that_the_gateway_has() -> None:
     """With the labels in its selectors, and before anything has happened: rates miss a series' first value."""
     metrics = Metrics(routes=["default"], limits={"connections": 1, "followed_streams": 1})
+    metrics.protocols = {"default": "s2"}
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
     state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
     metrics.plan = lambda: state
@@ -92,6 +94,15 @@ def test_every_dashboard_marks_starts_reloads_and_purges() -> None:
     where = [asked.where for asked in annotation_queries()]
     boards = {path.stem for path in (GRAFANA / "dashboards").glob("*.json")}
     assert set(where) == {f"{board}: {moment}" for board in boards for moment in ("Starts", "Reloads", "Purges")}
+
+
+def test_every_dashboard_can_be_limited_to_a_protocol() -> None:
+    for path in sorted((GRAFANA / "dashboards").glob("*.json")):
+        variables = {one["name"]: one for one in json.loads(path.read_text())["templating"]["list"]}
+        assert list(variables) == ["datasource", "instance", "protocol", "route"], path.name
+        # The routes offered, and those that "All" stands for, follow the choice.
+        assert 'durable_gateway_route_info{protocol!~"$protocol"}' in variables["route"]["query"]["query"]
+        assert variables["route"].get("allValue") is None
 
 
 def test_every_heatmap_shows_the_buckets_of_a_histogram_as_they_are() -> None:

@@ -32,6 +32,7 @@ FULL = Record(
     method="GET",
     route="default",
     stream="/chat/room?tenant=7",
+    is_s2=True,
     partition=Partition("default", 0, "00112233445566778899aabbccddeeff"),
     status=200,
     ended_at=1_790_000_000.123456,
@@ -105,6 +106,7 @@ def test_a_line_has_the_facts_of_its_record() -> None:
         "v": VERSION,
         "node": "edge",
         "route": "default",
+        "protocol": "s2",
         "stream": "/chat/room?tenant=7",
         "method": "GET",
         "mode": "sse",
@@ -139,7 +141,7 @@ def test_every_enum_value_is_written_as_it_is() -> None:
 
 
 def test_every_fact_of_a_record_is_written() -> None:
-    names = {"ended_at": "time"}
+    names = {"ended_at": "time", "is_s2": "protocol"}
     assert {names.get(field.name, field.name) for field in fields(Record)} == {field.name for field in FIELDS} - {
         "id",
         "v",

@@ -429,6 +429,16 @@ def test_a_reload_adds_routes_and_keeps_counts() -> None:
     assert value(metrics, "durable_gateway_connections_limit") == 9
 
 
+def test_a_route_names_its_protocol_as_long_as_it_is_configured() -> None:
+    metrics = fresh("a", "b")
+    metrics.protocols = {"a": "durable-streams", "b": "s2"}
+    assert value(metrics, "durable_gateway_route_info", route="a", protocol="durable-streams") == 1
+    assert value(metrics, "durable_gateway_route_info", route="b", protocol="s2") == 1
+    metrics.protocols = {"a": "s2"}
+    found = [sample.labels for sample in series(metrics) if sample.name == "durable_gateway_route_info"]
+    assert found == [{"route": "a", "protocol": "s2"}]
+
+
 def routes_exposed(metrics: Metrics) -> set[str]:
     text, _ = metrics.exposition()
     families = text_string_to_metric_families(text.decode())

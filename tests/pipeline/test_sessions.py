@@ -156,7 +156,9 @@ def plain(row: Row) -> dict[str, Any]:
     told = row.asDict()
     times = {name: round(told[name].timestamp() * 1e6) for name in ("began", "ended")}
     return {
-        name: value for name, value in told.items() if name not in ("day", "route", "partition", "user_agent")
+        name: value
+        for name, value in told.items()
+        if name not in ("day", "route", "protocol", "partition", "user_agent")
     } | times
 
 

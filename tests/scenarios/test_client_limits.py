@@ -11,6 +11,7 @@ import pytest
 from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge, Start
+from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Dropped, Wire
 from tests.transports import EDGE
 from tests.waiting import eventually
@@ -394,6 +395,83 @@ async def test_floods_of_invented_names_leave_half_of_absent_per_s_to_others(
         for member in crowd:
             await edge.get(f"/more{n}?offset=-1", member)
         assert (await edge.get(f"/s?offset=-1&m={n}", another)).status == 200
+
+
+# -- bans
+
+
+async def _refused_often(edge: Edge, lines: Lines, source: str = "127.0.0.1") -> Line:
+    """A connection that has got ten refusals: ten seconds' worth of `client_refusals_per_s = 1`."""
+    line = await lines.open(source)
+    for _ in range(10):
+        await line.ask("/%zz")
+        assert (await line.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        await line.until(b"\n")
+    return line
+
+
+@pytest.mark.http_1
+async def test_a_net_that_goes_on_being_refused_is_banned_for_a_while(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_refusals_per_s=1)
+    async with Lines(edge) as lines:
+        line, live = await _refused_often(edge, lines), await lines.open()
+        assert (await edge.put("/s", b"x")).status == 201
+        await live.ask("/s?offset=now&live=sse")
+        assert (await live.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert refused(edge) == {}
+        await line.ask("/%zz")
+        assert b"\r\nConnection: close\r\n" in await line.until(b"\r\n\r\n")
+        await line.until(b"\n")
+        # This connection is closed, and no other of the net is accepted; those of other nets are.
+        assert not await line.is_served()
+        assert not await (await lines.open()).is_served()
+        assert await (await lines.open("127.0.0.2")).is_served()
+        assert refused(edge) == {"banned": 1}
+        assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_refusals_per_s",] == 1
+        # A live read that is open goes on.
+        append = b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
+        other = await lines.open("127.0.0.2")
+        assert other.writer is not None
+        other.writer.write(append)
+        await live.until(b"hello")
+        edge.clock.advance(10.1)
+        assert await (await lines.open()).is_served()
+
+
+@pytest.mark.http_1
+async def test_a_ban_ends_a_connection_over_http_2_in_order(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_refusals_per_s=1)
+    assert (await edge.put("/s", b"x")).status == 201
+    async with asyncio.timeout(BOUND_S):
+        wire = await Http2Wire.open(edge.url)
+        await wire.ask("/s?offset=now&live=sse")
+        live = wire.call
+        assert (await wire.head()).status == 200
+        for _ in range(11):
+            assert not wire.goaways
+            await wire.ask("/%zz")
+            assert (await wire.answer()).status == 400
+        # The answer that begins the ban is followed by a GOAWAY that names it; the live read goes on.
+        while not wire.goaways:
+            await wire.read()
+        assert wire.goaways == [(wire.call.id, 0)]
+        assert live.reset is None
+        async with Lines(edge) as lines:
+            assert not await (await lines.open()).is_served()
+            other = await lines.open("127.0.0.2")
+            await other.ask("/s?offset=-1")
+            assert (await other.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await wire.closed()
+
+
+@pytest.mark.http_1
+async def test_a_trusted_proxy_is_not_banned(origin: RunningOrigin, start: Start) -> None:
+    edge = await start(origin.url, client_refusals_per_s=1, **BEHIND_PROXY)
+    async with Lines(edge) as lines:
+        await _refused_often(edge, lines)
+        line = await _refused_often(edge, lines)
+        assert await line.is_served()
+        assert refused(edge) == {}
 
 
 # -- rates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -42,14 +43,17 @@ async def exchange(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLCo
     return found
 
 
-def _is_own(kind: type) -> bool:
-    return kind.__module__.startswith("gateway.") and ".origin" not in kind.__module__
+def _is_own(one: object, shared: tuple[str, ...]) -> bool:
+    if isinstance(one, TracebackType):
+        return f"{Path('gateway', 'origin')}{os.sep}" not in one.tb_frame.f_code.co_filename
+    module = type(one).__module__
+    return module.startswith("gateway.") and not module.startswith(("gateway.origin.", *shared))
 
 
 @contextmanager
-def collecting() -> Iterator[list[str]]:
+def collecting(*shared: str) -> Iterator[list[str]]:
     """Collect the type names of the gateway's cyclic garbage, tracebacks included, until the block ends; the list is
-    filled at the end."""
+    filled at the end.  Types of the `shared` modules may be those of the origin, and are left out."""
     found: list[str] = []
     gc.collect()
     # What is there now is not looked at again, neither here nor by the tests to come.
@@ -59,7 +63,7 @@ def collecting() -> Iterator[list[str]]:
     try:
         yield found
         gc.collect()
-        found += [type(one).__qualname__ for one in gc.garbage if _is_own(type(one)) or isinstance(one, TracebackType)]
+        found += [type(one).__qualname__ for one in gc.garbage if _is_own(one, shared)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

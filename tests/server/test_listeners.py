@@ -387,7 +387,7 @@ async def test_all_listeners_share_one_connection_limit(bench: Bench, full: int)
     assert gateway.connections == 1
     refused = figures(gateway, "durable_gateway_connections_refused_total")
     assert refused == {
-        ("limit",): 1, ("client",): 0, ("displaced",): 0, ("leaving",): 0, ("memory",): 0, ("proxy",): 0
+        ("limit",): 1, ("client",): 0, ("banned",): 0, ("displaced",): 0, ("leaving",): 0, ("memory",): 0, ("proxy",): 0
     }  # fmt: skip
     # The admitted connection is answered, and makes room when it closes.
     status = (await answered(reader, writer)).status

@@ -121,6 +121,14 @@ class StoreAgainstRecount(RuleBasedStateMachine):
             self.tapes.forget_bytes(stream)
             assert stream.tape.block_count == 0
 
+    @rule(key=keys, data=st.data())
+    def trim(self, key: StreamKey, data: st.DataObject) -> None:
+        stream = self.tapes.find(key)
+        if stream is not None:
+            at = f"{data.draw(st.integers(0, int(stream.tape.tail or 0) + 2)):08d}"
+            self.tapes.forget_before(stream, at)
+            assert not [token for token in stream.tape.tokens() if token == "-1" or token < at]
+
     @rule(key=keys)
     def purge(self, key: StreamKey) -> None:
         for stream in self.tapes.group(key.group):

@@ -57,6 +57,9 @@ class TapeAgainstModel(RuleBasedStateMachine):
         start = data.draw(st.integers(0, len(self.stream) - 1))
         found = [one for one in self.stream if one.seq_num >= max(start, self.trimmed)][:count]
         self.tape.store(start, found)
+        if found[0].seq_num > start:
+            # It shows that nothing earlier is left.
+            self.covered = {key: value for key, value in self.covered.items() if key >= found[0].seq_num}
         for seq_num in range(start, found[-1].seq_num + 1):
             self.covered.setdefault(seq_num, self.stream[seq_num] if seq_num >= self.trimmed else None)
         for one in found:
@@ -148,6 +151,15 @@ def test_a_read_below_the_trim_point_begins_with_the_first_record_left() -> None
     tape.store(0, [record(7, 70), record(8, 80)])
     assert [one.seq_num for one in tape.read(3, NO_LIMITS).records] == [7, 8]
     assert tape.covers(0)
+
+
+def test_a_read_that_begins_later_than_asked_drops_what_comes_before_it() -> None:
+    tape = RecordTape()
+    tape.store(0, stream(1, 2, 3))
+    assert tape.store(3, [record(5, 6)])
+    assert tape.record_count == 1
+    assert [one.seq_num for one in tape.read(3, NO_LIMITS).records] == [5]
+    assert not tape.covers(2)
 
 
 def test_a_trim_seen_in_the_stream_drops_what_it_removes() -> None:

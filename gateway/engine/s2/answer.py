@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
+from gateway.engine.answer import BodyRun
 from gateway.engine.s2.origin import Refused, Source
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_key import StreamKey
@@ -20,6 +21,8 @@ class S2Read:
 
     key: StreamKey
     source: Source
+    client: str
+    """The net of the client."""
     linger_s: float
     """How long the stream is followed after its last live reader."""
     trust_s: float = 0.0
@@ -34,11 +37,15 @@ class S2Answer:
     headers: CIMultiDict[str]
     body: bytes
     outcome: Outcome
+    span: tuple[int, int] | None = None
+    """The sequence numbers from which and to which it goes; None if it is no batch."""
+    run: BodyRun | None = None
+    """The records that the answer has, if it may be repeated for as long as they are held."""
 
 
-def json_answer(status: int, body: bytes, outcome: Outcome) -> S2Answer:
+def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int] | None = None) -> S2Answer:
     """An answer in JSON."""
-    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome)
+    return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
 
 
 def unwritten_answer(tail: StreamPosition) -> S2Answer:
@@ -46,7 +53,14 @@ def unwritten_answer(tail: StreamPosition) -> S2Answer:
     return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
 
 
-def refused_answer(refused: Refused) -> S2Answer:
-    """The origin's error, or one in its form."""
+class RefusedToAnother(Exception):
+    """The origin has refused a shared request, which may be due to the credentials of another reader: the read is to be
+    relayed."""
+
+
+def refused_answer(refused: Refused, read: S2Read) -> S2Answer:
+    """The origin's error, or one in its form.  Raises RefusedToAnother."""
+    if not refused.is_for(read.source):
+        raise RefusedToAnother
     outcome = Outcome.FAILED if refused.status >= 500 else Outcome.MISS
     return S2Answer(refused.status, refused.headers.copy(), refused.body, outcome)

@@ -1,6 +1,12 @@
-"""Records on their way to readers, encoded once for all readers of one format."""
+"""Records on their way to readers, encoded once for all readers of one format.
+
+The event id of server-sent events counts what its response has delivered.  So an event is shared by the readers that
+have been sent as much, which readers that have joined between the same two batches have.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from gateway.live.reader import chunk
 from gateway.s2 import protobuf
@@ -9,22 +15,30 @@ from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import Compression, encode_message
 from gateway.tape.records import Part
 
+_SHARED_BYTES: Final = 1 << 16
+"""Records in JSON of this size are written as they are for all readers, and not as a part of each reader's event."""
+
 
 class Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
-    __slots__ = ("_chunks", "_jsons", "batch", "end", "size", "start")
+    __slots__ = ("_chunks", "_event", "_event_of", "_jsons", "_rests", "batch", "count", "end", "size", "start")
 
     def __init__(
         self, start: int, end: int, records: tuple[Record, ...], size: int, tail: StreamPosition | None = None
     ) -> None:
         self.start = start
         self.end = end
+        self.count = len(records)
         self.size = size
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
-        self._chunks: dict[Compression, tuple[bytes, int]] = {}
+        self._rests: dict[Format, tuple[bytes, int]] = {}
+        self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
+        self._event: tuple[bytes, int] = b"", 0
+        """The event that was asked for last."""
+        self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
         return f"<Batch {self.start} to {self.end}>"
@@ -44,10 +58,38 @@ class Batch:
             found = self._jsons[format_] = encode_read_batch(self.batch, format_)
         return found
 
+    def is_large(self, format_: Format) -> bool:
+        """Whether readers are sent the rest of the event as it is for all of them, and its head by itself."""
+        return len(self.json(format_)) >= _SHARED_BYTES
+
+    def head_of_event(self, count: int, size: int) -> bytes:
+        """The beginning of the event of a response that has delivered so many records and metered bytes with it."""
+        return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
+
+    def rest_of_event(self, format_: Format) -> tuple[bytes, int]:
+        """What follows `data: ` in the batch's event: framed as a chunk, and its size without that.
+
+        It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
+        """
+        found = self._rests.get(format_)
+        if found is None:
+            rest = self.json(format_) + b"\n\n"
+            found = self._rests[format_] = chunk(rest), len(rest)
+        return found
+
     def chunk(self, compression: Compression) -> tuple[bytes, int]:
         """The batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without that."""
-        found = self._chunks.get(compression)
+        found = self._chunks[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
             found = self._chunks[compression] = chunk(frame), len(frame)
         return found
+
+    def event(self, count: int, size: int, format_: Format) -> tuple[bytes, int]:
+        """The batch as an event of a response that has delivered so many records and metered bytes with it: as a chunk,
+        and its size without that."""
+        of = count, size, format_
+        if self._event_of != of:
+            data = b"%b%b\n\n" % (self.head_of_event(count, size), self.json(format_))
+            self._event, self._event_of = (chunk(data), len(data)), of
+        return self._event

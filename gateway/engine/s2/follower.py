@@ -5,19 +5,20 @@ stays lost, or refuses, the topic's readers are given an error.  A session is ne
 means that the read is finished, and they do not come back.
 
 Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
-record more, the last one that came, whose timestamp shows whether it is the same stream.
+record more, the last one before it, whose timestamp shows whether it is the same stream.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, pause
+from gateway.engine.classifier import PERSONAL
 from gateway.engine.s2.origin import AtTail, OriginReads, Refused, Source
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
@@ -34,6 +35,10 @@ PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
 """Pauses before the attempts to go on after a failure, without their jitter; after the last the stream is lost.  All of
 them together are shorter than the 20 s after which S2's clients give a silent session up."""
 
+LEAST_S: Final = 1.0
+"""A session that has not lasted for so long is short, and only the first of several in a row is followed by the next at
+once: an origin may end each as soon as it has answered, or advise to go on in another."""
+
 
 def refusal(code: ErrorCode, message: str) -> Refused:
     """An error of the gateway's own in S2's form."""
@@ -41,21 +46,24 @@ def refusal(code: ErrorCode, message: str) -> Refused:
 
 
 LOST: Final = refusal(ErrorCode.UNAVAILABLE, "the origin cannot be reached")
+REFUSED: Final = refusal(ErrorCode.UNAVAILABLE, "the origin has refused to go on")
 REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
 
 
 class Follower:
-    """Follows one stream until it is cancelled, or until the topic is lost.
+    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
     another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
-    TailMovedBack.
+    TailMovedBack.  `verify` asks whether it is still the stream of which records are held, and returns the origin's
+    error if it refuses.
     """
 
     def __init__(
         self,
         topic: Topic,
         source: Source,
+        client: str,
         origin: OriginReads,
         clock: Clock,
         metrics: MetricsRecorder,
@@ -64,9 +72,11 @@ class Follower:
         sees: Callable[[AtTail], object],
         refused: Callable[[Refused], object],
         replaced: Callable[[], object],
+        verify: Callable[[], Awaitable[Refused | None]],
     ) -> None:
         self._topic = topic
         self._source = source
+        self._client = client
         self._origin = origin
         self._clock = clock
         self._metrics = metrics
@@ -75,9 +85,13 @@ class Follower:
         self._sees = sees
         self._refused = refused
         self._replaced = replaced
+        self._verify = verify
         self._failures = 0
+        """Attempts in a row that have brought nothing."""
+        self._short = 0
+        """Attempts in a row that were short."""
         self._goes_on = False
-        """Whether there was a session before this one."""
+        """Whether there was an attempt before this one."""
         self._overlap: int | None = None
         """The number of the record that is asked for again, until it has come."""
 
@@ -85,7 +99,7 @@ class Follower:
         """Follow the stream.  Returns once the topic is lost."""
         topic = self._topic
         while topic.error is None:
-            is_planned = False
+            is_planned, began_at = False, self._clock.now()
             try:
                 is_planned = await self._session()
             except TailMovedBack:
@@ -94,16 +108,17 @@ class Follower:
             except GatewayError as error:
                 self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
             topic.disconnected()
-            if is_planned:
-                self._metrics.reconnect(self._source.route, is_planned=True)
-                continue
             if self._failures == len(PAUSES_S):
                 topic.lost(LOST)
                 return
             delay_s = PAUSES_S[self._failures] * self._rng.uniform(0.8, 1.2)
-            self._failures += 1
-            self._metrics.reconnect(self._source.route, is_planned=False)
-            if delay_s:
+            left_s = began_at + LEAST_S - self._clock.now()
+            self._short = self._short + 1 if left_s > 0 else 0
+            if self._short > 1:
+                delay_s = max(delay_s, left_s)
+            self._failures += not is_planned
+            self._metrics.reconnect(self._source.route, is_planned=is_planned)
+            if delay_s > 0:
                 await pause(self._clock, delay_s)
 
     async def _session(self) -> bool:
@@ -114,14 +129,17 @@ class Follower:
         topic = self._topic
         self._overlap = topic.position - 1 if self._goes_on and topic.position else None
         start = topic.position if self._overlap is None else self._overlap
-        opened = await self._origin.session(self._source, start)
+        if not self._goes_on and (refused := await self._verify()) is not None:
+            self._refuse(refused)
+            return False
+        self._goes_on = True
+        opened = await self._origin.session(self._source, start, self._client)
         if isinstance(opened, AtTail):
             self._sees(opened)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
         if isinstance(opened, Refused):
             self._refuse(opened)
             return False
-        self._goes_on = True
         async with opened as reply:
             return await self._read(reply)
 
@@ -169,5 +187,8 @@ class Follower:
         """The origin has ended the session with an error.  An error of its own may pass."""
         if error.status >= 500 or error.status in (408, 429):
             raise UpstreamUnreachable
+        if error.status < 400:
+            raise UpstreamBroken("Origin ended a session with a status that is no error")
         self._refused(error)
-        self._topic.lost(error)
+        # The credentials may be those of another reader: each client comes again with its own.
+        self._topic.lost(error if error.status not in PERSONAL else REFUSED)

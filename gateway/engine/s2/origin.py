@@ -13,7 +13,11 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.engine.absences import Absences
+from gateway.engine.classifier import PERSONAL
+from gateway.engine.route import Route
 from gateway.errors import GatewayError, UpstreamBroken
+from gateway.limits.askers import Askers
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import Unwritten, parse_error
@@ -42,7 +46,7 @@ _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 class Source:
     """One S2 stream at its origin, as the readers that share it ask for it."""
 
-    route: str
+    configured: Route
     stream: RecordedStream
     url: str
     """The URL of the stream."""
@@ -50,13 +54,19 @@ class Source:
     """Credentials and basin."""
     bounds: Bounds
     live_bounds: Bounds
-    client: str
-    """The net of the client that the request is made for."""
+
+    @property
+    def route(self) -> str:
+        """The route's name."""
+        return self.configured.config.name
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The records that the origin has from the start on, within the limits asked for."""
+    """The records that the origin has from the start on, within the limits asked for.
+
+    There are none if the first is larger than these, or if nothing is left between the start and the tail.
+    """
 
     records: tuple[Record, ...]
 
@@ -75,6 +85,14 @@ class Refused:
     status: int
     headers: CIMultiDict[str]
     body: bytes
+    asked_by: Source | None = None
+    """As whom the origin was asked; None if the error is the gateway's own."""
+
+    def is_for(self, source: Source) -> bool:
+        """Whether a reader of this source is to see the error, and not only the reader whose credentials it may be due
+        to."""
+        asked_by = self.asked_by
+        return self.status not in PERSONAL or asked_by is None or asked_by.headers == source.headers
 
 
 Outcome = Found | AtTail | Refused
@@ -83,36 +101,45 @@ Outcome = Found | AtTail | Refused
 class OriginReads:
     """Sends reads and checks of the tail."""
 
-    def __init__(self, upstream: Upstream, clock: Clock, metrics: MetricsRecorder, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        clock: Clock,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
+        absences: Absences,
+    ) -> None:
         self._upstream = upstream
         self._clock = clock
         self._metrics = metrics
         self._access_log = access_log
+        self._absences = absences
 
-    async def read(self, source: Source, start: Start, limits: Limits) -> Outcome:
+    async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Outcome:
         """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
-        return await self._read(source, ReadQuery(start, limits.count, limits.bytes), Mode.CATCHUP)
+        return await self._read(source, ReadQuery(start, limits.count, limits.bytes), Mode.CATCHUP, askers)
 
-    async def tail(self, source: Source) -> StreamPosition | Refused:
+    async def tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
         """The tail.  Raises a GatewayError."""
-        outcome = await self._read(source, _PROBE, Mode.HEAD)
+        outcome = await self._read(source, _PROBE, Mode.HEAD, askers)
         if isinstance(outcome, Found):
             raise UpstreamBroken("Origin answered a probe of the tail with records")
         return outcome.tail if isinstance(outcome, AtTail) else outcome
 
-    async def checked_tail(self, source: Source) -> StreamPosition | Refused:
+    async def checked_tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
         """The tail as S2's own check of it says it, which may need another permission.  Raises a GatewayError."""
-        reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD)
+        reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD, askers)
         async with reply:
-            if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD)) is not None:
+            if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD, askers.first)) is not None:
                 return refused
             try:
                 return decode_tail(await reply.read(_MOST_ERROR_BYTES))
             except BadJson as error:
                 raise UpstreamBroken from error
 
-    async def session(self, source: Source, seq_num: int) -> Reply | AtTail | Refused:
-        """A read session from `seq_num` on, which waits for ever; the caller must close the reply.
+    async def session(self, source: Source, seq_num: int, client: str) -> Reply | AtTail | Refused:
+        """A read session from `seq_num` on, which waits for ever, for a client of this net; the caller must close the
+        reply.
 
         Raises a GatewayError.
         """
@@ -126,11 +153,11 @@ class OriginReads:
             headers,
             bounds,
             is_live=True,
-            client=source.client,
+            client=client,
             on_sent=lambda: self._sent(source, Mode.SSE),
         )
         try:
-            refused = await self._refusal(source, reply, asked_at, Mode.SSE)
+            refused = await self._refusal(source, reply, asked_at, Mode.SSE, client)
         except BaseException:
             reply.close()
             raise
@@ -139,11 +166,11 @@ class OriginReads:
         reply.close()
         return _at_tail(refused) or refused
 
-    async def _read(self, source: Source, query: ReadQuery, mode: Mode) -> Outcome:
+    async def _read(self, source: Source, query: ReadQuery, mode: Mode, askers: Askers) -> Outcome:
         target = f"/records?{encode_read_query(query)}"
-        reply, asked_at = await self._send(source, target, protobuf.CONTENT_TYPE, mode)
+        reply, asked_at = await self._send(source, target, protobuf.CONTENT_TYPE, mode, askers)
         async with reply:
-            if (refused := await self._refusal(source, reply, asked_at, mode)) is not None:
+            if (refused := await self._refusal(source, reply, asked_at, mode, askers.first)) is not None:
                 return _at_tail(refused) or refused
             body = await reply.read(MOST_BODY_BYTES)
             self.received(source, len(body), mode)
@@ -152,7 +179,7 @@ class OriginReads:
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
 
-    async def _send(self, source: Source, target: str, accept: str, mode: Mode) -> tuple[Reply, float]:
+    async def _send(self, source: Source, target: str, accept: str, mode: Mode, askers: Askers) -> tuple[Reply, float]:
         asked_at = self._clock.now()
         try:
             reply = await self._upstream.send(
@@ -160,7 +187,7 @@ class OriginReads:
                 source.url + target,
                 _with(source.headers, {"Accept": accept}),
                 source.bounds,
-                client=source.client,
+                client=askers,
                 on_sent=lambda: self._sent(source, mode),
             )
         except GatewayError as error:
@@ -177,18 +204,21 @@ class OriginReads:
         self._metrics.upstream_bytes(size, mode, source.route)
         self._access_log.unclaimed(source.stream, mode, fetched_bytes=size)
 
-    async def _refusal(self, source: Source, reply: Reply, asked_at: float, mode: Mode) -> Refused | None:
-        """The error that the reply is; None if it is a 200."""
+    async def _refusal(self, source: Source, reply: Reply, asked_at: float, mode: Mode, client: str) -> Refused | None:
+        """The error that the reply is, to a request made for `client`'s net; None if it is a 200."""
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 200:
             return None
+        if reply.status == 404:
+            # Counted and not remembered: whether a stream is there is asked at every read.
+            self._absences.count(source.configured, client)
         if reply.status < 400:
             raise UpstreamBroken("Origin answered a read with neither records nor an error")
         headers: CIMultiDict[str] = CIMultiDict()
         for name in ("Content-Type", "Retry-After"):
             if (value := reply.headers.get(name)) is not None:
                 headers[name] = value
-        return Refused(reply.status, headers, await reply.read(_MOST_ERROR_BYTES))
+        return Refused(reply.status, headers, await reply.read(_MOST_ERROR_BYTES), source)
 
 
 def _with(headers: CIMultiDict[str], more: dict[str, str]) -> CIMultiDict[str]:

@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 from gateway.aio.signal import Signal
 from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
 
 T = TypeVar("T")
 
@@ -21,9 +22,11 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """One question: not sent yet, under way, or answered.  Owner: `Questions`."""
 
-    __slots__ = ("answer", "changed", "error", "is_sent", "waiting")
+    __slots__ = ("answer", "askers", "changed", "error", "is_sent", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.askers = Askers(client)
+        """The nets of the readers' clients."""
         self.is_sent = False
         self.waiting = 0
         """How many readers wait for the answer."""
@@ -52,10 +55,11 @@ class Questions(Generic[T]):
         served = self.under_way.waiting if self.under_way is not None else 0
         return f"<Questions {served} wait for the one under way, {waiting} for the next>"
 
-    def join(self) -> Question[T]:
-        """The question that a request which arrives now waits for; `leave` must be called."""
+    def join(self, client: str = "") -> Question[T]:
+        """The question that a request of this net which arrives now waits for; `leave` must be called."""
         if self.queued is None:
-            self.queued = Question()
+            self.queued = Question(client)
+        self.queued.askers.join(client)
         self.queued.waiting += 1
         return self.queued
 
@@ -79,10 +83,9 @@ class Questions(Generic[T]):
 
 
 class SharedQuestion(Generic[T]):
-    """Asks the origin by `ask`, which raises GatewayErrors and is bounded in time."""
+    """Sends questions."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], tasks: Tasks, name: str) -> None:
-        self._ask = ask
+    def __init__(self, tasks: Tasks, name: str) -> None:
         self._tasks = tasks
         self._name = name
         self._questions: Questions[T] = Questions()
@@ -96,13 +99,17 @@ class SharedQuestion(Generic[T]):
         """Whether no question is under way or waiting."""
         return not self._is_running
 
-    async def ask(self) -> T:
-        """The answer to a question that is sent after this call.  Raises the GatewayError that it failed with."""
-        question = self._questions.join()
+    async def ask(self, send: Callable[[Askers], Awaitable[T]], client: str = "") -> T:
+        """The answer to a question that is sent after this call, for a client of this net.
+
+        `send`, always the same, asks the origin for these clients; it raises GatewayErrors and is bounded in time.  It
+        is not kept, because it leads back to the owner.  Raises the GatewayError that the question failed with.
+        """
+        question = self._questions.join(client)
         if not self._is_running:
             # The task begins in the next turn of the loop, so all who come in this one share the question.
             self._is_running = True
-            self._tasks.start(self._run(), self._name)
+            self._tasks.start(self._run(send), self._name)
         try:
             while not question.is_over:
                 await question.changed.wait()
@@ -112,12 +119,12 @@ class SharedQuestion(Generic[T]):
             raise question.error.anew()
         return question.answer[0]
 
-    async def _run(self) -> None:
+    async def _run(self, send: Callable[[Askers], Awaitable[T]]) -> None:
         question: Question[T] | None = None
         try:
             while (question := self._questions.next()) is not None:
                 try:
-                    question.answer.append(await self._ask())
+                    question.answer.append(await send(question.askers))
                 except GatewayError as error:
                     question.error = bare(error)
                 self._questions.over()

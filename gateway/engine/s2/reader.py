@@ -28,10 +28,13 @@ from gateway.s2 import protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
-from gateway.tape.records import UNARY, Limits, Part, cut
+from gateway.tape.records import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
 
 DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting down")
+
+LOOK_S: Final = 1.0
+"""How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
 
 _QUIET_BEATS: Final = 2
 """A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
@@ -69,7 +72,7 @@ class Session:
     longest_wait_s: float | None
     """How long the session waits at the tail; None is for ever, 0 not at all."""
     tail: StreamPosition | None = None
-    """The tail, if the start was found to be there."""
+    """The tail, if it was asked for since the request arrived."""
 
 
 class SessionReader:
@@ -82,11 +85,13 @@ class SessionReader:
         "_is_fetching",
         "_is_limited",
         "_is_over",
+        "_is_sse",
         "_left",
         "_longest_wait_s",
         "_owes_beat",
         "_quiet_beats",
         "_size",
+        "_tail",
         "_tick",
         "_wire",
         "at",
@@ -101,9 +106,11 @@ class SessionReader:
         self.topic: Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
+        self._is_sse = session.form.reply is Reply.SSE
         self._left = session.limits
         self._is_limited = session.limits != Limits()
         self._longest_wait_s = session.longest_wait_s
+        self._tail = session.tail
         self._wire = wire
         self._context = context
         self._count = 0
@@ -121,14 +128,24 @@ class SessionReader:
         return f"<SessionReader at {self.at}, {state}>"
 
     @property
+    def is_sse(self) -> bool:
+        """Whether it is read by SSE."""
+        return self._form.reply is Reply.SSE
+
+    @property
     def wanted(self) -> Limits:
         """What the next batch may hold."""
         return self._left.within(UNARY.count or 0, UNARY.bytes or 0)
 
-    def start(self, tail: StreamPosition | None) -> None:
-        """Write what there is; `tail` if the client begins at it."""
-        if tail is not None:
-            self._reached(tail)
+    @property
+    def may_wait(self) -> bool:
+        """Whether the session goes on at the tail."""
+        return self._longest_wait_s != 0
+
+    def start(self) -> None:
+        """Write what there is."""
+        if self._tail is not None and self._tail.seq_num == self.at:
+            self._reached(self._tail)
         else:
             self.pump()
 
@@ -143,17 +160,14 @@ class SessionReader:
             if self.stream.stream.ended is not None:
                 self.lost(REPLACED)
                 return
-            part = self.stream.tape.read(self.at, self.wanted)
-            if part.records:
-                self._send_part(part)
-            elif part.is_closed:
+            batch, is_closed = self.stream.batch(self.at, self.wanted, self._tail)
+            if batch.count:
+                self._send(batch)
+            elif is_closed:
                 self._finish(CloseReason.CLOSED)
             else:
                 self._is_fetching = True
                 self._context.fetch(self)
-
-    def _send_part(self, part: Part) -> None:
-        self._send(Batch.of(self.at, part, self.topic.tail if self.topic is not None else None))
 
     def deliver(self, batch: Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
@@ -165,31 +179,31 @@ class SessionReader:
             self._send(batch)
 
     def _send(self, batch: Batch) -> None:
-        records = batch.batch.records
-        self._count += len(records)
-        self._size += batch.size
-        if self._is_limited:
-            self._left = self._left.after(len(records), batch.size)
         self.at = batch.end
         self._quiet_beats = 0
-        form = self._form
         if batch.batch.tail is not None:
             self._owes_beat = False
-        if form.reply is Reply.SSE:
-            data = b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (
-                records[-1].seq_num,
-                self._count,
-                self._size,
-                batch.json(form.format_),
-            )
-            framed, size = chunk(data), len(data)
+        self._count += batch.count
+        self._size += batch.size
+        if self._is_sse:
+            format_ = self._form.format_
+            if batch.is_large(format_):
+                self._write(batch.head_of_event(self._count, self._size))
+                if self._is_over:
+                    return
+                framed, size = batch.rest_of_event(format_)
+            else:
+                framed, size = batch.event(self._count, self._size, format_)
         else:
-            framed, size = batch.chunk(form.compression)
+            framed, size = batch.chunk(self._form.compression)
         self.stream.stream.count_sent(size)
         self._wire.send(framed, size)
-        if self._left.is_exhausted:
-            self._finish(CloseReason.CLOSED)
-        elif self._tick != NEVER:
+        if self._is_limited:
+            self._left = self._left.after(batch.count, batch.size)
+            if self._left.is_exhausted:
+                self._finish(CloseReason.CLOSED)
+                return
+        if self._tick != NEVER:
             self._wait()
 
     def _write(self, data: bytes) -> None:
@@ -218,18 +232,20 @@ class SessionReader:
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
         if part.records:
-            self._send_part(part)
+            self._send(Batch.of(self.at, part, self.stream.latest_tail(self._tail)))
         elif part.is_closed or (fetched.is_all and not found.records):
             self._finish(CloseReason.CLOSED)
         self.pump()
 
     def _at_tail(self, found: AtTail) -> None:
-        if found.tail.seq_num != self.at:
-            # The client has more than there is, or there is more and the origin did not send it.
+        if found.tail.seq_num < self.at:
+            # The client has more than there is.
             self.lost(LOST)
-        elif self._longest_wait_s == 0:
+        elif not self.may_wait:
             self._finish(CloseReason.CLOSED)
         else:
+            # The records up to there have been removed.
+            self.at = found.tail.seq_num
             self._reached(found.tail)
 
     def _reached(self, tail: StreamPosition) -> None:
@@ -267,7 +283,7 @@ class SessionReader:
     def _heartbeat(self, tail: StreamPosition) -> None:
         self._owes_beat = False
         self._quiet_beats = 0
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             wall_ms = int(self._context.clock.wall() * 1000)
             self._write(sse.encode_event(sse.Ping(wall_ms, tail), self._form.format_))
         else:
@@ -286,6 +302,9 @@ class SessionReader:
         if topic is not None and self.at < topic.position:
             # The client has not read what has come in the meantime.
             self._wait()
+        elif topic is not None and topic.tail is None:
+            # Whether anything has come is not known before the origin has answered again, or is lost.
+            self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)
 
@@ -295,7 +314,7 @@ class SessionReader:
         """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             self._write(sse.encode_event(sse.Failure(error.body), self._form.format_))
         else:
             self._write(encode_terminal(error.status, error.body))
@@ -305,7 +324,7 @@ class SessionReader:
         """The session is complete."""
         if self._is_over:
             return
-        if self._form.reply is Reply.SSE:
+        if self._is_sse:
             self._write(sse.encode_event(sse.Done(), self._form.format_))
         self._end(reason, in_order=True)
 

@@ -13,6 +13,8 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.engine.absences import Absences
+from gateway.engine.cold_reads import ColdReads
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
@@ -21,11 +23,12 @@ from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.engine.s2.unary import UnaryRead
+from gateway.engine.s2.unary import UnaryRead, held_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.stream_key import Group
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
@@ -53,13 +56,16 @@ class S2Reads:
         access_log: AccessLog,
         begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
+        absences: Absences,
+        cold_reads: ColdReads,
     ) -> None:
         self.clock = clock
         self.wheel = wheel
         self._store = store
+        self._cold_reads = cold_reads
         self._tasks = tasks
         self._rng = rng
-        origin = OriginReads(upstream, clock, metrics, access_log)
+        origin = OriginReads(upstream, clock, metrics, access_log, absences)
         self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
@@ -74,19 +80,20 @@ class S2Reads:
         return len(self._sessions)
 
     @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
-        return self._store.may_grow
-
-    @property
     def readers(self) -> list[SessionReader]:
         """The sessions with clients, oldest first."""
         return list(self._sessions)
 
+    def _admit(self, read: S2Read) -> None:
+        """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
+        if self._store.find(read.key) is None:
+            self._cold_reads.admit(read.source.configured, read.client)
+
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
-        """Answer a check of the tail.  Raises a GatewayError."""
+        """Answer a check of the tail.  Raises a GatewayError, or RefusedToAnother."""
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 tail = stream.trusted_tail(read.trust_s)
@@ -94,16 +101,27 @@ class S2Reads:
                 if tail is not None:
                     return json_answer(200, json_format.encode_tail(tail), Outcome.HIT)
                 try:
-                    found = await stream.checked_tail()
+                    found = await stream.checked_tail(read.client)
                 except TailMovedBack:
                     continue
             if isinstance(found, Refused):
-                return refused_answer(found)
+                return refused_answer(found, read)
             return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
+    def held(self, read: S2Read, asked: ReadRecords) -> S2Answer | None:
+        """The answer to a unary read that memory alone answers, whatever the tail is; None for any other read."""
+        record = self._store.find(read.key) if asked.form.is_unary else None
+        answer = held_answer(record, asked) if record is not None else None
+        if record is not None and answer is not None:
+            self._store.open(read.key, self.clock.now())
+            record.count_reads(1, 1)
+            record.count_sent(len(answer.body))
+        return answer
+
     async def unary(self, read: S2Read, asked: ReadRecords) -> S2Answer:
-        """Answer a unary read.  Raises a GatewayError."""
+        """Answer a unary read.  Raises a GatewayError, or RefusedToAnother."""
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 try:
@@ -120,8 +138,9 @@ class S2Reads:
     async def open(self, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         """A session, which `begin` begins, or else `close` must be called with it; or the answer that refuses one.
 
-        Raises a GatewayError.
+        Raises a GatewayError, or RefusedToAnother.
         """
+        self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             stream = self.streams.open(read.key, read.source)
             try:
@@ -141,14 +160,14 @@ class S2Reads:
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         query, limits = asked.query, limits_of(asked.query)
-        start = await start_of(stream, query, read.trust_s)
+        start = await start_of(stream, query, read)
         if isinstance(start, Refused):
-            return refused_answer(start)
-        at, tail = start.at, start.tail or if_at(start.at, stream.trusted_tail(read.trust_s))
+            return refused_answer(start, read)
+        at, tail = start.at, start.tail if start.is_at_tail else if_at(start.at, stream.trusted_tail(read.trust_s))
         while tail is None and not stream.tape.covers(at):
-            fetched = await stream.fetch(FromSeqNum(at), limits)
+            fetched = await stream.fetch(FromSeqNum(at), limits, read.client)
             if isinstance(fetched.outcome, Refused):
-                return refused_answer(fetched.outcome)
+                return refused_answer(fetched.outcome, read)
             if isinstance(fetched.outcome, Found):
                 break
             if fetched.is_fresh:
@@ -159,8 +178,7 @@ class S2Reads:
             at = min(at, tail.seq_num)
             if at == tail.seq_num and query.longest_wait_s == 0:
                 return unwritten_answer(tail)
-        is_there = tail is not None and at == tail.seq_num
-        return Session(stream, asked.form, at, limits, query.longest_wait_s, tail if is_there else None)
+        return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
     def begin(self, read: S2Read, session: Session, wire: Wire) -> SessionReader:
         """Begin a session over `wire`, whose head has been written; `SessionReader.start` must be called."""
@@ -178,24 +196,26 @@ class S2Reads:
 
     def fetch(self, reader: SessionReader) -> None:
         """Fetch what the reader's position lacks."""
-        if self.may_fetch:
-            self._tasks.start(self._fetch(reader), "fetch for a session")
-        else:
-            reader.failed()
+        self._tasks.start(self._fetch(reader, self._sessions[reader]), "fetch for a session")
 
-    async def _fetch(self, reader: SessionReader) -> None:
+    async def _fetch(self, reader: SessionReader, read: S2Read) -> None:
         try:
-            fetched = await reader.stream.fetch(FromSeqNum(reader.at), reader.wanted)
+            fetch = reader.stream.fetch_or_tail if reader.may_wait else reader.stream.fetch
+            fetched = await fetch(FromSeqNum(reader.at), reader.wanted, read.client)
         except GatewayError:
             reader.failed()
         else:
-            reader.fetched(fetched)
+            if isinstance(fetched.outcome, Refused) and not fetched.outcome.is_for(read.source):
+                # The client comes again, and is then asked for by its own credentials.
+                reader.failed()
+            else:
+                reader.fetched(fetched)
 
     def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
-            return self.streams.attach(reader.stream, tail, read.linger_s, read.source.client)
+            return self.streams.attach(reader.stream, tail, read.linger_s, read.client)
         except GatewayError:
             return None
 
@@ -214,13 +234,14 @@ class S2Reads:
         if stream.records is not None:
             self.streams.forget(stream)
 
-    def deleted(self, origin: str, path: str) -> None:
-        """A path at this origin was deleted through this gateway: if it is a basin's, so were its streams."""
-        basin = parse_basin(path)
+    def deleted(self, group: Group) -> None:
+        """A path at an origin was, or may have been, deleted through this gateway: if it is a basin's, so were its
+        streams."""
+        basin = parse_basin(group.path)
         if basin is not None:
             for stream in tuple(self._store):
                 key = stream.key
-                if stream.records is not None and key.group.origin == origin and key.query == key_query(basin):
+                if stream.records is not None and key.group.origin == group.origin and key.query == key_query(basin):
                     self._store.drop(stream, End.DELETED)
 
     def leave(self, spread_s: float, within_s: float) -> None:

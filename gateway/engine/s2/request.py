@@ -118,6 +118,14 @@ def parse_read(path: StreamPath, query: str, headers: CIMultiDict[str]) -> ReadR
     return ReadRecords(read, form) if read.count != 0 and read.bytes != 0 else None
 
 
+def may_wait(query: str) -> bool:
+    """Whether the query of a read lets it wait at the tail."""
+    try:
+        return bool(parse_read_query(query).wait_s)
+    except BadQuery:
+        return False
+
+
 def is_session(headers: CIMultiDict[str]) -> bool:
     """Whether a request opens a session."""
     return _media_type(headers.get("Content-Type", "")) == session.CONTENT_TYPE

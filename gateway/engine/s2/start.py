@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.stream import S2Stream
 from gateway.errors import UpstreamBroken
+from gateway.protocol.cache_status import Outcome
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import StreamPosition
 from gateway.tape.records import Limits
@@ -18,7 +20,14 @@ class Started:
 
     at: int
     tail: StreamPosition | None = None
-    """The tail, if a question sent since the request arrived has found it here or before."""
+    """The tail, if it was asked for since the request arrived."""
+    outcome: Outcome = Outcome.HIT
+    """How it was found."""
+
+    @property
+    def is_at_tail(self) -> bool:
+        """Whether this is known to be the tail, or beyond it."""
+        return self.tail is not None and self.at >= self.tail.seq_num
 
 
 def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
@@ -26,36 +35,39 @@ def if_at(at: int, tail: StreamPosition | None) -> StreamPosition | None:
     return tail if tail is not None and tail.seq_num == at else None
 
 
-async def start_of(stream: S2Stream, query: ReadQuery, trust_s: float) -> Started | Refused:
-    """Where a read starts; `trust_s` as in `S2Read`.  Raises a GatewayError."""
+async def start_of(stream: S2Stream, query: ReadQuery, read: S2Read) -> Started | Refused:
+    """Where a read starts.  Raises a GatewayError."""
     match query.start:
         case FromSeqNum(seq_num):
             return Started(seq_num)
         case FromTailOffset(tail_offset):
-            tail = stream.trusted_tail(trust_s) or await stream.tail()
+            trusted = stream.trusted_tail(read.trust_s)
+            tail = trusted or await stream.tail(read.client)
             if isinstance(tail, Refused):
                 return tail
-            at = max(0, tail.seq_num - tail_offset)
-            return Started(at, if_at(at, tail))
+            outcome = Outcome.REVALIDATED if trusted is None else Outcome.HIT
+            return Started(max(0, tail.seq_num - tail_offset), tail, outcome)
         case FromTimestamp(timestamp):
-            return await _start_at(stream, query, timestamp)
+            return await _start_at(stream, query, timestamp, read.client)
 
 
-async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int) -> Started | Refused:
+async def _start_at(stream: S2Stream, query: ReadQuery, timestamp: int, client: str) -> Started | Refused:
+    outcome = Outcome.HIT
     while True:
         at = stream.tape.at_timestamp(timestamp)
         if at is not None:
-            return Started(at)
-        fetched = await stream.fetch(FromTimestamp(timestamp), Limits(query.count))
+            return Started(at, outcome=outcome)
+        fetched = await stream.fetch_or_tail(FromTimestamp(timestamp), Limits(query.count), client)
+        outcome = Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
         match fetched.outcome:
             case Refused() as refused:
                 return refused
             case Found(records) if records:
-                return Started(records[0].seq_num)
+                return Started(records[0].seq_num, outcome=outcome)
             case AtTail(tail) if fetched.is_fresh:
                 # A timestamp after the tail's is like a number after it; else no record that late is left.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
-                return Started(tail.seq_num + 1 if beyond else tail.seq_num, tail)
+                return Started(tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED)
             case Found() if fetched.is_fresh:
                 raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:

@@ -4,8 +4,8 @@ A *fetch* brings the records from one start on.  A reader joins a fetch that has
 tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
 anew for what it still misses.
 
-Records that were held for some time may be those of a stream that is gone.  Before more are joined to them, one is
-asked for again (`_verify`).
+Records that were held for some time may be those of a stream that is gone.  Before more are stored beside them, the
+last of them is asked for again (`verify`), so all that is held is always of one stream.
 
 Everything the origin says is compared with the records held: a tail that has moved back, or another timestamp at the
 same number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers
@@ -14,15 +14,19 @@ begin anew with the stream that there is now (`TailMovedBack`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
+from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
-from gateway.errors import GatewayError, TailMovedBack, UpstreamUnreachable, bare
+from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
+from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
@@ -31,8 +35,17 @@ from gateway.tape.stream import End, Stream
 
 T = TypeVar("T")
 
+_DELETIONS: Final = frozenset({ErrorCode.STREAM_DELETION_PENDING.code, ErrorCode.BASIN_DELETION_PENDING.code})
+
+_NOTHING: Final = Found(())
+"""What S2 answers where nothing is left before the tail, and where a limit is too small for the first record."""
+
 VERIFIED_S: Final = 10.0
-"""How long after the origin has confirmed a stream its records are joined with others without asking for one again."""
+"""How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
+
+
+_MOST_BATCHES: Final = 16
+"""Bound on the batches that one turn of the event loop keeps."""
 
 
 class Fetched(NamedTuple):
@@ -65,6 +78,8 @@ class Shared:
     store: TapeStore
     clock: Clock
     tasks: Tasks
+    soon: Callable[[Callable[[], object]], object]
+    """Calls a function at the end of the event loop's turn."""
 
 
 class S2Stream:
@@ -81,9 +96,13 @@ class S2Stream:
         self.users = 0
         self.topic: Topic | None = None
         self._fetches: dict[Start, _Fetch] = {}
+        self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
+        """What readers were given in this turn of the event loop."""
         name = stream.key.group.path
-        self._tail = SharedQuestion(self._ask_tail, shared.tasks, f"tail of {name}")
-        self._checked_tail = SharedQuestion(self._ask_checked_tail, shared.tasks, f"check tail of {name}")
+        self._tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(shared.tasks, f"tail of {name}")
+        self._checked_tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(
+            shared.tasks, f"check tail of {name}"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -106,6 +125,29 @@ class S2Stream:
             self.check()
         return found
 
+    def latest_tail(self, asked: StreamPosition | None) -> StreamPosition | None:
+        """The tail as the live session has said it; `asked`, which a reader was told, if there is no such session."""
+        return asked if self.topic is None else self.topic.tail
+
+    def batch(self, at: int, limits: Limits, asked: StreamPosition | None = None) -> tuple[Batch, bool]:
+        """What is held from `at` on within the limits, and whether it is a limit that stopped it; `asked` as in
+        `latest_tail`.
+
+        Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
+        connection has room again, all sessions on it go on at once.
+        """
+        tail = self.latest_tail(asked)
+        key = at, limits, tail
+        found = self._batches.get(key)
+        if found is None:
+            part = self.tape.read(at, limits)
+            found = Batch.of(at, part, tail), part.is_closed
+            if part.records and len(self._batches) < _MOST_BATCHES:
+                if not self._batches:
+                    self._shared.soon(self._batches.clear)
+                self._batches[key] = found
+        return found
+
     # -- the tail
 
     def trusted_tail(self, trust_s: float) -> StreamPosition | None:
@@ -115,21 +157,24 @@ class S2Stream:
             return None
         return topic.tail
 
-    async def tail(self) -> StreamPosition | Refused:
-        """The tail, as the origin says it to a question sent after this call.  Raises a GatewayError."""
-        return self._checked(await self._tail.ask())
+    async def tail(self, client: str) -> StreamPosition | Refused:
+        """The tail, as the origin says it to a question sent after this call, for a client of this net.
 
-    async def checked_tail(self) -> StreamPosition | Refused:
+        Raises a GatewayError.
+        """
+        return self._checked(await self._tail.ask(self._ask_tail, client))
+
+    async def checked_tail(self, client: str) -> StreamPosition | Refused:
         """The same by S2's own check of the tail."""
-        return self._checked(await self._checked_tail.ask())
+        return self._checked(await self._checked_tail.ask(self._ask_checked_tail, client))
 
-    async def _ask_tail(self) -> StreamPosition | Refused:
+    async def _ask_tail(self, askers: Askers) -> StreamPosition | Refused:
         end = self.end
-        return self._sees_tail(await self._shared.origin.tail(self.source), end)
+        return self._sees_tail(await self._shared.origin.tail(self.source, askers), end)
 
-    async def _ask_checked_tail(self) -> StreamPosition | Refused:
+    async def _ask_checked_tail(self, askers: Askers) -> StreamPosition | Refused:
         end = self.end
-        return self._sees_tail(await self._shared.origin.checked_tail(self.source), end)
+        return self._sees_tail(await self._shared.origin.checked_tail(self.source, askers), end)
 
     def _sees_tail(self, found: StreamPosition | Refused, end: int) -> StreamPosition | Refused:
         self.stream.contacted(self._shared.clock.now())
@@ -141,11 +186,14 @@ class S2Stream:
 
     # -- records
 
-    async def fetch(self, start: Start, limits: Limits) -> Fetched:
-        """Records from `start` on, where none are held.  Raises a GatewayError; TailMovedBack if the stream has been
-        created again."""
+    async def fetch(self, start: Start, limits: Limits, client: str) -> Fetched:
+        """Records from `start` on, where none are held, for a client of this net.
+
+        Raises a GatewayError: ShortOfMemory if nothing may be fetched, TailMovedBack if the stream has been created
+        again.
+        """
         wanted = Limits(limits.count, limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0)
-        fetch, is_fresh = self._join(start, wanted)
+        fetch, is_fresh = self._join(start, wanted, client)
         question = fetch.question
         question.waiting += 1
         try:
@@ -155,18 +203,42 @@ class S2Stream:
             question.waiting -= 1
         if question.error is not None:
             raise question.error.anew()
-        return Fetched(self._checked(question.answer[0]), is_fresh, is_fresh and fetch.limits.covers(wanted))
+        outcome = self._checked(question.answer[0])
+        # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
+        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == _NOTHING)
+        return Fetched(outcome, is_fresh, is_all)
 
-    def _join(self, start: Start, wanted: Limits) -> tuple[_Fetch, bool]:
+    async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> Fetched:
+        """The same for a reader that may wait: `AtTail` also if no record is left between the start and the tail."""
+        fetched = await self.fetch(start, limits, client)
+        if not fetched.is_all or fetched.outcome != _NOTHING:
+            return fetched
+        while True:
+            # The tail first: what is appended after this question is then not passed over.
+            tail = await self.tail(client)
+            if isinstance(tail, Refused):
+                return Fetched(tail, is_fresh=True, is_all=True)
+            fetched = await self.fetch(start, Limits(1), client)
+            if fetched.is_fresh:
+                if fetched.outcome != _NOTHING:
+                    # A record is new, or too large for the reader's limits: that is for the reader to see.
+                    return fetched._replace(is_all=False)
+                self._learn(start, AtTail(tail), 0)
+                return Fetched(AtTail(tail), is_fresh=True, is_all=False)
+
+    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[_Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
         fetch = self._fetches.get(start)
         if fetch is None and isinstance(start, FromSeqNum):
             fetch = next((one for one in self._fetches.values() if one.spans(start.seq_num)), None)
         if fetch is None:
-            fetch = self._fetches[start] = _Fetch(start, wanted, Question())
+            if not self._shared.store.may_grow:
+                raise ShortOfMemory
+            fetch = self._fetches[start] = _Fetch(start, wanted, Question(client))
             # The task begins in the next turn of the loop, so all who come in this one share the fetch.
             self._shared.tasks.start(self._run(fetch), f"fetch {self.stream.key.group.path}")
             return fetch, True
+        fetch.question.askers.join(client)
         is_fresh = fetch.start == start and not fetch.question.is_sent
         if is_fresh and not fetch.limits.covers(wanted):
             fetch.limits = Limits(
@@ -183,9 +255,15 @@ class S2Stream:
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
         try:
-            await self._verify(start, end)
-            outcome = await self._shared.origin.read(self.source, start, fetch.limits)
-            question.answer.append(self._learn(start, outcome, end))
+            refused = await self.verify(end, question.askers)
+            if refused is None:
+                outcome = await self._shared.origin.read(self.source, start, fetch.limits, question.askers)
+                question.answer.append(self._learn(start, outcome, end))
+                if outcome == _NOTHING and isinstance(start, FromSeqNum) and (fetch.limits.bytes == UNARY.bytes):
+                    # No record is too large, so none is left from the start to the tail.
+                    self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
+            else:
+                question.answer.append(refused)
         except GatewayError as error:
             question.error = bare(error)
         finally:
@@ -194,23 +272,21 @@ class S2Stream:
                 question.error = UpstreamUnreachable("Fetch was given up")
             question.changed.fire()
 
-    async def _verify(self, start: Start, end: int) -> None:
-        """Ask for the record before the start again, if it is held and the stream was not confirmed lately.
+    async def verify(self, end: int, askers: Askers) -> Refused | None:
+        """Ask for the last record held again, unless the stream was confirmed lately; `end` is what `end` was before.
 
-        Raises a GatewayError; TailMovedBack if it is another record.
+        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
-        held = self.tape.record(start.seq_num - 1) if isinstance(start, FromSeqNum) else None
+        held = self.tape.last
         if held is None or self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S:
-            return
-        outcome = await self._shared.origin.read(self.source, FromSeqNum(held.seq_num), Limits(1))
-        if isinstance(outcome, AtTail):
-            self.sees(outcome.tail, end)
-        elif isinstance(outcome, Found) and outcome.records:
-            # A later record is the first that a trim has left.
-            first = outcome.records[0]
-            if first.seq_num == held.seq_num and first.timestamp != held.timestamp:
-                self.replaced()
-            self.tape.verified_at = self._shared.clock.now()
+            return None
+        start = FromSeqNum(held.seq_num)
+        outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
+        if isinstance(outcome, Refused):
+            return outcome
+        # If it has been trimmed, so has everything that was held.
+        self.tape.verified_at = self._shared.clock.now()
+        return None
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""
@@ -219,6 +295,8 @@ class S2Stream:
             self.refused(outcome)
         elif isinstance(outcome, AtTail):
             self.sees(outcome.tail, end)
+            if isinstance(start, FromSeqNum) and start.seq_num < outcome.tail.seq_num:
+                self._shared.store.trim_records(self.stream, outcome.tail.seq_num)
         elif outcome.records:
             self.store(start.seq_num if isinstance(start, FromSeqNum) else outcome.records[0].seq_num, outcome.records)
         return outcome
@@ -234,9 +312,11 @@ class S2Stream:
             self.replaced()
 
     def store_batch(self, batch: ReadBatch) -> None:
-        """Store what the topic's session has brought.  Raises TailMovedBack if it is of another stream."""
+        """Store what the topic's session has brought.  Raises TailMovedBack if it is of another stream.
+
+        The topic ends with the stream, so the stream is there.
+        """
         assert self.topic is not None
-        self.check()
         self.store(self.topic.position, batch.records)
         # The session is one stream's from its beginning.
         self.tape.verified_at = self._shared.clock.now()
@@ -246,17 +326,23 @@ class S2Stream:
         another stream."""
         if tail.seq_num < end or self.tape.contradicts(tail, end):
             self.replaced()
-        if self.tape.covers(tail.seq_num - 1):
+        if self.tape.record(tail.seq_num - 1) is not None:
             self.tape.verified_at = self._shared.clock.now()
 
     def refused(self, error: Refused) -> None:
         """The origin has answered with an error."""
         if error.status in (401, 403):
             self.is_source_refused = True
-        elif error.status == 404:
+        elif error.status == 404 or (error.status == 409 and _says_deletion(error)):
             self._shared.store.drop(self.stream, End.DELETED)
 
     def replaced(self) -> None:
         """The stream has been created again.  Raises TailMovedBack."""
         self._shared.store.drop(self.stream, End.RECREATED)
         raise TailMovedBack
+
+
+def _says_deletion(error: Refused) -> bool:
+    """Whether the origin is about to remove the stream, or its basin."""
+    said = parse_error(error.status, error.body)
+    return isinstance(said, Other) and said.code in _DELETIONS

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gateway.aio.clock import Clock, Timer
+from gateway.aio.clock import DETACHED, Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
+from gateway.limits.askers import Askers
 from gateway.live.places import RelayedLive
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
@@ -28,6 +29,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 BEAT_S: Final = 5.0
 """How often readers are looked at for heartbeats.  One that was sent nothing for two beats is sent one, which is within
 the 5 to 15 s of S2's own."""
+
+
+def _soon(call: Callable[[], object]) -> None:
+    asyncio.get_running_loop().call_soon(call, context=DETACHED)
 
 
 class S2Streams:
@@ -43,7 +48,7 @@ class S2Streams:
         rng: random.Random,
         begin_live: Callable[[str], RelayedLive],
     ) -> None:
-        self._shared = Shared(origin, store, clock, tasks)
+        self._shared = Shared(origin, store, clock, tasks, _soon)
         self._metrics = metrics
         self._rng = rng
         self._begin_live = begin_live
@@ -66,8 +71,13 @@ class S2Streams:
 
     def readers_of(self, record: Stream) -> int:
         """Live readers of a stream, waiting unary reads included."""
+        topic = self.topic_of(record)
+        return topic.users if topic is not None else 0
+
+    def topic_of(self, record: Stream) -> Topic | None:
+        """The topic of a stream; None if it is not followed."""
         stream = self._streams.get(record)
-        return stream.topic.users if stream is not None and stream.topic is not None else 0
+        return stream.topic if stream is not None else None
 
     def __iter__(self) -> Iterator[S2Stream]:
         return iter(tuple(self._streams.values()))
@@ -124,12 +134,12 @@ class S2Streams:
         topic = stream.topic
         if topic is None:
             self._lives[stream] = self._begin_live(client)
-            topic = stream.topic = Topic(tail)
+            topic = stream.topic = Topic(tail, self._shared.soon)
             stream.users += 1
             stream.stream.has_topic = True
             stream.stream.followed()
             self._runs[stream] = self._shared.tasks.start(
-                self._follow(stream, topic, linger_s), f"follow {stream.stream.key.group.path}"
+                self._follow(stream, topic, client), f"follow {stream.stream.key.group.path}"
             )
             self._beat_later(stream, topic)
         if (linger := self._lingers.pop(stream, None)) is not None:
@@ -162,10 +172,11 @@ class S2Streams:
 
         self._timers[stream] = self._shared.clock.call_later(BEAT_S, beat)
 
-    async def _follow(self, stream: S2Stream, topic: Topic, linger_s: float) -> None:
+    async def _follow(self, stream: S2Stream, topic: Topic, client: str) -> None:
         follower = Follower(
             topic,
             stream.source,
+            client,
             self._shared.origin,
             self._shared.clock,
             self._metrics,
@@ -174,6 +185,7 @@ class S2Streams:
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
             stream.replaced,
+            lambda: stream.verify(topic.position, Askers(client)),
         )
         try:
             await follower.run()

@@ -4,19 +4,29 @@ A topic is at a *position*: the sequence number that the session brings next.  E
 a reader that is behind goes on from the tape, and a reader whose connection is full simply stays behind.  `tail` is
 known once the session has said that its position is the stream's tail.
 
+Records that come in one turn of the event loop are one batch to the readers: encoded once for each form, and one write
+to each connection.
+
 The topic ends in one of two ways, both final: `lost`, with the error that all readers are given, or without readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import Refused
-from gateway.s2.records import Record, StreamPosition, total_metered_bytes
+from gateway.s2.records import MAX_BATCH_RECORDS, Record, StreamPosition, total_metered_bytes
+
+_log = logging.getLogger("gateway.live")
+
+_MERGED_BYTES: Final = 1 << 18
+"""The most metered bytes of a batch that is put together.  S2 allows more, but the encoding of records that have hardly
+anything but headers takes twice their metered size, and a frame has its bound."""
 
 
 class LiveReader(Protocol):
@@ -31,13 +41,33 @@ class LiveReader(Protocol):
     def lost(self, error: Refused) -> None:
         """Nothing more will come: end the session with this error."""
 
+    def gone(self) -> None:
+        """Drop the session after an error here."""
+
 
 class Topic:
-    """The live state of one stream.  Owner: the `Topics` table; the session's task moves it."""
+    """The live state of one stream.  Owner: the `Topics` table; the session's task moves it.
 
-    __slots__ = ("changed", "error", "heard_at", "last_timestamp", "position", "readers", "tail", "users")
+    `soon` calls a function at the end of the event loop's turn.
+    """
 
-    def __init__(self, tail: StreamPosition) -> None:
+    __slots__ = (
+        "_come",
+        "_come_from",
+        "_come_size",
+        "_soon",
+        "changed",
+        "error",
+        "heard_at",
+        "last_timestamp",
+        "position",
+        "readers",
+        "tail",
+        "users",
+    )
+
+    def __init__(self, tail: StreamPosition, soon: Callable[[Callable[[], object]], object]) -> None:
+        self._soon = soon
         self.position = tail.seq_num
         self.last_timestamp = tail.timestamp
         """The timestamp of the record before the position."""
@@ -52,6 +82,12 @@ class Topic:
         """Fires when records have come, and at the end."""
         self.error: Refused | None = None
         """Why nothing more will come."""
+        self._come: list[Record] = []
+        """Records that have come in this turn of the loop, for the readers."""
+        self._come_from = 0
+        """The position before these records."""
+        self._come_size = 0
+        """Their metered bytes."""
 
     def __repr__(self) -> str:
         state = "lost" if self.error is not None else "at the tail" if self.tail is not None else "catching up"
@@ -67,15 +103,37 @@ class Topic:
 
     def publish(self, records: Sequence[Record], tail: StreamPosition | None, now: float) -> None:
         """Records have come from the position on, and have been stored; `tail` is what the origin said with them."""
+        size = total_metered_bytes(records)
+        if self._come and (
+            self._come_size + size > _MERGED_BYTES or len(self._come) + len(records) > MAX_BATCH_RECORDS
+        ):
+            self._deliver()
+        if not self._come:
+            self._come_from = self.position
+            self._soon(self._deliver)
+        self._come += records
+        self._come_size += size
         end = records[-1].seq_num + 1
-        is_tail = tail is not None and tail.seq_num == end
-        batch = Batch(self.position, end, tuple(records), total_metered_bytes(records), tail if is_tail else None)
-        self.position, self.tail, self.last_timestamp = end, batch.batch.tail, records[-1].timestamp
+        self.position, self.last_timestamp = end, records[-1].timestamp
+        self.tail = tail if tail is not None and tail.seq_num == end else None
         if self.tail is not None:
             self.heard_at = now
-        for reader in tuple(self.readers):
-            reader.deliver(batch)
         self.changed.fire()
+
+    def _deliver(self) -> None:
+        """Send the readers what has come."""
+        if not self._come:
+            return
+        records, self._come = self._come, []
+        size, self._come_size = self._come_size, 0
+        batch = Batch(self._come_from, self.position, tuple(records), size, self.tail)
+        for reader in tuple(self.readers):
+            try:
+                reader.deliver(batch)
+            except Exception:
+                # One reader's error must not affect the others.
+                _log.exception("a session failed")
+                reader.gone()
 
     def heard(self, tail: StreamPosition, now: float) -> None:
         """The origin has said what the tail is, without records."""
@@ -101,6 +159,7 @@ class Topic:
     def lost(self, error: Refused) -> None:
         """Nothing more will come."""
         if self.error is None:
+            self._deliver()
             self.error = error
             readers, self.readers = self.readers, {}
             for reader in readers:

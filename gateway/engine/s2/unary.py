@@ -1,32 +1,59 @@
 """One unary read: over the tape, then by what the origin says, and at the tail by waiting.
 
-What a limit stops on the tape is answered from memory.  Where the tape ends, the origin is asked for what follows; what
-a fetch sent after the request's arrival brings is all that there is.  A read that finds nothing, and may wait, waits at
-the stream's topic.
+What a limit stops on the tape is answered from memory, without waiting (`held_answer`).  Where the tape ends, the
+origin is asked for what follows; what a fetch sent after the request's arrival brings is all that there is.  A read
+that finds nothing, and may wait, waits at the stream's topic.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
+from gateway.engine.answer import BodyRun
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.reader import DRAINING
-from gateway.engine.s2.request import ReadRecords, Reply
+from gateway.engine.s2.request import Form, ReadRecords, Reply
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
-from gateway.errors import ShortOfMemory
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.records import Part, cut
+from gateway.tape.stream import Stream
+
+
+def batch_answer(batch: Batch, form: Form, outcome: Outcome) -> S2Answer:
+    """The answer with this batch."""
+    span = batch.start, batch.end
+    if form.reply is Reply.PROTOBUF:
+        headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
+        return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), outcome, span)
+    return json_answer(200, batch.json(form.format_), outcome, span)
+
+
+def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
+    """The answer to a read whose range memory holds up to where a limit ends it; None for any other read.
+
+    It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
+    """
+    start = asked.query.start
+    if stream.records is None or stream.needs_revalidation or not isinstance(start, FromSeqNum):
+        return None
+    edition = stream.edition
+    part = stream.records.read(start.seq_num, limits_of(asked.query))
+    if not part.is_closed:
+        return None
+    answer = batch_answer(Batch.of(start.seq_num, part, None), asked.form, Outcome.HIT)
+    return replace(answer, run=BodyRun(stream, str(start.seq_num), str(part.end), edition))
 
 
 class UnaryContext(Protocol):
@@ -39,10 +66,6 @@ class UnaryContext(Protocol):
     @property
     def streams(self) -> S2Streams:
         """The streams in use."""
-
-    @property
-    def may_fetch(self) -> bool:
-        """Whether requests that bring more records may be sent; False while the process is short of memory."""
 
     @property
     def is_draining(self) -> bool:
@@ -68,27 +91,25 @@ class UnaryRead:
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
         query = self._query
-        asks = not isinstance(query.start, FromSeqNum)
-        start = await start_of(self._stream, query, self._read.trust_s)
+        start = await start_of(self._stream, query, self._read)
         if isinstance(start, Refused):
-            return refused_answer(start)
+            return refused_answer(start, self._read)
         self._at = self._start = start.at
-        if asks:
-            self._outcome = Outcome.REVALIDATED
-        if start.tail is not None:
+        self._outcome = start.outcome
+        if start.tail is not None and start.is_at_tail:
             return await self._at_tail(start.tail)
         while True:
             if self._take(self._stream.tape.read(self._at, self._left)):
                 return self._batch()
             if (trusted := if_at(self._at, self._stream.trusted_tail(self._read.trust_s))) is not None:
                 return self._batch() if self._found else await self._at_tail(trusted)
-            if not self._reads.may_fetch:
-                raise ShortOfMemory
-            fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
+            may_wait = query.longest_wait_s and not self._found
+            fetch = self._stream.fetch_or_tail if may_wait else self._stream.fetch
+            fetched = await fetch(FromSeqNum(self._at), self._left, self._read.client)
             self._outcome = Outcome.JOINED if self._found else Outcome.MISS if fetched.is_fresh else Outcome.COLLAPSED
             match fetched.outcome:
                 case Refused() as refused:
-                    return refused_answer(refused)
+                    return refused_answer(refused, self._read)
                 case Found(records):
                     end = records[-1].seq_num + 1 if records else self._at
                     if self._take(cut(records, self._at, end, self._left)) or fetched.is_all:
@@ -114,7 +135,7 @@ class UnaryRead:
         if not wait_s:
             return unwritten_answer(tail)
         streams, stream, linger_s = self._reads.streams, self._stream, self._read.linger_s
-        topic = streams.attach(stream, tail, linger_s, self._read.source.client)
+        topic = streams.attach(stream, tail, linger_s, self._read.client)
         try:
             return await self._wait(topic, wait_s)
         finally:
@@ -130,16 +151,20 @@ class UnaryRead:
             if self._take(self._stream.tape.read(self._at, self._left)) or self._found:
                 return self._batch(topic.tail)
             if topic.error is not None or self._reads.is_draining:
-                return refused_answer(topic.error or DRAINING)
+                return refused_answer(topic.error or DRAINING, self._read)
             if topic.position > self._at:
                 # What has come was evicted before this read could take it.
-                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left)
-                if isinstance(fetched.outcome, Refused):
-                    return refused_answer(fetched.outcome)
-                if isinstance(fetched.outcome, Found):
-                    records = fetched.outcome.records
-                    self._take(cut(records, self._at, records[-1].seq_num + 1 if records else self._at, self._left))
-                    return self._batch()
+                fetched = await self._stream.fetch(FromSeqNum(self._at), self._left, self._read.client)
+                match fetched.outcome:
+                    case Refused() as refused:
+                        return refused_answer(refused, self._read)
+                    case Found(records):
+                        end = records[-1].seq_num + 1 if records else self._at
+                        self._take(cut(records, self._at, end, self._left))
+                        return self._batch()
+                    case AtTail(tail) if fetched.is_fresh:
+                        # It has been trimmed.
+                        self._at = self._start = max(self._at, tail.seq_num)
                 continue
             left_s = until - clock.now()
             if left_s <= 0 or not await topic.changed.wait_within(clock, left_s):
@@ -147,8 +172,4 @@ class UnaryRead:
 
     def _batch(self, tail: StreamPosition | None = None) -> S2Answer:
         part = Part(tuple(self._found), self._size, self._at, is_closed=True)
-        batch = Batch.of(self._start, part, tail)
-        if self._form.reply is Reply.PROTOBUF:
-            headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
-            return S2Answer(200, headers, protobuf.encode_read_batch(batch.batch), self._outcome)
-        return json_answer(200, batch.json(self._form.format_), self._outcome)
+        return batch_answer(Batch.of(self._start, part, tail), self._form, self._outcome)

@@ -38,6 +38,13 @@ _NO_BODY: Final = frozenset({204, 304})
 class ClientSession(Reading[Http2Reply]):
     """The protocol state of one connection."""
 
+    __slots__ = (
+        "_bodiless",
+        "_interim",
+        "_late_frames",
+        "_late_resets",
+    )
+
     _most_push = 0
 
     def __init__(self, counts: SessionCounts) -> None:

@@ -22,6 +22,13 @@ _MOST_RESET_IDS: Final = 256
 class Ending(Receiving):
     """The ending half of a session.  Decides which streams are over, and whether the connection is."""
 
+    __slots__ = (
+        "_counts",
+        "_forgotten_id",
+        "_last_id",
+        "_reset_ids",
+    )
+
     def __init__(self, counts: SessionCounts) -> None:
         super().__init__()
         self._counts = counts

@@ -35,6 +35,22 @@ Head = TypeVar("Head")
 class Reading(Ending, Generic[Head]):
     """The reading half of a session."""
 
+    __slots__ = (
+        "_block",
+        "_block_bytes",
+        "_block_ends",
+        "_block_id",
+        "_budget",
+        "_events",
+        "_has_settings",
+        "_most_block_bytes",
+        "_now",
+        "_reader",
+        "_unparsed",
+        "has_goaway",
+        "peer_streams",
+    )
+
     _most_push = 1
     """The largest valid value of ENABLE_PUSH (RFC 9113 section 6.5.2)."""
 

@@ -25,6 +25,13 @@ MOST_UNREAD_BYTES: Final = 1 << 20
 class Receiving(Sending):
     """The receiving half of a session's flow control.  Owner of its streams and of the counts of unread bytes."""
 
+    __slots__ = (
+        "_receive_window",
+        "_unacknowledged",
+        "_unread_bytes",
+        "streams",
+    )
+
     def __init__(self) -> None:
         super().__init__()
         self.streams: dict[int, Stream] = {}

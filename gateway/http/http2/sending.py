@@ -21,6 +21,19 @@ _PUMP_BYTES: Final = 1 << 16
 class Sending(ABC):
     """The sending half of a session.  Owner of its send windows and of its output."""
 
+    __slots__ = (
+        "_first_window",
+        "_frame_bytes",
+        "_free_updates",
+        "_owes_size_update",
+        "_send_window",
+        "_turns",
+        "failed",
+        "is_blocked",
+        "out",
+        "out_bytes",
+    )
+
     def __init__(self) -> None:
         self.failed: ErrorCode | None = None
         """The error code with which the connection has ended; None while it is open."""

@@ -25,6 +25,13 @@ from gateway.http.request import LONGEST_HEAD
 class Session(Reading[Http2Request]):
     """The protocol state of one connection."""
 
+    __slots__ = (
+        "_has_preface",
+        "_has_sent_goaway",
+        "_last_answered_id",
+        "_most_streams",
+    )
+
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
         super().__init__(counts, MOST_LIST_BYTES, Http2Request)
         self._most_streams = most_streams

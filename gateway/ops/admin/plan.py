@@ -111,7 +111,7 @@ class PlanInEffect:
     given_up: int
     """Tapes dropped because their idle time passed without a read."""
     unmatched: int
-    """Entries that match no route."""
+    """Entries that match no route, and those to warm S2 streams."""
     pin: list[PlanEntry]
     warm: list[PlanEntry]
     do_not_store: list[PlanEntry]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain, islice
+from math import isfinite
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
 
+from gateway.engine.s2.reader import SessionReader
+from gateway.engine.s2.topic import Topic
 from gateway.live.reader import LiveReader
 from gateway.live.subscriber import Subscriber
 from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name_of_cursor, read_prefix
@@ -40,14 +43,17 @@ class StreamRow:
     is_private: bool
     """Whether only some of the route's readers share it: those with the same credentials, or by the same gateways."""
     route: str
+    protocol: Literal["durable-streams", "s2"]
     content_type: str | None
     tail: str | None
-    """The furthest offset that the origin has sent."""
+    """The furthest offset that the origin has sent; of S2 a sequence number."""
     is_closed: bool
     is_followed: bool
     """Whether a live request for it is open at the origin."""
     bytes: int
-    """Stream bytes held."""
+    """Stream bytes held; of S2 metered bytes."""
+    records: int | None
+    """S2 records held; null for a Durable Stream."""
     blocks: int
     readers: int
     """Live readers now, including those about to join."""
@@ -99,9 +105,9 @@ class Run:
     end: str
     bytes: int
     tokens: int
-    """Offsets whose position in the run is known."""
-    age_s: float
-    """Seconds since its first byte was stored."""
+    """Offsets whose position in the run is known; of S2 its records."""
+    age_s: float | None
+    """Seconds since its first byte was stored; null for records."""
 
 
 @with_config(API_TYPE)
@@ -109,13 +115,27 @@ class Run:
 class Reader:
     """One live reader, or several long-polls at one offset that are answered together."""
 
-    mode: Literal["sse", "longpoll"]
+    mode: Literal["sse", "longpoll", "session"]
+    """S2's reads that wait are long-polls."""
     at: str | None
     """The offset up to which it has received everything; null where that is not known."""
     clients: int
     """Number of clients: long-polls that sent the same request share an entry."""
     lived_s: float | None
     """Seconds since the first of them arrived."""
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class OriginSession:
+    """The one session by which an S2 stream is followed at its origin."""
+
+    position: str
+    """The sequence number that it brings next."""
+    is_at_tail: bool
+    """Whether the origin has said that this is the tail."""
+    heard_s: float | None
+    """Seconds since it last said what the tail is; null before the first time."""
 
 
 @with_config(API_TYPE)
@@ -134,6 +154,8 @@ class StreamDetail(StreamRow):
     """The first thousand runs."""
     live_readers: list[Reader]
     """The first thousand."""
+    session: OriginSession | None
+    """Null unless an S2 stream is followed."""
 
 
 @with_config(API_TYPE)
@@ -221,8 +243,13 @@ class _Rows:
         topic = self._live.find(stream)
         return topic.readers if topic is not None else 0
 
+    def _tail(self, stream: Stream) -> str | None:
+        topic = self._s2.topic_of(stream)
+        # A stream may be followed from its tail, with no record held.
+        return stream.furthest if topic is None or stream.furthest is not None else str(topic.position)
+
     def row(self, stream: Stream) -> StreamRow:
-        tape, name = stream.tape, self._directory.name(stream)
+        tape, records, name = stream.tape, stream.records, self._directory.name(stream)
         return StreamRow(
             id=id_of(name),
             origin=name.origin,
@@ -231,11 +258,13 @@ class _Rows:
             partition=name.partition,
             is_private=bool(stream.key.partition.readers),
             route=stream.key.route,
+            protocol="durable-streams" if records is None else "s2",
             content_type=_legible(stream.content_type) if stream.content_type is not None else None,
-            tail=stream.furthest,
+            tail=self._tail(stream),
             is_closed=tape.closed_at is not None,
             is_followed=stream.is_followed,
             bytes=stream.size,
+            records=records.record_count if records is not None else None,
             blocks=stream.block_count,
             readers=self._readers(stream),
             reads=stream.reads,
@@ -247,7 +276,6 @@ class _Rows:
 
     def detail(self, stream: Stream) -> StreamDetail:
         now, tape, life, row = self._clock.now(), stream.tape, stream.lifetime, self.row(stream)
-        topic = self._live.find(stream)
         return StreamDetail(
             **{field.name: getattr(row, field.name) for field in fields(row)},
             incarnation=tape.incarnation,
@@ -255,14 +283,37 @@ class _Rows:
             closed_at=tape.closed_at,
             is_doubted=stream.needs_revalidation,
             surrogate_keys=sorted(map(_legible, stream.surrogate_keys)),
-            tape=[
-                Run(block.start, block.end, block.size, len(block.marks), now - block.stored_at)
-                for block in islice(tape.blocks(), _MOST_RUNS)
-            ],
-            live_readers=[
-                _reader(reader, now) for reader in islice(topic.readers_now if topic is not None else (), _MOST_READERS)
-            ],
+            tape=list(islice(_runs(stream, now), _MOST_RUNS)),
+            live_readers=list(islice(self._live_readers(stream, now), _MOST_READERS)),
+            session=_session(self._s2.topic_of(stream), now),
         )
+
+    def _live_readers(self, stream: Stream, now: float) -> Iterator[Reader]:
+        topic, followed = self._live.find(stream), self._s2.topic_of(stream)
+        if topic is not None:
+            yield from (_reader(reader, now) for reader in topic.readers_now)
+        elif followed is not None:
+            for reader in tuple(followed.readers):
+                if isinstance(reader, SessionReader):
+                    yield Reader("sse" if reader.is_sse else "session", str(reader.at), 1, None)
+            if waiting := followed.users - len(followed.readers):
+                yield Reader("longpoll", str(followed.position), waiting, None)
+
+
+def _runs(stream: Stream, now: float) -> Iterator[Run]:
+    if stream.records is None:
+        for block in stream.tape.blocks():
+            yield Run(block.start, block.end, block.size, len(block.marks), now - block.stored_at)
+    else:
+        for span in stream.records.spans():
+            yield Run(str(span.start), str(span.end), span.size, span.records, None)
+
+
+def _session(topic: Topic | None, now: float) -> OriginSession | None:
+    if topic is None:
+        return None
+    heard_s = now - topic.heard_at if isfinite(topic.heard_at) else None
+    return OriginSession(str(topic.position), topic.tail is not None, heard_s)
 
 
 def _legible(text: str) -> str:

@@ -1,28 +1,26 @@
 """What an account holds: basins with their streams, and access tokens.
 
-Plain functions only; `now` (Unix seconds) is an argument.  Deletion is immediate: the name is free at once.
+Plain functions only; `now` (Unix seconds) is an argument.  Names have been held to their rules by the callers
+(`names.py`).  Deletion is immediate: the name is free at once.
 
 A basin may create streams on an append or on a read of one that does not exist, if its configuration says so.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from gateway.origin.s2.config import BasinConfig, Json
-from gateway.origin.s2.refusals import Refused, invalid
+from gateway.origin.s2.names import BadName, check_token_id
+from gateway.origin.s2.refusals import Refused, invalid, malformed
 from gateway.origin.s2.stream import Stream
 from gateway.s2.errors import ErrorCode
 
 LARGEST_PAGE: Final = 1000
-MAX_STREAM_NAME_BYTES: Final = 512
-MAX_TOKEN_ID_BYTES: Final = 96
-
-_BASIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{6,46}[a-z0-9]")
+_OPERATION_GROUPS: Final = ("account", "basin", "stream")
 
 Item = TypeVar("Item")
 
@@ -85,8 +83,6 @@ class Basin:
             if not self._creations[name].is_repeated_by(creation):
                 raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"stream {name} already exists")
             return existing
-        if not 1 <= len(name.encode()) <= MAX_STREAM_NAME_BYTES:
-            raise invalid(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
         config = self.config.default_stream_config.changed(change)
         stream = self.streams[name] = Stream(name, config, now, cipher=self.config.stream_cipher)
         self._creations[name] = creation
@@ -177,8 +173,6 @@ class Account:
             if not existing.creation.is_repeated_by(creation):
                 raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"basin {name} already exists")
             return existing
-        if not _BASIN_NAME.fullmatch(name):
-            raise invalid("a basin's name has 8 to 48 lower-case letters, digits and inner hyphens")
         basin = self.basins[name] = Basin(name, BasinConfig().changed(change), now, creation)
         return basin
 
@@ -216,12 +210,18 @@ class Account:
         return _page([self.basins[name] for name in _names(self.basins, query)], query)
 
     def issue_token(self, info: Json) -> str:
-        """A new access token.  Raises Refused: 409 if there is one with this id; 422."""
+        """A new access token.  Raises Refused: 409 if there is one with this id; 400; 422."""
         token_id, scope = info.get("id"), info.get("scope")
-        if not isinstance(token_id, str) or not 1 <= len(token_id.encode()) <= MAX_TOKEN_ID_BYTES:
-            raise invalid(f"a token's id has 1 to {MAX_TOKEN_ID_BYTES} bytes")
-        if not isinstance(scope, Mapping):
-            raise invalid("a token has a scope")
+        if not isinstance(token_id, str) or not isinstance(scope, Mapping):
+            raise malformed("a token has an id and a scope")
+        try:
+            check_token_id(token_id)
+        except BadName as error:
+            raise malformed(str(error)) from None
+        if not _permits_something(scope):
+            raise invalid("a token permits at least one operation")
+        if info.get("auto_prefix_streams") and not _prefix_of_streams(scope):
+            raise invalid("a token that prefixes the names of streams has a prefix of streams in its scope")
         if token_id in self.tokens:
             raise Refused(ErrorCode.RESOURCE_ALREADY_EXISTS, f"access token {token_id} already exists")
         self.tokens[token_id] = {"auto_prefix_streams": False, "expires_at": None, **info}
@@ -235,6 +235,19 @@ class Account:
     def token_page(self, query: PageQuery) -> Page[Json]:
         """A part of the list of access tokens."""
         return _page([self.tokens[name] for name in _names(self.tokens, query)], query)
+
+
+def _permits_something(scope: Json) -> bool:
+    groups = scope.get("op_groups")
+    permissions = [groups.get(name) for name in _OPERATION_GROUPS] if isinstance(groups, Mapping) else []
+    return bool(scope.get("ops")) or any(
+        isinstance(one, Mapping) and (one.get("read") or one.get("write")) for one in permissions
+    )
+
+
+def _prefix_of_streams(scope: Json) -> object:
+    streams = scope.get("streams")
+    return streams.get("prefix") if isinstance(streams, Mapping) else None
 
 
 def _names(names: Iterable[str], query: PageQuery) -> list[str]:

@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import orjson
 
 from gateway.origin.s2.account import LARGEST_PAGE, PageQuery
-from gateway.origin.s2.config import Json
-from gateway.origin.s2.refusals import Refused, invalid
+from gateway.origin.s2.config import Json, StreamConfig
+from gateway.origin.s2.names import BadName, check_basin_name, check_stream_name
+from gateway.origin.s2.refusals import Refused, invalid, malformed
 from gateway.s2.errors import ErrorCode
 from gateway.s2.json_format import Format, parse_format
 
@@ -23,6 +24,8 @@ SESSION_TYPE: Final = "s2s/proto"
 EVENT_STREAM_TYPE: Final = "text/event-stream"
 JSON_TYPE: Final = "application/json"
 PROTOBUF_TYPE: Final = "application/protobuf"
+
+MAX_REQUEST_TOKEN_BYTES: Final = 36
 
 _PROTOBUF_TYPES: Final = frozenset({PROTOBUF_TYPE, "application/x-protobuf"})
 
@@ -58,7 +61,7 @@ class Target:
 
 
 def target_of(method: str, path: str, headers: Mapping[str, str]) -> Target:
-    """What a request's line and headers ask for.  Raises Refused (400) for a name that is not UTF-8."""
+    """What a request's line and headers ask for.  Raises Refused (400) for a name that nothing may have."""
     if path == "/health":
         return Target(Call.HEALTH)
     root, _, rest = path.lstrip("/").partition("/")
@@ -66,6 +69,7 @@ def target_of(method: str, path: str, headers: Mapping[str, str]) -> Target:
         return Target(Call.OTHER)
     resource, *parts = rest.split("/")
     names = tuple(map(_name, parts))
+    _check_names(resource, names[:1])
     match resource, parts[1:]:
         case "streams", ["records"] if method == "POST":
             is_session = media_type(headers.get("content-type")) == SESSION_TYPE
@@ -80,6 +84,17 @@ def target_of(method: str, path: str, headers: Mapping[str, str]) -> Target:
             return Target(Call.CONTROL, resource, names)
         case _:
             return Target(Call.OTHER)
+
+
+def _check_names(resource: str, names: tuple[str, ...]) -> None:
+    try:
+        for name in names:
+            if resource == "streams":
+                check_stream_name(name)
+            elif resource == "basins":
+                check_basin_name(name)
+    except BadName as error:
+        raise Refused(ErrorCode.BAD_PATH, str(error)) from None
 
 
 def _read_call(headers: Mapping[str, str]) -> Call:
@@ -122,35 +137,54 @@ def basin_of(headers: Mapping[str, str]) -> str:
     basin = headers.get("s2-basin", "")
     if not basin:
         raise Refused(ErrorCode.BAD_HEADER, "the header s2-basin is missing")
+    try:
+        check_basin_name(basin)
+    except BadName as error:
+        raise Refused(ErrorCode.BAD_HEADER, str(error)) from None
     return basin
 
 
+def request_token_of(headers: Mapping[str, str]) -> str | None:
+    """The token that makes a creation safe to repeat.  Raises Refused (400)."""
+    token = headers.get("s2-request-token")
+    if token is not None and len(token.encode()) > MAX_REQUEST_TOKEN_BYTES:
+        raise Refused(ErrorCode.BAD_HEADER, f"s2-request-token has at most {MAX_REQUEST_TOKEN_BYTES} bytes")
+    return token
+
+
 def stream_config_of(headers: Mapping[str, str]) -> Json:
-    """The configuration for a stream that the request may create.  Raises Refused (400)."""
+    """The configuration for a stream that the request may create.  Raises Refused (400, 422)."""
     given = headers.get("s2-stream-config")
     if given is None:
         return {}
     try:
-        return json_object(given.encode())
-    except Refused:
-        raise Refused(ErrorCode.BAD_HEADER, "s2-stream-config is not a JSON object") from None
+        config = json_object(given.encode())
+        StreamConfig().changed(config)
+    except Refused as error:
+        if error.code is ErrorCode.BAD_JSON:
+            raise Refused(ErrorCode.BAD_HEADER, "s2-stream-config is not a configuration in JSON") from None
+        raise
+    return config
 
 
 def json_object(body: bytes) -> Json:
-    """A body that is a JSON object.  Raises Refused: 400 if it is no JSON, 422 if it is no object."""
+    """A body that is a JSON object.  Raises Refused (400)."""
     try:
         json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Refused(ErrorCode.BAD_JSON, str(error)) from None
     if not isinstance(json, dict):
-        raise invalid("the body is not a JSON object")
+        raise malformed("the body is not a JSON object")
     return cast(Json, json)
 
 
 def page_of(query: str) -> PageQuery:
-    """Which part of a list is asked for.  Raises Refused (400)."""
+    """Which part of a list is asked for.  Raises Refused (400, 422)."""
     fields = dict(parse_qsl(query, keep_blank_values=True))
     limit = fields.get("limit", str(LARGEST_PAGE))
     if not (limit.isascii() and limit.isdigit()):
         raise Refused(ErrorCode.BAD_QUERY, "limit is a whole number")
-    return PageQuery(fields.get("prefix", ""), fields.get("start_after", ""), int(limit))
+    prefix, start_after = fields.get("prefix", ""), fields.get("start_after", "")
+    if start_after and start_after < prefix:
+        raise invalid("start_after is not before prefix")
+    return PageQuery(prefix, start_after, int(limit))

@@ -1,7 +1,7 @@
 """The configuration of basins and streams, and its JSON.
 
 JSON from clients is partial: a field that is left out keeps its value, and null resets it to the default.  What is held
-and sent back is always complete.
+and sent back is always complete.  JSON of another shape is refused with 400, and a value without a meaning with 422.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeGuard
 
-from gateway.origin.s2.refusals import invalid
+from gateway.origin.s2.refusals import invalid, malformed
 
 DEFAULT_RETENTION_S: Final = 7 * 86_400
 
@@ -46,7 +46,7 @@ class StreamConfig:
     """Seconds after which an empty stream is deleted; 0 keeps it."""
 
     def changed(self, change: Json) -> StreamConfig:
-        """This configuration with the fields of a client's JSON.  Raises Refused (422)."""
+        """This configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
         default = StreamConfig()
         config = self
         if "storage_class" in change:
@@ -91,7 +91,7 @@ class BasinConfig:
     """Sent back to clients; the origin does not encrypt."""
 
     def changed(self, change: Json) -> BasinConfig:
-        """This configuration with the fields of a client's JSON.  Raises Refused (422)."""
+        """This configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""
         config = self
         if "default_stream_config" in change:
             stream = _object(change["default_stream_config"], "default_stream_config")
@@ -120,14 +120,16 @@ class BasinConfig:
 
 def _object(value: object, name: str) -> Json | None:
     if value is not None and not isinstance(value, dict):
-        raise invalid(f"{name} is not an object")
+        raise malformed(f"{name} is not an object")
     return value
 
 
 def _storage_class(value: object, default: str) -> str:
     if value is None:
         return default
-    if not isinstance(value, str) or value not in _STORAGE_CLASSES:
+    if not isinstance(value, str):
+        raise malformed("storage_class is not a string")
+    if value not in _STORAGE_CLASSES:
         raise invalid("storage_class is standard or express")
     return value
 
@@ -139,7 +141,9 @@ def _retention_s(value: object) -> int | None:
     if "infinite" in policy:
         return None
     age_s = policy.get("age")
-    if not isinstance(age_s, int) or isinstance(age_s, bool) or age_s <= 0:
+    if not _is_whole(age_s):
+        raise malformed("the retention policy is an age in whole seconds, or infinite")
+    if age_s == 0:
         raise invalid("the retention age is above 0 seconds")
     return age_s
 
@@ -150,23 +154,27 @@ def _mode(value: object) -> TimestampingMode:
     try:
         return TimestampingMode(str(value))
     except ValueError:
-        raise invalid("the timestamping mode is client-prefer, client-require or arrival") from None
+        raise malformed("the timestamping mode is client-prefer, client-require or arrival") from None
 
 
 def _flag(value: object, name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise invalid(f"{name} is true or false")
+        raise malformed(f"{name} is true or false")
     return value
 
 
 def _whole(value: object, name: str) -> int:
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise invalid(f"{name} is a whole number of seconds")
+    if not _is_whole(value):
+        raise malformed(f"{name} is a whole number of seconds")
     return value
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _cipher(value: object) -> str | None:

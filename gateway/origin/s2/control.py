@@ -6,7 +6,7 @@ token may do everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -14,11 +14,11 @@ import orjson
 
 from gateway.origin.replies import Reply
 from gateway.origin.s2.account import Account, Basin, Page, Provision
-from gateway.origin.s2.calls import JSON_TYPE, Target, basin_of, json_object, page_of
+from gateway.origin.s2.calls import JSON_TYPE, Target, basin_of, json_object, page_of, request_token_of
 from gateway.origin.s2.config import Json
-from gateway.origin.s2.refusals import Refused, invalid
+from gateway.origin.s2.names import BadName, check_basin_name, check_stream_name
+from gateway.origin.s2.refusals import malformed
 from gateway.origin.s2.stream import Stream
-from gateway.s2.errors import ErrorCode
 
 Item = TypeVar("Item")
 
@@ -34,18 +34,18 @@ def control(
     account: Account, target: Target, method: str, query: str, headers: Mapping[str, str], body: bytes, now: float
 ) -> Reply:
     """Answer a control call.  Raises Refused."""
-    request_token = headers.get("s2-request-token")
+    request_token = request_token_of(headers)
     match method, target.resource, target.names:
         case "GET", "basins", ():
             return _list("basins", map(_basin, (page := account.page(page_of(query))).items), page)
         case "POST", "basins", ():
             created = json_object(body)
-            name = _text(created, "basin")
+            name = _new_name(created, "basin", check_basin_name)
             return _json(_basin(account.create_basin(name, _config(created), now, request_token)), 201)
         case "GET", "basins", (name,):
             return _json(account.basin(name).config.to_json())
         case "PUT", "basins", (name,):
-            basin, provision = account.ensure_basin(name, _config(json_object(body or b"{}")), now)
+            basin, provision = account.ensure_basin(name, _config(_optional_object(body)), now)
             return _provisioned(_basin(basin), provision)
         case "PATCH", "basins", (name,):
             return _json(account.reconfigure_basin(name, json_object(body)).config.to_json())
@@ -80,12 +80,12 @@ def _streams(
             return _list("streams", map(_stream, (page := basin.page(page_of(query), now)).items), page)
         case "POST", ():
             created = json_object(body)
-            name = _text(created, "stream")
+            name = _new_name(created, "stream", check_stream_name)
             return _json(_stream(basin.create_stream(name, _config(created), now, request_token)), 201)
         case "GET", (name,):
             return _json(basin.stream(name, now).config.to_json())
         case "PUT", (name,):
-            stream, provision = basin.ensure_stream(name, json_object(body or b"{}"), now)
+            stream, provision = basin.ensure_stream(name, _optional_object(body), now)
             return _provisioned(_stream(stream), provision)
         case "PATCH", (name,):
             return _json(basin.reconfigure_stream(name, json_object(body), now).config.to_json())
@@ -96,11 +96,19 @@ def _streams(
             return Reply(405)
 
 
-def _text(fields: Json, name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{name} is not a string")
-    return value
+def _optional_object(body: bytes) -> Json:
+    return {} if body in (b"", b"null") else json_object(body)
+
+
+def _new_name(fields: Json, field: str, check: Callable[[str], None]) -> str:
+    name = fields.get(field)
+    if not isinstance(name, str):
+        raise malformed(f"{field} is not a string")
+    try:
+        check(name)
+    except BadName as error:
+        raise malformed(str(error)) from None
+    return name
 
 
 def _config(fields: Json) -> Json:
@@ -108,19 +116,27 @@ def _config(fields: Json) -> Json:
     if config is None:
         return {}
     if not isinstance(config, dict):
-        raise Refused(ErrorCode.INVALID, "config is not an object")
+        raise malformed("config is not an object")
     return config
 
 
 def _basin(basin: Basin) -> dict[str, object]:
-    return {"name": basin.name, "location": LOCATION["name"], "created_at": _time(basin.created_at)}
+    return {
+        "name": basin.name,
+        "location": LOCATION["name"],
+        "created_at": _time(basin.created_at),
+        "deleted_at": None,
+        "state": "active",
+    }
 
 
 def _stream(stream: Stream) -> dict[str, object]:
-    info: dict[str, object] = {"name": stream.name, "created_at": _time(stream.created_at)}
-    if stream.cipher is not None:
-        info["cipher"] = stream.cipher
-    return info
+    return {
+        "name": stream.name,
+        "created_at": _time(stream.created_at),
+        "deleted_at": None,
+        "cipher": stream.cipher,
+    }
 
 
 def _time(at: float) -> str:

@@ -1,7 +1,8 @@
 """Request handlers: from an exchange to its answer.
 
-A unary answer is decided completely before any of it is sent, so an error never follows a head.  An append session says
-200 as soon as its stream is found, and then looks at one append after the other; the first that fails ends it.
+A request is looked at whole before its stream, which it may create.  A unary answer is decided completely before any of
+it is sent, so an error never follows a head.  An append session says 200 as soon as its stream is found, and then looks
+at one append after the other; the first that fails ends it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from gateway.origin.s2.refusals import BAD_REQUESTS, Refusal, Refused, refusal_o
 from gateway.origin.s2.stream import Stream
 from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import ErrorCode
-from gateway.s2.read_query import parse_read_query
-from gateway.s2.records import AppendAck, AppendInput
+from gateway.s2.read_query import ReadQuery, parse_read_query
+from gateway.s2.records import AppendAck, AppendInput, check_append_input
 from gateway.s2.session import BadFrame, FrameReader, Message, choose_compression, encode_message, encode_terminal
+from gateway.s2.sse import parse_event_id
 
 _log = logging.getLogger("gateway.origin.s2")
 
@@ -126,10 +128,10 @@ class Handlers:
             case Call.APPEND_SESSION:
                 await self._append_session(exchange, target, delivery)
             case Call.READ:
-                query = parse_read_query(exchange.query)
+                query = _query_of(exchange, target.call)
                 await self._reads.once(exchange, self._stream_to_read(exchange, target), query, delivery)
             case Call.READ_EVENTS | Call.READ_SESSION:
-                query = parse_read_query(exchange.query)
+                query = _query_of(exchange, target.call)
                 stream = self._stream_to_read(exchange, target)
                 await self._reads.on(exchange, stream, query, target.call, delivery)
 
@@ -151,6 +153,7 @@ class Handlers:
     async def _append(self, exchange: Exchange, target: Target, delivery: Delivery) -> None:
         body = await whole_body(exchange)
         appended = _append_input(exchange, body)
+        check_append_input(appended)
         ack = self._store(self._stream_to_append(exchange, target), appended)
         if wants_protobuf(exchange.headers):
             await respond(exchange, delivery, PROTOBUF_TYPE, protobuf.encode_append_ack(ack))
@@ -203,6 +206,16 @@ class Handlers:
                 return await exchange.incoming.take()
             except Stopped:
                 raise draining() from None
+
+
+def _query_of(exchange: Exchange, call: Call) -> ReadQuery:
+    """What a read asks for.  Raises BadFormat, BadEventId and BadQuery."""
+    query = parse_read_query(exchange.query)
+    if call is not Call.READ_SESSION:
+        format_of(exchange.headers)
+    if call is Call.READ_EVENTS and (seen := exchange.headers.get("last-event-id")):
+        query = query.resumed(parse_event_id(seen))
+    return query
 
 
 def _append_input(exchange: Exchange, body: bytes) -> AppendInput:

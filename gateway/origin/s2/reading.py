@@ -5,11 +5,12 @@ changes only itself; the caller sends, waits and keeps the time.
 
     starting  the place of the start is fixed by the tail at that moment; a start beyond the tail is refused or moved to
               the tail, and one at the tail is refused unless the read may wait there
-    catching  batches without a tail, each as large as a batch may be
-    live      after a heartbeat with the tail, which says that all was sent: each batch that reaches the tail has it
+    catching  each batch is as large as a batch may be
+    live      after a heartbeat with the tail, which says that all was sent
     over      a limit is reached, or the tail is and the read may not wait
 
-A read may wait at the tail if it has neither limit nor `until`, or if `wait` is above 0.
+A batch that reaches the tail has it.  A read may wait at the tail if it has neither limit nor `until`, or if `wait` is
+above 0.  One that starts before the tail is not refused, even if no record is left between the two.
 """
 
 from __future__ import annotations
@@ -57,10 +58,9 @@ class Reading:
                 found, is_beyond = max(0, tail.seq_num - tail_offset), False
         if is_beyond and not query.is_clamped:
             raise Unwritten(tail)
-        found = min(max(found, stream.first_seq_num), tail.seq_num)
-        if found == tail.seq_num and not self._may_wait:
+        if found >= tail.seq_num and not self._may_wait:
             raise Unwritten(tail)
-        return found
+        return min(max(found, stream.first_seq_num), tail.seq_num)
 
     def advance(self) -> ReadBatch | Pause:
         """The next batch, or why there is none now.  Raises Refused (503) if the stream was deleted."""
@@ -77,9 +77,8 @@ class Reading:
             if not records:
                 return Pause.OVER
             is_at_tail = self._next == stream.tail.seq_num
-            batch = ReadBatch(tuple(records), stream.tail if self._is_live and is_at_tail else None)
             self._is_live = self._is_live and is_at_tail
-            return batch
+            return ReadBatch(tuple(records), stream.tail if is_at_tail else None)
         if not self._may_wait:
             return Pause.OVER
         if not self._is_live:

@@ -28,7 +28,6 @@ from gateway.s2.errors import ErrorCode
 from gateway.s2.read_query import ReadQuery
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import choose_compression
-from gateway.s2.sse import parse_event_id
 
 _ROUNDING_S: Final = 1e-6
 
@@ -68,8 +67,10 @@ class Reads:
             await respond(exchange, delivery, JSON_TYPE, json_format.encode_read_batch(batch, format_))
 
     async def _one_batch(self, stream: Stream, reading: Reading) -> ReadBatch:
-        """The first batch with records; an empty one if there is none within the wait."""
+        """The first batch with records; an empty one if there is none within the wait.  Only what was waited for comes
+        with the tail."""
         until = self._clock.now() + (reading.wait_s or 0)
+        has_waited = False
         while True:
             step = reading.advance()
             match step:
@@ -81,18 +82,17 @@ class Reads:
                     if self._is_past(until):
                         return reading.heartbeat()
                     await self._change(stream, until)
+                    has_waited = True
                 case _ if step.records:
-                    return step
+                    return step if has_waited else ReadBatch(step.records)
 
     async def on(self, exchange: Exchange, stream: Stream, query: ReadQuery, call: Call, delivery: Delivery) -> None:
-        """A read that stays: SSE, or a session.  Raises Unwritten, BadFormat and BadEventId."""
+        """A read that stays: SSE, or a session.  Raises Unwritten and BadFormat."""
         form: Form
         if call is Call.READ_SESSION:
             form = SessionForm(choose_compression(exchange.headers.get("accept-encoding")))
         else:
             form = EventForm(format_of(exchange.headers))
-            if seen := exchange.headers.get("last-event-id"):
-                query = query.resumed(parse_event_id(seen))
         reading = Reading(stream, query)
         await delivery.reply_faults()
         await delivery.open(200, form.headers)

@@ -74,6 +74,11 @@ def invalid(message: str) -> Refused:
     return Refused(ErrorCode.INVALID, message)
 
 
+def malformed(message: str) -> Refused:
+    """400: the body is JSON, and not of the shape that the call takes."""
+    return Refused(ErrorCode.BAD_JSON, message)
+
+
 def refusal_of(error: Refusal | errors.Refusal) -> Refusal:
     """What a request that cannot be obeyed is answered with."""
     return error if isinstance(error, Refusal) else Refused(code_of(error), str(error))

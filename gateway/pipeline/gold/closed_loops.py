@@ -32,7 +32,9 @@ _END: Final = ("route", "stream", "next_offset")
 
 def closed_loops(requests: DataFrame) -> DataFrame:
     """`tables.CLOSED_LOOPS`, from `tables.REQUESTS` with the hour before."""
-    looked_at = with_the_hour_before(requests.where(f.col("is_final"))).select(
+    # S2 streams are not closed: their live reads end so once their limits are reached.
+    of_streams = requests.where(f.col("is_final") & (f.col("protocol") == tables.DURABLE_STREAMS))
+    looked_at = with_the_hour_before(of_streams).select(
         "of", "day", "time", *_END, "client", "user_agent", "start", "mode", "status", "outcome", "close_reason"
     )
     is_answered_at_once = (

@@ -18,7 +18,7 @@ from gateway.pipeline.gold.sketches import readers_in, readers_of
 
 KEPT: Final = 100
 """Number of ranks for each hour and each value of `by`."""
-_STREAM: Final = ("hour", "route", "stream")
+_STREAM: Final = ("hour", "route", "protocol", "stream")
 
 
 def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
@@ -26,7 +26,7 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
     chosen = ranked.select(*_STREAM).distinct()
     readers = (
         requests.where(is_read())
-        .select(window(HOUR), "route", "stream", known("client"), known("user_agent"))
+        .select(window(HOUR), "route", "protocol", "stream", known("client"), known("user_agent"))
         .join(f.broadcast(chosen), list(_STREAM))
         .groupBy(*_STREAM)
         .agg(readers_of(f.col("client"), f.col("user_agent"), f.lit(True)).alias("readers_sketch"))
@@ -37,7 +37,7 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
 
 def ranks(requests: DataFrame) -> DataFrame:
     """The table without its readers."""
-    figures = requests.groupBy("day", window(HOUR), "route", "stream").agg(
+    figures = requests.groupBy("day", window(HOUR), "route", "protocol", "stream").agg(
         count_of(f.col("is_final")).alias("requests"),
         total("sent_bytes"),
         total("saved_bytes"),
@@ -47,7 +47,7 @@ def ranks(requests: DataFrame) -> DataFrame:
     weights = f.explode(f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), read_bytes)).alias(
         "by", "weight"
     )
-    order = Window.partitionBy("hour", "by").orderBy(f.desc("weight"), "route", "stream")
+    order = Window.partitionBy("hour", "by").orderBy(f.desc("weight"), "route", "stream", "protocol")
     return (
         figures.select("*", weights)
         .where(f.col("weight") > 0)

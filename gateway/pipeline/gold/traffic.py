@@ -1,7 +1,7 @@
 """Traffic, offload and errors: sums a minute, made in one pass.
 
-`sums` is that pass: a row for each minute, route, mode, outcome and status.  The three tables are derived from it, so
-lines are read once.
+`sums` is that pass: a row for each minute, route, protocol, mode, outcome and status.  The three tables are derived
+from it, so lines are read once.
 
 A minute's `origin_requests` and `fetched_bytes` are those of the lines written in it.  The bytes of a live request are
 logged with the next line of a reader, so the offload of a single minute may include parts of its neighbours.  A ratio
@@ -25,8 +25,8 @@ _ERRORS = (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
 
 
 def sums(requests: DataFrame) -> DataFrame:
-    """`tables.REQUESTS` added up by minute, route, mode, outcome and status: the source of the tables here."""
-    return requests.groupBy("day", window(MINUTE), "route", "mode", "outcome", "status").agg(
+    """`tables.REQUESTS` added up, as the source of the tables here."""
+    return requests.groupBy("day", window(MINUTE), "route", "protocol", "mode", "outcome", "status").agg(
         count_of(f.col("is_final")).alias("requests"),
         total("sent_bytes"),
         total("saved_bytes"),

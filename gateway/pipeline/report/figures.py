@@ -90,6 +90,7 @@ class Route:
     """All traffic of one route."""
 
     route: str
+    protocol: str
     traffic: Traffic
 
 
@@ -126,6 +127,7 @@ class Stream:
     """A busy stream; its figures cover the hours in which it was among the busiest."""
 
     route: str
+    protocol: str
     stream: str
     requests: int
     read_bytes: int

@@ -132,17 +132,18 @@ def _traffic(traffic: DataFrame, steps: range) -> tuple[tuple[Moment, ...], tupl
     sums.append(f.sum("requests").alias("requests"))
     step = _step("minute", steps.step)
     # One pass for both: rows by step have no route, rows by route have no step.
+    by_route = [f.col("route"), f.col("protocol")]
     rows = (
         traffic.select("*", step.alias("at"))
-        .groupingSets([[f.col("at")], [f.col("route")]], f.col("at"), f.col("route"))
+        .groupingSets([[f.col("at")], by_route], f.col("at"), *by_route)
         .agg(*sums)
         .collect()
     )
     found = {row["at"]: row for row in rows if row["at"] is not None}
     moments = tuple(Moment(at, _of(found[at]) if at in found else Traffic(Saved())) for at in steps)
-    routes = [Route(row["route"], _of(row)) for row in rows if row["at"] is None]
+    routes = [Route(row["route"], row["protocol"], _of(row)) for row in rows if row["at"] is None]
     routes = [route for route in routes if route.traffic.reads]
-    routes.sort(key=lambda one: (-one.traffic.reads, one.route))
+    routes.sort(key=lambda one: (-one.traffic.reads, one.route, one.protocol))
     return moments, tuple(routes[:MOST_ROUTES]), sum(row["requests"] or 0 for row in found.values())
 
 
@@ -219,7 +220,7 @@ def _filled(found: dict[int | None, Percentiles], steps: range) -> tuple[Wait, .
 
 
 def _top(top: DataFrame) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    grouped = top.groupBy("by", "route", "stream").agg(
+    grouped = top.groupBy("by", "route", "protocol", "stream").agg(
         *(f.sum(name).alias(name) for name in ("requests", "fetched_bytes")),
         f.sum(f.col("sent_bytes") + f.col("saved_bytes")).alias("read_bytes"),
         f.hll_sketch_estimate(f.hll_union_agg("readers_sketch", f.lit(True))).alias("readers"),

@@ -152,6 +152,7 @@ def routes(figures: Figures) -> Panel:
             "routes",
             [
                 Column("Route"),
+                Column("Protocol"),
                 Column("Reads", wording.count),
                 Column("Origin requests", wording.count),
                 Column("Requests spared", wording.share),
@@ -163,6 +164,7 @@ def routes(figures: Figures) -> Panel:
             [
                 (
                     route.route,
+                    route.protocol,
                     (t := route.traffic).reads,
                     t.origin_requests,
                     t.request_offload,
@@ -286,12 +288,16 @@ def _streams(
             [
                 Column("Stream"),
                 Column("Route"),
+                Column("Protocol"),
                 Column("Requests", wording.count),
                 Column("To readers", wording.size),
                 Column("From the origin", wording.size),
                 Column("Readers", wording.count),
             ],
-            [(one.stream, one.route, one.requests, one.read_bytes, one.fetched_bytes, one.readers) for one in streams],
+            [
+                (one.stream, one.route, one.protocol, one.requests, one.read_bytes, one.fetched_bytes, one.readers)
+                for one in streams
+            ],
         ),
         note="Counted in the hours in which the stream was among the 100 busiest.",
     )

@@ -70,6 +70,9 @@ class StreamConnection(Protocol):
     def wake(self) -> None:
         """Schedule the writing of the session's output."""
 
+    def leave(self) -> None:
+        """Answer what has been asked, nothing more, and close."""
+
     def check(self, channel: StreamChannel) -> None:
         """Remove the channel if it is over."""
 
@@ -198,6 +201,8 @@ class StreamChannel(Handling):
         """The answer is written."""
         self._live = self._request = None
         self.end_live_use()
+        if not request.keeps_alive:
+            self._connection.leave()
         if self._body is not None:
             self._body = None
             self.unread(0)

@@ -44,6 +44,8 @@ _FLUSH_BYTES: Final = 1 << 15
 class Http2Connection(TimedHttp2Connection):
     """One client's HTTP/2 connection: its input and its output."""
 
+    __slots__ = ("_client", "_is_flush_scheduled", "_is_local", "_is_reading", "_unanswered", "scheme")
+
     def __init__(
         self,
         clients: Clients,
@@ -125,7 +127,7 @@ class Http2Connection(TimedHttp2Connection):
                     channel.answer()
         finally:
             self._is_reading = False
-        self._flush()
+        self.flush()
         self._update_deadlines()
 
     def _take(self, event: Event) -> None:
@@ -155,7 +157,7 @@ class Http2Connection(TimedHttp2Connection):
                     channel.gone(is_by_client=is_by_peer)
                     self.check(channel)
                 elif not is_by_peer:
-                    self.clients.on_bad_request(400, 0, self.client)
+                    self.clients.on_bad_request(400, 0, self)
             case StreamDrained(stream):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.drain()
@@ -210,7 +212,7 @@ class Http2Connection(TimedHttp2Connection):
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
         """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
         status, body = REFUSALS[request.refusal]
-        self.clients.on_bad_request(status, len(body), self.client)
+        self.clients.on_bad_request(status, len(body), self)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
         headers["Content-Length"] = str(len(body))
         self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
@@ -236,16 +238,21 @@ class Http2Connection(TimedHttp2Connection):
         self.wake()
         self.check(channel)
 
+    def leave(self) -> None:
+        """Answer what has been asked, nothing more, and close."""
+        self.session.leave(is_final=True)
+        self.wake()
+
     def wake(self) -> None:
         """Write the session's output: now if it is large, else at the end of the loop's turn."""
         if self._is_reading:
             if self.session.out_bytes >= _FLUSH_BYTES:
                 self._write()
         elif self.session.out_bytes >= _FLUSH_BYTES:
-            self._flush()
+            self.flush()
         elif not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self.clients.loop.call_soon(self._flush)
+            self.clients.flush_soon(self)
 
     # -- output
 
@@ -254,11 +261,14 @@ class Http2Connection(TimedHttp2Connection):
         if out and self.transport is not None:
             self.transport.write(b"".join(out))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what the session has for the client."""
         self._is_flush_scheduled = False
         session = self.session
-        drained: list[Stream] = []
         self._write()
+        if not session.can_pump:
+            return
+        drained: list[Stream] = []
         while not session.is_blocked and session.can_pump:
             drained += session.pump()
             self._write()
@@ -284,7 +294,7 @@ class Http2Connection(TimedHttp2Connection):
             self._expect_progress(transport)
             return
         self._write_timer.clear()
-        self._flush()
+        self.flush()
         for channel in list(self._channels.values()):
             channel.drain()
         if not self.session.is_blocked and not transport.is_closing():

@@ -15,6 +15,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.limits.usage import NetUse
+from gateway.protocol.proxies import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.timer import Timer
@@ -29,6 +30,23 @@ _IDLE_CHECKS: Final = 4
 
 class TimedHttp2Connection(asyncio.Protocol):
     """One client's HTTP/2 connection and its deadlines.  Owner of its transport, its session and its channels."""
+
+    __slots__ = (
+        "_channels",
+        "_head_timer",
+        "_idle_timer",
+        "_is_active",
+        "_is_ended",
+        "_is_shed",
+        "_leave_timer",
+        "_quiet_checks",
+        "_unsent",
+        "_write_timer",
+        "clients",
+        "session",
+        "transport",
+        "use",
+    )
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
@@ -56,8 +74,18 @@ class TimedHttp2Connection(asyncio.Protocol):
     def client(self) -> str | None:
         """The client's address without its port."""
 
+    @property
     @abstractmethod
-    def _flush(self) -> None:
+    def proxies(self) -> Proxies | None:
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Bytes that this client alone makes the process hold."""
+
+    @abstractmethod
+    def flush(self) -> None:
         """Write what is to be sent, as far as the transport takes it."""
 
     @property
@@ -118,7 +146,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         """The preface or a head was not completed in time."""
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
-            self._flush()
+            self.flush()
             self._end()
         elif self.transport is not None:
             self.transport.abort()
@@ -147,12 +175,12 @@ class TimedHttp2Connection(asyncio.Protocol):
         if self.session.has_failed or self.transport is None:
             return
         self.session.leave(is_final=False)
-        self._flush()
+        self.flush()
         self._leave_timer.set(_LEAVE_S)
 
     def _send_last_goaway(self) -> None:
         self.session.leave(is_final=True)
-        self._flush()
+        self.flush()
         self._close_if_over()
 
     def _close_if_over(self) -> None:
@@ -165,7 +193,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Close once the client has taken what is written; that is bounded by the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            self._flush()
+            self.flush()
             transport.close()
             self._expect_progress(transport)
 
@@ -176,7 +204,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._is_ended = True
         self._head_timer.clear()
         self._leave_timer.clear()
-        self.clients.on_bad_request(400, 0, self.client)
+        self.clients.on_bad_request(400, 0, self)
         self._drop_channels(is_by_client=False)
         transport = self.transport
         if transport is None or transport.is_closing():

@@ -16,8 +16,9 @@
  * Every result has the processor time of the server's processes (--pid, once for each) and of this one.
  *
  * With --origin it serves the stream itself on that port (origin.c) and publishing is writing to whoever follows;
- * with --post it publishes to the server under test by POST, one at a time on each of a few connections.  Every message
- * carries its number and its time of birth; with --origin a number that is skipped or repeated ends the run.
+ * with --post it publishes to the server under test by POST, one at a time on each of a few connections; with --basin as
+ * well, the readers read an S2 stream of that basin, and a POST appends --batch messages to it.  Every message carries
+ * its number and its time of birth; with --origin a number that is skipped or repeated ends the run.
  *
  * The result is one line of JSON on stdout. */
 #include <getopt.h>
@@ -37,7 +38,7 @@ static int port, origin_port, subscribers = 1, window = 1, core = -1, rounds = 3
 static int is_long_poll;
 static double seconds = 2, warmup = 0.5;
 static int64_t gap_ns;
-static const char *path = "/";
+static const char *path = "/", *basin;
 
 static int epoll;
 
@@ -81,8 +82,9 @@ static void request(struct subscriber *s) {
         size = snprintf(text, sizeof text, "GET %s?offset=%s&live=%s HTTP/1.1\r\nHost: bench\r\n\r\n", path, s->offset,
                         is_long_poll ? "long-poll" : "sse");
     else
-        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: bench\r\nAccept: %s\r\n\r\n", path,
-                        is_long_poll ? "*/*" : "text/event-stream");
+        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: bench\r\nAccept: %s\r\n%s%s%s\r\n", path,
+                        is_long_poll ? "*/*" : "text/event-stream", basin ? "s2-basin: " : "", basin ? basin : "",
+                        basin ? "\r\n" : "");
     if (!link_send(s->link, text, (size_t)size)) die("a request could not be sent: %s", strerror(errno));
     if (!s->is_sent) sent_count++;
     s->is_sent = 1;
@@ -205,11 +207,11 @@ static int work_fanout(void) {
             before = used_now(core);
         }
         if (is_counting && now - before.at >= (int64_t)(seconds * 1e9)) break;
-        if (published - complete >= (uint32_t)window || now < next || !can_publish()) {
+        if (published - complete + publish_count() > (uint32_t)window || now < next || !can_publish()) {
             step(now < next && next - now < 1000000 ? 0 : 1);
             continue;
         }
-        arrived[published & arrived_mask] = 0;
+        for (uint32_t i = 0; i < publish_count(); i++) arrived[(published + i) & arrived_mask] = 0;
         publish();
         next = now + gap_ns;
         step(0);
@@ -268,7 +270,8 @@ int main(int argc, char **argv) {
         {"port", 1, 0, 'p'},   {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"window", 1, 0, 'w'},
         {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'W'}, {"gap-us", 1, 0, 'g'},  {"pid", 1, 0, 'P'},         {"rounds", 1, 0, 'r'},
-        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {"tls", 0, 0, 'T'},  {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {"tls", 0, 0, 'T'},
+        {"basin", 1, 0, 'B'},  {"batch", 1, 0, 'N'},   {0, 0, 0, 0}};
     if (argc < 2) die("usage: live fanout|wake|idle --port PORT ...");
     const char *work = argv[1];
     struct publisher publisher = {.post_path = "/", .message_bytes = 100};
@@ -291,6 +294,8 @@ int main(int argc, char **argv) {
         case 'S': stalled = atoi(optarg); break;
         case 'b': publisher.message_bytes = (size_t)atol(optarg); break;
         case 'T': links_use_tls("http/1.1"); break;
+        case 'B': basin = publisher.basin = optarg; break;
+        case 'N': publisher.batch = atoi(optarg); break;
         case 'm': is_long_poll = strcmp(optarg, "longpoll") == 0; break;
         default: return 2;
         }

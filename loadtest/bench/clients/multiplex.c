@@ -1,9 +1,10 @@
-/* SSE readers over HTTP/2: many streams on few connections, as browsers have them.
+/* SSE readers over HTTP/2: many streams on few connections, as browsers have them; with --basin read sessions of S2.
  *
  *     multiplex --port PORT --path TARGET --subscribers N --streams M (--origin PORT | --post PORT --post-path TARGET) ...
  *
  * N readers of one stream, M to a connection, over TLS with --tls, else with prior knowledge.  What is published, and how, is
- * as in live.c: at most --window messages have not reached everybody.  A reader's numbers must follow one another.
+ * as in live.c: at most --window messages have not reached everybody.  A reader's numbers must follow one another, but for
+ * those of an S2 stream, where appends that are under way together may come in any order.
  *
  * It speaks as much of HTTP/2 (RFC 9113) as that takes.  Windows are opened as far as they go, so that what is measured is
  * never waiting for this client's credit; requests are header literals without indexing (RFC 7541 section 6.2.2).
@@ -39,7 +40,7 @@ struct connection {
 
 static int port, origin_port, subscribers = 1, streams = 100, window = 1, core = -1, is_tls;
 static double seconds = 2, warmup = 0.5;
-static const char *path = "/", *scheme = "http";
+static const char *path = "/", *scheme = "http", *basin;
 
 static int epoll;
 static struct connection *connections;
@@ -93,7 +94,12 @@ static void begin(struct connection *c) {
         add_field(&block, ":scheme", scheme);
         add_field(&block, ":path", target);
         add_field(&block, ":authority", "bench");
-        add_field(&block, "accept", "text/event-stream");
+        if (basin != NULL) {
+            add_field(&block, "content-type", "s2s/proto");
+            add_field(&block, "s2-basin", basin);
+        } else {
+            add_field(&block, "accept", "text/event-stream");
+        }
         add_field(&block, "user-agent", "bench");
         add_head(&out, buffer_size(&block), HEADERS, 5 /* END_STREAM, END_HEADERS */, 2u * (uint32_t)i + 1);
         buffer_add(&out, block.data, buffer_size(&block));
@@ -114,7 +120,7 @@ static void read_events(struct reader *r, const char *data, size_t size) {
     int64_t now = now_ns();
     while ((mark = memmem(at, (size_t)(end - at), MARK, MARK_BYTES)) != NULL && end - mark >= STAMP_BYTES) {
         uint32_t number = number_of(mark);
-        if (r->has_read && number != r->seen) die("a reader got message %u in place of %u", number, r->seen);
+        if (basin == NULL && r->has_read && number != r->seen) die("a reader got message %u in place of %u", number, r->seen);
         r->has_read = 1;
         r->seen = number + 1;
         arrived[number & arrived_mask]++;
@@ -220,11 +226,11 @@ static int fan_out(void) {
             before = used_now(core);
         }
         if (is_counting && now - before.at >= (int64_t)(seconds * 1e9)) break;
-        if (published - complete >= (uint32_t)window || !can_publish()) {
+        if (published - complete + publish_count() > (uint32_t)window || !can_publish()) {
             step(1);
             continue;
         }
-        arrived[published & arrived_mask] = 0;
+        for (uint32_t i = 0; i < publish_count(); i++) arrived[(published + i) & arrived_mask] = 0;
         publish();
         step(0);
     }
@@ -240,7 +246,8 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},      {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"streams", 1, 0, 'm'}, {"window", 1, 0, 'w'},
         {"origin", 1, 0, 'o'},    {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},
-        {"pid", 1, 0, 'P'},       {"core", 1, 0, 'c'},    {"tls", 0, 0, 'T'},         {0, 0, 0, 0}};
+        {"pid", 1, 0, 'P'},       {"core", 1, 0, 'c'},    {"tls", 0, 0, 'T'},         {"basin", 1, 0, 'B'},
+        {"batch", 1, 0, 'N'},     {0, 0, 0, 0}};
     struct publisher publisher = {.post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -257,6 +264,8 @@ int main(int argc, char **argv) {
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
         case 'T': is_tls = 1, scheme = "https"; break;
+        case 'B': basin = publisher.basin = optarg; break;
+        case 'N': publisher.batch = atoi(optarg); break;
         default: return 2;
         }
     }

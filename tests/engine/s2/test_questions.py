@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.questions import Question, Questions, SharedQuestion
 from gateway.errors import UpstreamTimeout, UpstreamUnreachable
+from gateway.limits.askers import Askers
 from tests.waiting import pass_turns
 
 
@@ -75,7 +76,7 @@ class Origin:
     def __init__(self) -> None:
         self.gates: list[asyncio.Future[None]] = []
 
-    async def ask(self) -> int:
+    async def ask(self, askers: Askers) -> int:
         number = len(self.gates)
         self.gates.append(asyncio.get_running_loop().create_future())
         await self.gates[number]
@@ -84,10 +85,10 @@ class Origin:
 
 async def test_readers_share_the_next_question() -> None:
     origin, tasks = Origin(), Tasks()
-    shared = SharedQuestion(origin.ask, tasks, "question")
-    first = [asyncio.ensure_future(shared.ask()) for _ in range(3)]
+    shared: SharedQuestion[int] = SharedQuestion(tasks, "question")
+    first = [asyncio.ensure_future(shared.ask(origin.ask)) for _ in range(3)]
     await pass_turns()
-    later = [asyncio.ensure_future(shared.ask()) for _ in range(3)]
+    later = [asyncio.ensure_future(shared.ask(origin.ask)) for _ in range(3)]
     await pass_turns()
     assert repr(shared) == "<Questions 3 wait for the one under way, 3 for the next>"
     assert len(origin.gates) == 1
@@ -103,10 +104,10 @@ async def test_readers_share_the_next_question() -> None:
 
 async def test_a_reader_that_leaves_disturbs_no_other_and_the_last_takes_the_question_along() -> None:
     origin, tasks = Origin(), Tasks()
-    shared = SharedQuestion(origin.ask, tasks, "question")
-    stays, leaves = asyncio.ensure_future(shared.ask()), asyncio.ensure_future(shared.ask())
+    shared: SharedQuestion[int] = SharedQuestion(tasks, "question")
+    stays, leaves = asyncio.ensure_future(shared.ask(origin.ask)), asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
-    alone = asyncio.ensure_future(shared.ask())
+    alone = asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
     leaves.cancel()
     alone.cancel()
@@ -120,10 +121,10 @@ async def test_a_reader_that_leaves_disturbs_no_other_and_the_last_takes_the_que
 
 async def test_a_failure_is_given_to_all_who_waited_and_to_no_other() -> None:
     origin, tasks = Origin(), Tasks()
-    shared = SharedQuestion(origin.ask, tasks, "question")
-    first = asyncio.ensure_future(shared.ask())
+    shared: SharedQuestion[int] = SharedQuestion(tasks, "question")
+    first = asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
-    second = asyncio.ensure_future(shared.ask())
+    second = asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
     origin.gates[0].set_exception(UpstreamTimeout())
     with pytest.raises(UpstreamTimeout):
@@ -136,10 +137,10 @@ async def test_a_failure_is_given_to_all_who_waited_and_to_no_other() -> None:
 
 async def test_a_shutdown_leaves_nobody_waiting() -> None:
     origin, tasks = Origin(), Tasks()
-    shared = SharedQuestion(origin.ask, tasks, "question")
-    first = asyncio.ensure_future(shared.ask())
+    shared: SharedQuestion[int] = SharedQuestion(tasks, "question")
+    first = asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
-    second = asyncio.ensure_future(shared.ask())
+    second = asyncio.ensure_future(shared.ask(origin.ask))
     await pass_turns()
     await tasks.close()
     for reader in (first, second):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from hypothesis import strategies as st
@@ -119,12 +120,14 @@ class SessionAgainstModel(RuleBasedStateMachine):
         start=st.integers(0, 5),
         limits=st.builds(Limits, st.none() | st.integers(1, 20), st.none(), st.none() | st.integers(1, 60)),
         waits=st.booleans(),
+        has_asked=st.booleans(),
     )
-    def begin(self, reply: Reply, held: int, start: int, limits: Limits, waits: bool) -> None:
+    def begin(self, reply: Reply, held: int, start: int, limits: Limits, waits: bool, has_asked: bool) -> None:
         self.clock = ManualClock()
         self.wheel = Wheel(self.clock)
         store = TapeStore(10_000_000, POLICIES["lru"](), lambda: "i", NoMetrics())
-        shared = Shared(cast(OriginReads, None), store, self.clock, Tasks())
+        self.turn: list[Callable[[], object]] = []
+        shared = Shared(cast(OriginReads, None), store, self.clock, Tasks(), self.turn.append)
         record, tape = store.open_records(KEY, 0.0)
         record.hold()
         self.store = store
@@ -140,8 +143,11 @@ class SessionAgainstModel(RuleBasedStateMachine):
         form = Form(reply)
         self.client = Client(form, start)
         self.longest_wait_s = WAIT_S if waits else None if limits == Limits() else 0.0
-        self.reader = SessionReader(Session(self.stream, form, start, limits, self.longest_wait_s), self.wire, self)
-        self.reader.start(None)
+        # A session that may not wait is not begun at a tail that is known.
+        tail = self.tail if has_asked and (start < held or self.longest_wait_s != 0) else None
+        session = Session(self.stream, form, start, limits, self.longest_wait_s, tail)
+        self.reader = SessionReader(session, self.wire, self)
+        self.reader.start()
 
     # -- what a session asks of its surroundings
 
@@ -150,7 +156,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
 
     def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic:
         if self.topic is None:
-            self.topic = self.stream.topic = Topic(tail)
+            self.topic = self.stream.topic = Topic(tail, self.turn.append)
         return self.topic
 
     def left(self, reader: SessionReader) -> None:
@@ -187,6 +193,11 @@ class SessionAgainstModel(RuleBasedStateMachine):
         records = tuple(self.origin[self.topic.position :][:count])
         self.stream.store(self.topic.position, records)
         self.topic.publish(records, self.tail, self.clock.now())
+
+    @rule()
+    def end_the_turn(self) -> None:
+        while self.turn:
+            self.turn.pop(0)()
 
     @precondition(lambda self: self.topic is not None)
     @rule()
@@ -259,6 +270,8 @@ class SessionAgainstModel(RuleBasedStateMachine):
                 self.answer_a_fetch(is_fresh=True, count=5)
             elif self.topic is not None and self.topic.position < len(self.origin):
                 self.deliver(4)
+            elif self.turn:
+                self.end_the_turn()
             else:
                 break
             self.the_client_is_sent_the_stream_in_order_and_once()

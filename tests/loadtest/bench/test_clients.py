@@ -11,12 +11,13 @@ import pytest
 
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.origin.s2.app import start_s2_origin
 from loadtest.bench import live_client, tools
 from loadtest.bench.children import free_ports
 from tests.debian import program
 
 PATIENCE_S = 60.0
-SHORT = ("--seconds", "0.2", "--warmup", "0.1")
+SHORT = ("--seconds", "0.6", "--warmup", "0.1")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,29 @@ async def reading() -> AsyncIterator[list[str]]:
     port = gateway.gateway_url.rpartition(":")[2]
     yield ["--port", port, "--path", "/s", "--origin", str(origin)]
     await gateway.stop()
+
+
+@pytest.fixture
+async def s2_reading() -> AsyncIterator[list[str]]:
+    """The same for an S2 stream."""
+    origin = await start_s2_origin()
+    basin = origin.origin.account.create_basin("bench-basin", {}, 0.0)
+    basin.create_stream("s", {}, 0.0)
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(
+            origin.url,
+            protocol="s2",
+            origin_http="2",
+            listen="127.0.0.1:0",
+            admin="127.0.0.1:0",
+            shutdown_timeout_s=1,
+        )
+    )
+    port, path = gateway.gateway_url.rpartition(":")[2], "/v1/streams/s/records"
+    publishing = ["--basin", "bench-basin", "--post", str(origin.port), "--post-path", path]
+    yield ["--port", port, "--path", f"{path}?tail_offset=0", *publishing]
+    await gateway.stop()
+    await origin.stop(grace_s=0)
 
 
 async def said(*command: str | Path) -> dict[str, float]:
@@ -64,6 +88,26 @@ async def test_readers_join_and_leave(clients: dict[str, Path], reading: list[st
 
 async def test_events_are_counted_where_they_arrive(clients: dict[str, Path], reading: list[str]) -> None:
     report = await said(clients["live"], "fanout", *reading, "--subscribers", "10", "--window", "4", *SHORT)
+    assert report["deliveries"] > 0
+    assert report["p99_ms"] >= report["p50_ms"] > 0
+
+
+async def test_streams_of_few_connections_are_read(clients: dict[str, Path], reading: list[str]) -> None:
+    report = await said(
+        clients["multiplex"], *reading, "--subscribers", "10", "--streams", "4", "--window", "4", *SHORT
+    )
+    assert report["deliveries"] > 0
+    assert report["upstream_live"] == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("live", "fanout"), ("multiplex", "--streams", "4")], ids=["server-sent events", "sessions"]
+)
+async def test_records_of_s2_are_counted_where_they_arrive(
+    clients: dict[str, Path], s2_reading: list[str], command: tuple[str, ...]
+) -> None:
+    argv = [*command[1:], *s2_reading, "--subscribers", "10", "--window", "4", "--batch", "2", *SHORT]
+    report = await said(clients[command[0]], *argv)
     assert report["deliveries"] > 0
     assert report["p99_ms"] >= report["p50_ms"] > 0
 

@@ -23,6 +23,10 @@ def test_a_report_is_read() -> None:
     assert parse(REPORT) == H2Report(81_208.5, 162_417, 0)
 
 
+def test_a_report_without_tls_is_read() -> None:
+    assert parse(REPORT.replace("protocol: h2", "protocol: h2c")) == H2Report(81_208.5, 162_417, 0)
+
+
 def test_whatever_did_not_succeed_is_an_error() -> None:
     assert parse(REPORT.replace("162417 succeeded, 0 failed", "162400 succeeded, 17 failed")).errors == 17
 

@@ -26,6 +26,14 @@ def test_the_gateways_configuration_is_one(tmp_path: Path) -> None:
     assert all("cookie" not in route.credential_headers for route in config.routes if route.prefix != "/live")
 
 
+def test_the_gateways_s2_route_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(gateway_config(4437, 9437, {**ORIGINS, "s2": 1006}, 1005, fast_path=None), encoding="utf-8")
+    [route] = [route for route in load_config(file, environ={}).config.routes if route.prefix == "/s2"]
+    assert (route.origin, route.protocol, route.origin_http) == ("http://127.0.0.1:1006", "s2", "2")
+    assert route.strip_prefix
+
+
 @pytest.mark.parametrize("text", [nginx_config(80, ORIGINS, Path("/f"), Path("/s")), varnish_config(ORIGINS)])
 def test_what_is_relayed_is_cached_by_no_peer(text: str) -> None:
     for name in SIZES:

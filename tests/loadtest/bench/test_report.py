@@ -15,7 +15,9 @@ from loadtest.bench.figures import GATEWAY, Growth, GrowthPoint, Relation, Row, 
 from loadtest.bench.live import benchmarks as live_benchmarks
 from loadtest.bench.readme import keep, tables
 from loadtest.bench.report import PEERS, Result, foreign_share, show, to_json
+from loadtest.bench.s2 import benchmarks as s2_benchmarks
 from loadtest.bench.secure import every_benchmark as every_secure_benchmark
+from loadtest.bench.stage import Benchmark
 from loadtest.bench.turnover import benchmarks as turnover_benchmarks
 
 MIB = 1 << 20
@@ -95,15 +97,25 @@ def test_charts_are_well_formed_and_show_each_figure(result: Result) -> None:
         assert ElementTree.fromstring(picture).tag.endswith("svg")
 
 
+def every_benchmark() -> list[Benchmark]:
+    return [
+        *catchup_benchmarks(),
+        *live_benchmarks(),
+        *turnover_benchmarks(),
+        *every_secure_benchmark(),
+        *s2_benchmarks(),
+    ]
+
+
 def test_every_peer_of_every_benchmark_has_a_column_and_a_colour() -> None:
-    for benchmark in (*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks(), *every_secure_benchmark()):
+    for benchmark in every_benchmark():
         for peer in benchmark.peers:
             assert peer == GATEWAY or peer in PEERS
             assert peer in chart.COLOURS
 
 
 def test_names_of_benchmarks_and_rows_are_unique_and_targets_name_measured_peers() -> None:
-    every = [*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks(), *every_secure_benchmark()]
+    every = every_benchmark()
     names = [benchmark.name for benchmark in every]
     keys = [row.key for benchmark in every for row in benchmark.rows]
     assert len(names) == len(set(names))

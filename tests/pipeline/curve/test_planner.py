@@ -196,6 +196,13 @@ def test_pins_and_warmed_streams_are_the_most_read_for_their_size_and_fit() -> N
         assert taken[:-1] == best[: len(taken) - 1]
 
 
+def test_no_stream_of_a_route_that_gateways_do_not_warm_is_to_be_warmed() -> None:
+    streams = HOT_ONE, replace(HOT_ONE, route="records", stream="/v1/streams/a?s2-basin=b")
+    lists = decide(Traffic(1_000.0, streams, CROWDED), 100_000, 1, frozenset({"records"}))
+    assert {entry.route for entry in lists["pin"]} == {"default", "records"}
+    assert {entry.route for entry in lists["warm"]} == {"default"}
+
+
 def test_a_stream_too_large_to_fit_leaves_its_room_to_others() -> None:
     found = decided(replace(HOT_ONE, stream="/huge", bytes=60_000, asked_bytes=10**9, fetched_again=10**6), HOT_ONE)
     assert found["pin"] == found["warm"] == ["/hot"]

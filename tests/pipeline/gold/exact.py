@@ -14,7 +14,7 @@ _BEGAN: Final = "time - to_microseconds(cast(round(duration_s * 1e6) as bigint))
 _HOUR_BEFORE: Final = "cast(day as timestamp) - interval 1 hour"
 
 TRAFFIC: Final = """
-select day, date_trunc('minute', time) as minute, route, mode, outcome,
+select day, date_trunc('minute', time) as minute, route, protocol, mode, outcome,
     count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes,
     sum(fetched_bytes) as fetched_bytes, sum(origin_requests) as origin_requests
 from silver group by all
@@ -71,7 +71,7 @@ from delays group by all
 """
 TOP_STREAMS: Final = """
 with figures as (
-    select day, date_trunc('hour', time) as hour, route, stream, count(*) filter (is_final) as requests,
+    select day, date_trunc('hour', time) as hour, route, protocol, stream, count(*) filter (is_final) as requests,
         sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes, sum(fetched_bytes) as fetched_bytes,
         count(distinct (coalesce(client, '-'), coalesce(user_agent, '-')))
             filter (mode in ('catchup', 'longpoll', 'sse')) as readers
@@ -128,13 +128,13 @@ select day, date_trunc('minute', time) as minute, route, mode, status, outcome, 
 from silver where is_final and (status >= 400 or outcome in ('refused', 'failed', 'aborted')) group by all
 """
 CLOSED_LOOPS: Final = """
-with told as (select * from silver where is_final and mode in ('longpoll', 'sse') and (
+with told as (select * from silver where is_final and protocol = 'durable-streams' and mode in ('longpoll', 'sse') and (
     close_reason = 'closed' or mode = 'longpoll' and status = 204 and outcome = 'hit' and close_reason is null
 )),
 found as (
     select * from told union all
-    select * from silver c where is_final and mode = 'catchup' and outcome = 'hit' and status in (200, 304)
-        and "start" = next_offset and exists (
+    select * from silver c where is_final and protocol = 'durable-streams' and mode = 'catchup' and outcome = 'hit'
+        and status in (200, 304) and "start" = next_offset and exists (
             select 1 from told t where t.route = c.route and t.stream = c.stream and t.next_offset = c.next_offset
                 and t.time <= c.time and t.time >= c.time - interval 1 hour
                 and t.time >= cast(c.day as timestamp) - interval 1 hour

@@ -31,6 +31,7 @@ _TYPES: Final = {
 _EMPTY: Final[dict[str, Any]] = {
     "node": "west",
     "route": "chat",
+    "protocol": "durable-streams",
     "stream": "/s",
     "partition": "",
     "method": "GET",
@@ -70,7 +71,7 @@ def at(day: int, hour: float = 0.0) -> datetime:
 def log(seed: int = 1, days: int = DAYS) -> list[Line]:
     """All lines of the log."""
     random = Random(seed)
-    scenes = (_everyday, _deliveries, _sse, _slow, _closed, _noise)
+    scenes = (_everyday, _deliveries, _sse, _slow, _closed, _s2, _noise)
     return [one for scene in scenes for one in scene(random, days)]
 
 
@@ -227,6 +228,27 @@ def _closed(random: Random, days: int) -> Iterator[Line]:
                 client="10.3.0.1",
                 user_agent=f"catch-up {end}",
             )
+
+
+def _s2(random: Random, days: int) -> Iterator[Line]:
+    """Sessions of S2 whose limits are reached; a loop on a closed stream would look the same."""
+    for number in range(40):
+        yield line(
+            at(days - 2, 12) + timedelta(seconds=number),
+            route="records",
+            protocol="s2",
+            stream="/v1/streams/a?s2-basin=b",
+            mode="sse",
+            outcome="followed",
+            close_reason="closed",
+            duration_s=0.5,
+            start=f"{0:020}",
+            next_offset=f"{7:020}",
+            sent_bytes=900,
+            client="10.0.0.1",
+            user_agent="reader/1",
+            subscribers=1,
+        )
 
 
 def _noise(random: Random, days: int) -> Iterator[Line]:

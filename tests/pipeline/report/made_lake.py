@@ -25,6 +25,7 @@ MINUTES: Final = 420
 GAP: Final = range(200, 220)
 FAILING: Final = range(300, 312)
 ROUTES: Final = ("default", "orders", "chat-<b>x</b>")
+PROTOCOLS: Final = {route: "s2" if route == "orders" else "durable-streams" for route in ROUTES}
 EVIL: Final = "/v1/stream/</script><img src=x onerror=window.ran=1>"
 EVIL_AGENT: Final = '=HYPERLINK("http://evil.example","x")"\'><script>window.ran=2</script>\u202eexe.gpj'
 LONG: Final = "/v1/stream/" + "a-very-long-name-without-a-place-to-break-it/" * 5 + "end"
@@ -72,12 +73,11 @@ def traffic() -> list[Row]:
                 # Half of it is coded, to a fifth of its size.
                 saved = sent * 2 // 5
                 told = (requests, sent - saved, saved, fetched, int(requests * asked))
-                rows.append((day(at), at, route, mode, outcome, *told))
+                rows.append((day(at), at, route, PROTOCOLS[route], mode, outcome, *told))
             if nth in FAILING:
-                rows.append((day(at), at, route, "catchup", "failed", int(rush * weight * 0.1) + 1, 900, 0, 0, 20))
-                rows.append(
-                    (day(at), at, route, "catchup", "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0, 0)
-                )
+                reads = day(at), at, route, PROTOCOLS[route], "catchup"
+                rows.append((*reads, "failed", int(rush * weight * 0.1) + 1, 900, 0, 0, 20))
+                rows.append((*reads, "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0, 0))
     return rows
 
 
@@ -260,13 +260,14 @@ def _write_streams(spark: SparkSession, lake: Lake) -> None:
     found = spark.createDataFrame(streams(), schema).withColumns(
         {
             "reader": f.explode(f.sequence(before + 1, before + f.col("n"))),
+            "protocol": f.when(f.col("route") == "orders", "s2").otherwise("durable-streams"),
             "saved_bytes": f.floor(f.col("read_bytes") / 3),
             "sent_bytes": f.col("read_bytes") - f.floor(f.col("read_bytes") / 3),
         }
     )
-    sketched = found.groupBy("hour", "route", "stream", "requests", "sent_bytes", "saved_bytes", "fetched_bytes").agg(
-        f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch")
-    )
+    sketched = found.groupBy(
+        "hour", "route", "protocol", "stream", "requests", "sent_bytes", "saved_bytes", "fetched_bytes"
+    ).agg(f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch"))
     for_both = sketched.withColumn("by", f.explode(f.array(f.lit("requests"), f.lit("bytes"))))
     lake.write_days(_widened(for_both, tables.TOP_STREAMS), tables.TOP_STREAMS)
 

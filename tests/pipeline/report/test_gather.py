@@ -43,7 +43,7 @@ def seconds(at: datetime) -> int:
 def summed(rows: Sequence[Row]) -> Counter[str]:
     """The totals of reads among rows of `tables.TRAFFIC`."""
     sums: Counter[str] = Counter()
-    for _, _, _, mode, outcome, requests, sent, saved, fetched, asked in rows:
+    for _, _, _, _, mode, outcome, requests, sent, saved, fetched, asked in rows:
         if mode in set(map(str, READS)):
             sums[SAVER_OF[outcome]] += requests
             sums["sent_bytes"] += sent
@@ -86,9 +86,10 @@ def test_traffic_of_each_step_and_route_and_of_all(figures: Figures) -> None:
         assert told(moment.traffic) == summed(steps.get(moment.at, []))
     assert [route.route for route in figures.routes] == list(made_lake.ROUTES)
     for route in figures.routes:
+        assert route.protocol == made_lake.PROTOCOLS[route.route]
         assert told(route.traffic) == summed([row for row in rows if row[2] == route.route])
     assert told(figures.total) == summed(rows)
-    assert figures.requests == sum(row[5] for row in rows)
+    assert figures.requests == sum(row[6] for row in rows)
 
 
 def test_percentiles_are_merged_from_sketches(figures: Figures) -> None:
@@ -129,6 +130,7 @@ def test_the_busiest_streams_over_all_hours(figures: Figures, by: str, column: i
     assert [(one.route, one.stream) for one in found] == [key for key, _ in wanted]
     for one, (_, (requests, read, fetched, readers)) in zip(found, wanted, strict=True):
         assert (one.requests, one.read_bytes, one.fetched_bytes) == (requests, read, fetched)
+        assert one.protocol == made_lake.PROTOCOLS[one.route]
         # Ten new readers in each of the six hours after the first.
         assert one.readers == pytest.approx(readers + 60, rel=4 * READERS_ERROR)
 

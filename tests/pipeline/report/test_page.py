@@ -144,7 +144,7 @@ async def test_a_table_is_sorted_by_measured_values(sight: Sight, figures: Figur
     card = sight.page.locator("#streams-by-bytes")
     await card.locator("summary").click()
     head = card.locator("th").filter(has_text="To readers")
-    cells = card.locator("tbody tr td:nth-child(4)")
+    cells = card.locator("tbody tr td:nth-child(5)")
     fallen = [str(one.read_bytes) for one in figures.by_bytes]
 
     async def measured() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,7 +61,8 @@ class Client:
     async def send(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         """One request; names of headers with underscores."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        data = orjson.dumps(body) if body is not None else None
+        # A file, because aiohttp warns about bytes as large as the largest append.
+        data = io.BytesIO(orjson.dumps(body)) if body is not None else None
         async with (
             asyncio.timeout(BOUND_S),
             self.http.request(
@@ -91,12 +93,25 @@ class Client:
         reply = await self._open(query, stream, {"Content-Type": session.CONTENT_TYPE, **headers})
         return SessionReader(reply)
 
+    async def status(self, query: str = "seq_num=0", stream: str = STREAM, **headers: str) -> int:
+        """The status that a read session is answered with."""
+        return await _status(await self.session(query, stream, **headers))
+
+    async def events_status(self, query: str = "seq_num=0", stream: str = STREAM, **headers: str) -> int:
+        """The status that a read as SSE is answered with."""
+        return await _status(await self.events(query, stream, **headers))
+
     async def _open(self, query: str, stream: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         async with asyncio.timeout(BOUND_S):
             return await self.http.get(
                 URL(f"{self.url}/v1/streams/{stream}/records?{query}", encoded=True),
                 headers=self._headers(headers),
             )
+
+
+async def _status(reader: SseReader | SessionReader) -> int:
+    reader.close()
+    return reader.status
 
 
 class SseReader:

@@ -230,7 +230,8 @@ class TestBounds:
     async def test_a_client_may_have_so_many_streams_followed(self, edge: Edge) -> None:
         for stream in "ab":
             await edge.client.append("x", stream=stream)
-        assert await (await edge.client.session(stream="a")).texts(1) == ["x"]
+        first = await edge.client.session(stream="a")
+        assert await first.texts(1) == ["x"]
         await edge.counters.sessions_are(Call.READ_SESSION, 1)
         refused = await edge.client.read("seq_num=1&wait=60", stream="b")
         assert (refused.status, refused.json["code"]) == (429, "rate_limited")
@@ -240,6 +241,8 @@ class TestBounds:
         assert await session.texts(1) == ["x"]
         assert isinstance(await session.next(), Terminal)
         assert edge.counters.sessions[Call.READ_SESSION] == 1
+        for reader in (first, session):
+            reader.close()
 
 
 class TestMemory:

@@ -317,6 +317,16 @@ class TestRecreation:
         assert (await edge.client.read("seq_num=0&count=2")).status == 404
         assert (await edge.client.read("seq_num=0&count=1")).status == 404
 
+    @pytest.mark.parametrize("code", [ErrorCode.STREAM_DELETION_PENDING, ErrorCode.BASIN_DELETION_PENDING])
+    async def test_a_deletion_that_the_origin_has_begun_drops_what_is_held(self, edge: Edge, code: ErrorCode) -> None:
+        """S2 refuses every call while it deletes a stream, for a minute or so, and says 404 only then."""
+        await edge.client.append("old")
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        edge.faults.error(code, times=None, kind=Call.READ)
+        for query in ("seq_num=0&count=2", "seq_num=0&count=1"):
+            answer = await edge.client.read(query)
+            assert (answer.status, answer.json["code"]) == (409, code.code)
+
 
 async def test_a_read_of_an_unknown_stream_may_create_it(edge: Edge) -> None:
     """Trap 6: a GET is not free of effects."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf
 from tests.s2.edge.clients import Edge
@@ -25,7 +27,7 @@ async def test_a_closed_range_is_fetched_once(edge: Edge) -> None:
 async def test_answers_are_those_of_the_origin(edge: Edge) -> None:
     await edge.client.append("a", "b", timestamp=10)
     await edge.client.append("c", "d", "e", timestamp=20)
-    for _ in range(2):
+    for _ in range(3):
         for query in (
             "seq_num=0",
             "seq_num=0&count=2",
@@ -127,6 +129,26 @@ async def test_a_wait_that_passes_is_answered_with_no_records(edge: Edge) -> Non
     answer = await waiting
     assert answer.json["records"] == []
     assert answer.json["tail"]["seq_num"] == 1  # type: ignore[index]
+
+
+class TestScripts:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"cors": {"allow_origins": ["https://app.example"]}}
+
+    async def test_scripts_may_send_s2s_headers(self, edge: Edge) -> None:
+        await edge.client.append("a")
+        asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "PATCH"}
+        preflight = await edge.client.send("OPTIONS", "/v1/streams/s/records", **asked)
+        assert preflight.status == 204
+        allowed = preflight.headers["Access-Control-Allow-Headers"].lower().split(", ")
+        assert {"authorization", "s2-basin", "s2-format", "s2-encryption-key", "last-event-id"} <= set(allowed)
+        assert "PATCH" in preflight.headers["Access-Control-Allow-Methods"]
+        answer = await edge.client.read("seq_num=0&count=1", Origin="https://app.example")
+        events = await edge.client.events("seq_num=0&count=1", Origin="https://app.example")
+        for headers in (answer.headers, events.reply.headers):
+            assert headers["Access-Control-Allow-Origin"] == "https://app.example"
+        await events.rest()
 
 
 async def test_formats_share_the_tape(edge: Edge) -> None:

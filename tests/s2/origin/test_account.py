@@ -33,11 +33,6 @@ def test_a_basin_exists_once_unless_the_same_request_creates_it_again(account: A
     assert refusal_of(lambda: account.create_basin("basin-00", {}, NOW)) is ErrorCode.RESOURCE_ALREADY_EXISTS
 
 
-@pytest.mark.parametrize("name", ["", "short12", "-basin-00", "basin-00-", "Basin-00", "b" * 49])
-def test_a_basins_name_is_held_to_its_rule(account: Account, name: str) -> None:
-    assert refusal_of(lambda: account.create_basin(name, {}, NOW)) is ErrorCode.INVALID
-
-
 def test_what_does_not_exist_is_not_found(account: Account, basin: Basin) -> None:
     assert refusal_of(lambda: account.basin("nothing-00")) is ErrorCode.BASIN_NOT_FOUND
     assert refusal_of(lambda: account.delete_basin("nothing-00")) is ErrorCode.BASIN_NOT_FOUND
@@ -76,18 +71,7 @@ def test_reconfiguring_changes_the_given_fields_and_null_resets_them(basin: Basi
     assert changed.config == StreamConfig(storage_class="standard", delete_on_empty_s=5)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"retention_policy": {"age": 0}},
-        {"retention_policy": {"age": "1"}},
-        {"retention_policy": 3},
-        {"storage_class": "fast"},
-        {"timestamping": {"mode": "none"}},
-        {"timestamping": {"uncapped": 1}},
-        {"delete_on_empty": {"min_age_secs": -1}},
-    ],
-)
+@pytest.mark.parametrize("change", [{"retention_policy": {"age": 0}}, {"storage_class": "fast"}])
 def test_a_configuration_that_means_nothing_is_refused(basin: Basin, change: Json) -> None:
     assert refusal_of(lambda: basin.create_stream("s", change, NOW)) is ErrorCode.INVALID
     assert refusal_of(lambda: BasinConfig().changed({"default_stream_config": change})) is ErrorCode.INVALID
@@ -146,7 +130,8 @@ def test_lists_come_in_pages(basin: Basin) -> None:
 
 def test_access_tokens_are_issued_listed_and_revoked(account: Account) -> None:
     assert account.issue_token({"id": "t", "scope": {"ops": ["read"]}})
-    assert refusal_of(lambda: account.issue_token({"id": "t", "scope": {}})) is ErrorCode.RESOURCE_ALREADY_EXISTS
+    again = {"id": "t", "scope": {"ops": ["append"]}}
+    assert refusal_of(lambda: account.issue_token(again)) is ErrorCode.RESOURCE_ALREADY_EXISTS
     assert [token["id"] for token in account.token_page(PageQuery()).items] == ["t"]
     account.revoke_token("t")
     assert account.token_page(PageQuery()).items == ()

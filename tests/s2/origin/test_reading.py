@@ -72,7 +72,7 @@ def test_a_read_that_may_wait_says_at_the_tail_that_it_has_sent_everything(abc: 
 
     caught_up = reading.advance()
     assert isinstance(caught_up, ReadBatch)
-    assert (texts(list(caught_up.records)), caught_up.tail) == (["c"], None)
+    assert (texts(list(caught_up.records)), caught_up.tail) == (["c"], abc.tail)
     assert reading.advance() == ReadBatch((), StreamPosition(3, 20))
     assert reading.advance() is Pause.WAITING
 
@@ -139,10 +139,23 @@ def test_a_read_goes_on_at_the_first_record_that_a_trim_has_left(abc: Stream) ->
     assert [record.seq_num for record in batch.records] == [2, 3]
 
 
-def test_a_start_before_everything_left_is_at_the_tail_if_nothing_is_left(abc: Stream) -> None:
+@pytest.mark.parametrize("start", [FromSeqNum(0), FromTailOffset(4)])
+def test_a_start_before_the_tail_gives_nothing_if_nothing_is_left(abc: Stream, start: Start) -> None:
+    abc.append(trim(99), NOW)
+    assert Reading(abc, ReadQuery(start, count=9)).advance() is Pause.OVER
+    assert Reading(abc, ReadQuery(start)).advance() == ReadBatch((), abc.tail)
+
+
+def test_a_timestamp_is_at_the_tail_if_nothing_is_left(abc: Stream) -> None:
     abc.append(trim(99), NOW)
     with pytest.raises(Unwritten):
-        Reading(abc, ReadQuery(FromSeqNum(0), count=9))
+        Reading(abc, ReadQuery(FromTimestamp(0), count=9))
+
+
+def test_a_batch_that_does_not_reach_the_tail_comes_without_it(abc: Stream) -> None:
+    part = Reading(abc, ReadQuery(FromSeqNum(0), count=2)).advance()
+    assert isinstance(part, ReadBatch)
+    assert (texts(list(part.records)), part.tail) == (["a", "b"], None)
 
 
 def test_a_read_of_a_stream_that_is_deleted_ends_with_an_error(abc: Stream) -> None:

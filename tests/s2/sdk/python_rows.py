@@ -356,6 +356,17 @@ async def caught_up(s2: S2, stream: S2Stream) -> None:
         assert session.is_caught_up()
 
 
+@row("ReadSession.is_caught_up: with the record before the tail")
+async def caught_up_by_a_record(s2: S2, stream: S2Stream) -> None:
+    """There is no other record to wait for, so no heartbeat would come in time."""
+    await filled(stream, "a", "b", "c")
+    async with stream.read_session(start=s2_sdk.TailOffset(2)) as session:
+        found = []
+        while not session.is_caught_up():
+            found += (await anext(session)).records
+        assert [record.seq_num for record in found] == [1, 2]
+
+
 @row("ReadSession.close")
 async def read_session_close(s2: S2, stream: S2Stream) -> None:
     session = stream.read_session(start=TailOffset(0))

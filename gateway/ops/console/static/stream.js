@@ -14,17 +14,25 @@ const EMPTY = { tape: [], tail: null, is_closed: false, live_readers: [] }
 const facts = {
   tail: (one) => one.tail ?? "–",
   state: (one) => (one.is_closed ? "closed" : one.is_followed ? "open, followed live" : "open"),
-  type: (one) => one.content_type ?? "not known",
-  held: (one) => `${say_.bytes(one.bytes)} in ${say_.many(one.blocks, "block")}`,
+  "origin's session": (one) => session(one.session),
+  type: (one) => (one.protocol === "s2" ? "records" : one.content_type ?? "not known"),
+  held: (one) => `${one.records === null ? "" : `${say_.many(one.records, "record")}, `}${say_.bytes(one.bytes)} in ${say_.many(one.blocks, "block")}`,
   reads: (one) => `${say_.count(one.reads)}, ${say_.share(one.hit_ratio)} hits`,
   sent: (one) => say_.bytes(one.sent_bytes),
   "live readers": (one) => say_.count(one.readers),
+  protocol: (one) => (one.protocol === "s2" ? "S2" : "Durable Streams"),
   "origin seen": (one) => (one.is_followed ? "now" : `${say_.span(one.contacted_s)} ago`),
   lifetime: (one) => lifetime(one.lifetime),
   incarnation: (one) => one.incarnation,
   origin: (one) => one.origin,
   "shared by": (one) => one.partition,
   keys: (one) => one.surrogate_keys?.join(" ") || "none",
+}
+
+function session(open) {
+  if (!open) return "none"
+  const heard = open.heard_s === null ? "" : `, tail heard ${say_.span(open.heard_s)} ago`
+  return `at ${open.position}, ${open.is_at_tail ? "the tail" : "catching up"}${heard}`
 }
 
 function lifetime(life) {
@@ -124,7 +132,8 @@ export function streamView(id, about) {
     if (path === null) {
       const address = publicAddress(one, about.routes)
       links.replaceChildren(
-        address ? h("a", { class: "button primary", href: tailLink(address) }, "Tail it live") : "",
+        // The tail view speaks Durable Streams.
+        address && one.protocol !== "s2" ? h("a", { class: "button primary", href: tailLink(address) }, "Tail it live") : "",
         h("button", { type: "button", title: "Bytes stay; the origin is looked at before the next hit", onclick: () => purge(true) }, "Soft purge"),
         confirming("Purge", "Really purge?", () => purge(false), { title: "Drop the tape" }),
         done,

@@ -18,13 +18,14 @@ function badges(stream) {
   return [
     stream.readers > 0 && h("span", { class: "badge is-live" }, `${say_.count(stream.readers)} live`),
     stream.is_closed && h("span", { class: "badge" }, "closed"),
+    stream.protocol === "s2" && h("span", { class: "badge", title: "an S2 stream" }, "S2"),
     stream.is_private && h("span", { class: "badge", title: `shared by ${stream.partition}` }, "private"),
   ]
 }
 
 /** The columns of the table; all but the type are numbers. */
 const COLUMNS = {
-  type: (stream) => (stream.content_type ?? "–").split(";")[0],
+  type: (stream) => (stream.records === null ? (stream.content_type ?? "–").split(";")[0] : say_.many(stream.records, "record")),
   bytes: (stream) => say_.bytes(stream.bytes),
   blocks: (stream) => say_.count(stream.blocks),
   readers: (stream) => say_.count(stream.readers),

@@ -1,7 +1,7 @@
 // Draws one stream's tape: blocks in the order of their offsets, gaps between them, the tail, and the live readers.
 //
 // A block's width is in proportion to its bytes, with a visible minimum.  Offsets are compared, never parsed, so the gap
-// between two blocks has no known width.  A block that begins inside another (overlapping fetches are stored side by
+// between two blocks has no known width.  Those of S2 are numbers and compared as such.  A block that begins inside another (overlapping fetches are stored side by
 // side) is drawn thin below it, at an arbitrary position.
 
 import { arrows, h, offsetParts, s, say, sayParts } from "./dom.js"
@@ -16,12 +16,16 @@ const TICKS = 16
 
 const ascending = (one, other) => (one < other ? -1 : one > other ? 1 : 0)
 
+/** Numbers of 64 bits, without leading zeros: the longer one is greater. */
+const byNumber = (one, other) => one.length - other.length || ascending(one, other)
+
 /** Compares offsets; `-1` comes before all others, however they are spelled. */
 const rank = (token) => (token === "-1" ? "" : token)
 
 /** The layout in pixels: `{width, blocks, gaps, tail, pins}`. */
 export function layout(stream, room) {
-  const blocks = stream.tape.toSorted((one, other) => ascending(rank(one.start), rank(other.start)))
+  const order = stream.protocol === "s2" ? byNumber : ascending
+  const blocks = stream.tape.toSorted((one, other) => order(rank(one.start), rank(other.start)))
   const bytes = blocks.reduce((sum, block) => sum + block.bytes, 0)
   const share = bytes ? Math.max(0, room - 120 - blocks.length * (LEAST + SPACE)) / bytes : 0
   const placed = []
@@ -32,13 +36,13 @@ export function layout(stream, room) {
   let beside = 0
   for (const block of blocks) {
     const width = LEAST + block.bytes * share
-    if (end !== null && block.start < end && block.end <= end) {
+    if (end !== null && order(block.start, end) < 0 && order(block.end, end) <= 0) {
       const shown = Math.min(width, cover.width)
       placed.push({ ...block, x: cover.x + ((cover.width - shown) * (1 + (beside % 3))) / 4, width: shown, isBeside: true })
       beside += 1
       continue
     }
-    if (end !== null && end < block.start) {
+    if (end !== null && order(end, block.start) < 0) {
       gaps.push({ x, width: GAP, start: end, end: block.start })
       x += GAP
     }
@@ -49,22 +53,22 @@ export function layout(stream, room) {
   }
   let tail = null
   if (stream.tail !== null && stream.tail !== undefined) {
-    if (end !== null && end !== stream.tail && ascending(end, stream.tail) < 0) {
+    if (end !== null && end !== stream.tail && order(end, stream.tail) < 0) {
       gaps.push({ x, width: GAP, start: end, end: stream.tail })
       x += GAP
     }
     tail = { x: x + 2, offset: stream.tail }
     x += 8
   }
-  return { width: Math.max(room, x + 60), blocks: placed, gaps, tail, pins: pins(stream.live_readers, placed, gaps, tail) }
+  return { width: Math.max(room, x + 60), blocks: placed, gaps, tail, pins: pins(stream.live_readers, placed, gaps, tail, order) }
 }
 
 /** Live readers by offset and mode; an offset inside a block is drawn at the block's middle. */
-function pins(readers, blocks, gaps, tail) {
+function pins(readers, blocks, gaps, tail, order) {
   const groups = new Map()
   for (const { at, mode, clients } of readers) {
     if (at === null) continue
-    const x = place(at, blocks, gaps, tail)
+    const x = place(at, blocks, gaps, tail, order)
     const key = `${Math.round(x)} ${mode}`
     const group = groups.get(key) ?? { x, mode, at, count: 0 }
     group.count += clients
@@ -73,21 +77,23 @@ function pins(readers, blocks, gaps, tail) {
   return [...groups.values()].sort((one, other) => one.x - other.x || ascending(one.mode, other.mode))
 }
 
-function place(at, blocks, gaps, tail) {
+function place(at, blocks, gaps, tail, order) {
   if (tail && at === tail.offset) return tail.x
   for (const block of blocks.filter(({ isBeside }) => !isBeside)) {
     if (at === block.start) return block.x
     if (at === block.end) return block.x + block.width
-    if (at > block.start && at < block.end) return block.x + block.width / 2
+    if (order(at, block.start) > 0 && order(at, block.end) < 0) return block.x + block.width / 2
   }
-  const gap = gaps.find(({ start, end }) => at > start && at < end)
+  const gap = gaps.find(({ start, end }) => order(at, start) > 0 && order(at, end) < 0)
   if (gap) return gap.x + gap.width / 2
-  return tail && at > tail.offset ? tail.x + 10 : 6
+  return tail && order(at, tail.offset) > 0 ? tail.x + 10 : 6
 }
 
 /** The description of a block, in words and offsets. */
 const described = (block) => [
-  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From `,
+  block.age_s === null
+    ? `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "record")}. From `
+    : `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From `,
   offsetParts(block.start),
   " to ",
   offsetParts(block.end),
@@ -179,7 +185,7 @@ export class TapeDrawing {
   #block(block, isChosen) {
     const choose = () => this.#choose(block.start)
     const ticks = block.isBeside ? 0 : Math.min(TICKS, Math.max(0, block.tokens - 1), Math.floor(block.width / 5))
-    const age = block.age_s < 5 ? "is-fresh" : block.age_s < 300 ? "is-recent" : "is-old"
+    const age = block.age_s === null ? "is-recent" : block.age_s < 5 ? "is-fresh" : block.age_s < 300 ? "is-recent" : "is-old"
     return s(
       "g",
       {
@@ -213,7 +219,7 @@ function reader(pin, y) {
   const text = pin.count > 1 ? `${say_.count(pin.count)} ${pin.mode}` : pin.mode
   return s(
     "g",
-    { class: `tape-pin ${pin.mode === "sse" ? "is-sse" : "is-longpoll"}` },
+    { class: `tape-pin ${pin.mode === "longpoll" ? "is-longpoll" : "is-sse"}` },
     s("title", {}, `${say_.many(pin.count, "reader")} by ${pin.mode} at ${pin.at}`),
     s("line", { x1: pin.x, x2: pin.x, y1: y + 4, y2: TOP }),
     s("circle", { cx: pin.x, cy: y, r: 4.5 }),

@@ -1,0 +1,273 @@
+"""The `Upstream` of all routes: requests of bridged routes are translated, all others pass.
+
+Each request of a bridged route runs as a task that ends with the reply's head, or when its requester leaves.  An SSE
+answer has a second task, which ends with its body.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.bridge import live, reads, writes
+from gateway.bridge.asked import Asked
+from gateway.bridge.content import BytesContent, Content, EnvelopeContent, JsonContent
+from gateway.bridge.names import BadName, parse_name
+from gateway.bridge.offsets import BadOffset, offset_at
+from gateway.bridge.origin import Call
+from gateway.bridge.replies import Made, text
+from gateway.bridge.sightings import Sightings
+from gateway.config.routes import RouteConfig
+from gateway.errors import GatewayError, UpstreamBroken
+from gateway.limits.askers import Askers
+from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
+from gateway.protocol.offsets import NOW
+from gateway.protocol.target import BadTarget, parse_target
+from gateway.upstream.asking import PendingRequest, Requester, answer_to
+from gateway.upstream.pool import ROUTE_URL, route_url
+from gateway.upstream.reply import Body, Bounds, Reply
+from gateway.upstream.upstream import Upstream
+
+ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
+
+_PASSED: Final = ("Via", "CDN-Loop", "Forwarded", "X-Forwarded-For", "traceparent", "tracestate")
+"""Headers beside the credentials that S2 requests carry on."""
+
+_MOST_WAIT_S: Final = 60
+"""S2's longest wait of a unary read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bridged:
+    """One bridged route."""
+
+    name: str
+    base: str
+    """Its URL with the path of the origin."""
+    public: str
+    """An origin's URL, as a Location has it."""
+    content: Content
+    credentials: tuple[str, ...]
+    wait_s: int
+    lifetime_s: float
+
+
+class Bridge:
+    """Sends requests by `upstream`; owns the tasks of the translated ones and what was seen of their streams."""
+
+    def __init__(self, upstream: Upstream, clock: Clock, rng: random.Random, tasks: Tasks) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._rng = rng
+        self._tasks = tasks
+        self._routes: dict[str, _Bridged] = {}
+        self.sightings = Sightings()
+        self.on_trim: Callable[[str, str, str], object] = lambda route, path, offset: None
+        """Called with a route, the path of a stream at its origin, and the first offset that a trim has left."""
+
+    def __repr__(self) -> str:
+        return f"<Bridge of {len(self._routes)} routes, {self.sightings!r}>"
+
+    def configure(self, routes: Sequence[RouteConfig]) -> None:
+        """Translate the requests of these routes that are bridged, from now on."""
+        self._routes = {route.name: _bridged(route) for route in routes if route.is_bridged}
+
+    def ask(
+        self,
+        requester: Requester,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+        client: str | Askers = "",
+    ) -> PendingRequest:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+        route = self._routes.get(url[len(ROUTE_URL) :].partition("/")[0]) if self._routes else None
+        if route is None or not url.startswith(ROUTE_URL):
+            return self._upstream.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client)
+        return _Translated(
+            self._run(requester, route, method, url, headers, bounds, body, is_live, client), self._tasks
+        )
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+        client: str | Askers = "",
+        on_sent: Callable[[], object] = lambda: None,
+    ) -> Reply:
+        """Send one request and wait for the head of its reply; `on_sent` is called once.  Raises a GatewayError."""
+        return await answer_to(
+            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client),
+            on_sent,
+        )
+
+    async def _run(
+        self,
+        requester: Requester,
+        route: _Bridged,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body,
+        is_live: bool,
+        client: str | Askers,
+    ) -> None:
+        """Answer one request, and tell the requester."""
+        try:
+            made = await self._answer(requester, route, method, url, headers, bounds, body, is_live, client)
+        except GatewayError as error:
+            requester.failed(error)
+        except Exception:
+            # A bug: the requester must not wait for ever.
+            requester.failed(UpstreamBroken())
+            raise
+        else:
+            requester.answered(made.reply(bounds, is_head=method == "HEAD"))
+
+    async def _answer(
+        self,
+        requester: Requester,
+        route: _Bridged,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body,
+        is_live: bool,
+        client: str | Askers,
+    ) -> Made:
+        try:
+            target = parse_target(url[len(route_url(route.name)) :])
+            name = parse_name(target.path[len(route.base) - len(route_url(route.name)) :])
+        except (BadTarget, BadName) as error:
+            return text(404 if isinstance(error, BadName) else 400, str(error))
+        own = _picked(headers, route.credentials)
+        key = blake2b(f"{route.base}{target.path}\n{list(own.items())}".encode("utf-8", "surrogateescape"))
+        own.extend(_picked(headers, _PASSED))
+        own["Accept-Encoding"] = "identity"
+        own["s2-basin"] = name.basin
+        call = Call(
+            self._upstream,
+            route.base,
+            name,
+            own,
+            bounds,
+            client,
+            is_live,
+            _once(requester.sent),
+            self.sightings.of(key.digest()),
+            self._clock.now,
+        )
+        asked = Asked(
+            call,
+            route.content,
+            target.offset,
+            target.cursor,
+            route.wait_s,
+            route.lifetime_s,
+            route.public + target.path,
+            self._clock,
+            self._rng,
+            lambda seq_num: self.on_trim(route.name, target.path, offset_at(seq_num)),
+        )
+        try:
+            return await self._answered(asked, method, target.live, headers, body)
+        except BadOffset:
+            return text(400, "Invalid offset format")
+
+    async def _answered(
+        self, asked: Asked, method: str, mode: str | None, headers: CIMultiDict[str], body: Body
+    ) -> Made:
+        match method:
+            case "HEAD":
+                return await reads.head(asked)
+            case "GET" if mode == LIVE_SSE:
+                return await live.open_sse(asked, self._tasks)
+            case "GET" if mode == LIVE_LONG_POLL:
+                return await (reads.long_poll_now(asked) if asked.offset == NOW else reads.long_poll(asked))
+            case "GET":
+                return await (reads.now(asked) if asked.offset == NOW else reads.catch_up(asked))
+            case "PUT":
+                return await writes.create(asked, headers, body)
+            case "POST":
+                return await writes.append(asked, headers, body)
+            case "DELETE":
+                return await writes.delete(asked)
+            case "OPTIONS":
+                return Made(204, {"Allow": ALLOWED})
+            case _:
+                return text(405, "Method not allowed", {"Allow": ALLOWED})
+
+
+class _Translated:
+    """A translated request whose reply's head is awaited."""
+
+    def __init__(self, work: Coroutine[object, object, None], tasks: Tasks) -> None:
+        self._task = tasks.start(work, "bridged request")
+
+    def leave(self) -> None:
+        """Give up waiting for the head of the reply."""
+        self._task.cancel()
+
+
+def _bridged(config: RouteConfig) -> _Bridged:
+    origin = URL(config.members[0].url)
+    return _Bridged(
+        config.name,
+        route_url(config.name) + origin.raw_path.rstrip("/"),
+        str(origin.origin()),
+        _content(config),
+        config.credential_headers,
+        min(max(1, int(config.long_poll_timeout_s)), _MOST_WAIT_S),
+        config.sse_lifetime_s,
+    )
+
+
+def _content(config: RouteConfig) -> Content:
+    match config.bridging.records:
+        case "json":
+            return JsonContent()
+        case "bytes":
+            return BytesContent(config.bridging.content_type)
+        case "envelope":
+            return EnvelopeContent()
+
+
+def _picked(headers: CIMultiDict[str], names: Iterable[str]) -> CIMultiDict[str]:
+    """The fields of these names, with all their values."""
+    found: CIMultiDict[str] = CIMultiDict()
+    for name in names:
+        for value in headers.getall(name, ()):
+            found.add(name, value)
+    return found
+
+
+def _once(call: Callable[[], object]) -> Callable[[], None]:
+    """The same call, made at most once: the engine counts one request, whatever it takes here."""
+    is_made = False
+
+    def made() -> None:
+        nonlocal is_made
+        if not is_made:
+            is_made = True
+            call()
+
+    return made

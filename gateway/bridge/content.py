@@ -1,0 +1,132 @@
+"""The three ways in which records are a stream's content.
+
+    json       The body of each record is one message.  A record whose body is not JSON appears as the message
+               `{"s2_record": ...}` with the record in envelope form, so that it does not keep readers from the rest.
+    bytes      The bodies follow each other.
+    envelope   Each record is one message `{"seq_num", "timestamp", "headers", "body"}`.  A record with bytes that are
+               not UTF-8 has them all in base64, and says so by `"format": "base64"`.
+
+The first and the last are JSON streams.  An append's messages are records in the same form, and its bytes are one
+record.
+"""
+
+from __future__ import annotations
+
+import binascii
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+
+from gateway.bridge.messages import BadMessages, is_message, split_messages
+from gateway.protocol.names import JSON_TYPE, is_sse_text, media_type
+from gateway.s2.json_format import BadJson, Format, decode_append_input
+from gateway.s2.records import AppendRecord, Record
+
+
+class BadContent(ValueError):
+    """An append's body is no content of the stream; the message is one line for the client."""
+
+
+class Content(ABC):
+    """How records are shown, and what an append's body becomes."""
+
+    def __init__(self, content_type: str) -> None:
+        self.content_type = content_type
+        self.is_base64 = not is_sse_text(content_type)
+        """Whether SSE carries it in base64 (section 5.8)."""
+
+    def accepts(self, content_type: str) -> bool:
+        """Whether a stream of this type is such a stream; parameters do not count."""
+        return media_type(content_type) == media_type(self.content_type)
+
+    @abstractmethod
+    def body(self, records: Sequence[Record]) -> bytes:
+        """What a reader receives of these records."""
+
+    @abstractmethod
+    def records(self, body: bytes) -> tuple[AppendRecord, ...]:
+        """The records to append for this body; none if it is empty in the stream's terms.  Raises `BadContent`."""
+
+
+class BytesContent(Content):
+    """The records' bodies in a row."""
+
+    def body(self, records: Sequence[Record]) -> bytes:
+        return b"".join(record.body for record in records)
+
+    def records(self, body: bytes) -> tuple[AppendRecord, ...]:
+        return (AppendRecord(body),) if body else ()
+
+
+class JsonContent(Content):
+    """A message a record."""
+
+    def __init__(self) -> None:
+        super().__init__(JSON_TYPE)
+
+    def body(self, records: Sequence[Record]) -> bytes:
+        return b"[" + b",".join(map(_message, records)) + b"]"
+
+    def records(self, body: bytes) -> tuple[AppendRecord, ...]:
+        return tuple(AppendRecord(message) for message in _messages(body))
+
+
+class EnvelopeContent(Content):
+    """A record a message, with its headers and its timestamp."""
+
+    def __init__(self) -> None:
+        super().__init__(JSON_TYPE)
+
+    def body(self, records: Sequence[Record]) -> bytes:
+        return orjson.dumps(list(map(_envelope, records)))
+
+    def records(self, body: bytes) -> tuple[AppendRecord, ...]:
+        return tuple(map(_from_envelope, _messages(body)))
+
+
+def _messages(body: bytes) -> list[bytes]:
+    try:
+        return split_messages(body)
+    except BadMessages:
+        raise BadContent("Invalid JSON") from None
+
+
+def _message(record: Record) -> bytes:
+    return record.body if is_message(record.body) else orjson.dumps({_WRAPPED: _envelope(record)})
+
+
+def _envelope(record: Record) -> dict[str, object]:
+    try:
+        headers = [[header.name.decode(), header.value.decode()] for header in record.headers]
+        body = record.body.decode()
+        form = {}
+    except UnicodeDecodeError:
+        headers = [[_base64(header.name), _base64(header.value)] for header in record.headers]
+        body = _base64(record.body)
+        form = {_FORMAT: Format.BASE64.value}
+    return {"seq_num": record.seq_num, "timestamp": record.timestamp, "headers": headers, "body": body, **form}
+
+
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii")
+
+
+def _from_envelope(message: bytes) -> AppendRecord:
+    fields = orjson.loads(message)
+    form = fields.get(_FORMAT, Format.RAW.value) if isinstance(fields, dict) else None
+    if form not in tuple(Format):
+        raise BadContent("A message is an object with headers, body and timestamp; its format is raw or base64")
+    try:
+        (record,) = decode_append_input(b'{"records":[' + message + b"]}", Format(form)).records
+    except BadJson as error:
+        raise BadContent(f"Not a record: {error}") from None
+    if any(not header.name for header in record.headers):
+        # It would be a command, which trims or fences the stream.
+        raise BadContent("A header needs a name")
+    return record
+
+
+_WRAPPED: Final = "s2_record"
+_FORMAT: Final = "format"

@@ -1,0 +1,206 @@
+"""SSE from a read session: one session at the origin for one SSE answer.
+
+The engine asks for one such answer a stream, whatever its live readers want.  A batch of the session is a data event
+and a control event.  A sign of life is a comment, or the control event that says for the first time that this is the
+tail.
+
+The answer ends in order when the session is lost, when the origin ends or refuses it, and when records have been
+trimmed that were to come next.  The client comes back to where it was, and a unary answer tells it why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from gateway.aio.tasks import Tasks
+from gateway.bridge.asked import Asked
+from gateway.bridge.bodies import MadeBody
+from gateway.bridge.offsets import offset_at
+from gateway.bridge.origin import AtTail, check_run
+from gateway.bridge.page import page_of
+from gateway.bridge.reads import TRIMMED, tail_of
+from gateway.bridge.replies import Made, Refused, refusal, text
+from gateway.bridge.sightings import Known
+from gateway.errors import GatewayError, UpstreamBroken
+from gateway.protocol.names import SSE_DATA_ENCODING, SSE_TYPE
+from gateway.protocol.offsets import NOW, START
+from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
+from gateway.s2 import protobuf
+from gateway.s2.records import ReadBatch
+from gateway.s2.session import BadFrame, FrameReader, Terminal
+from gateway.upstream.reply import Reply
+
+REPLACED: Final = text(410, "The stream has been created again")
+
+
+class _Lost(Exception):
+    """The records that were to come next have been trimmed."""
+
+
+class _Replaced(Exception):
+    """The session is of another stream than was known."""
+
+
+class _Ended(Exception):
+    """The origin has ended the session with an error."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.status)
+        self.refused = refused
+
+
+async def open_sse(asked: Asked, tasks: Tasks) -> Made:
+    """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
+    if asked.start == NOW:
+        tail = await tail_of(asked.call)
+        if isinstance(tail, Refused):
+            return refusal(tail)
+        place = tail.seq_num
+    else:
+        place = asked.place
+    sighting = asked.call.sighting
+    events = _Events(asked, place, sighting.known())
+    if events.start == place and sighting.is_due(asked.call.now()):
+        await asked.call.recognise()
+        events = _Events(asked, place, sighting.known())
+    session = await asked.call.session(events.start, asked.lifetime_s)
+    if isinstance(session, Refused):
+        return refusal(session)
+    if isinstance(session, AtTail):
+        return _ended(asked, session.tail.seq_num)
+    batches = _batches(session)
+    try:
+        # The first batch tells whether the records are there, and an error can still be a status.
+        first = await anext(batches, None)
+        data = b"" if first is None else events.of(first)
+    except _Lost:
+        await batches.aclose()
+        return TRIMMED
+    except _Replaced:
+        await batches.aclose()
+        return REPLACED
+    except _Ended as ended:
+        return refusal(ended.refused)
+    except BaseException:
+        await batches.aclose()
+        raise
+    if first is None:
+        raise UpstreamBroken("Origin ended a session that waits")
+    body = MadeBody(lambda: running.cancel())
+    body.write(data)
+    running = tasks.start(_run(batches, events, body), f"S2 session of {asked.call.name.stream}")
+    return _sse(asked, body)
+
+
+def _sse(asked: Asked, body: MadeBody | bytes) -> Made:
+    headers = {"Content-Type": SSE_TYPE, "Cache-Control": "no-cache"}
+    if asked.content.is_base64:
+        headers[SSE_DATA_ENCODING] = "base64"
+    return Made(200, headers, body)
+
+
+def _ended(asked: Asked, tail: int) -> Made:
+    """The offset lies beyond the tail: say where the tail is, and end."""
+    control = Control(offset_at(tail), asked.next_cursor(), True, False)
+    return _sse(asked, encode_control(control))
+
+
+async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
+    """The batches of a session, until it ends.  Raises _Ended, or a GatewayError if it is lost."""
+    frames = FrameReader()
+    async with session:
+        async for chunk in session.chunks():
+            try:
+                for frame in frames.feed(chunk):
+                    if isinstance(frame, Terminal):
+                        raise _Ended(Refused(frame.status, frame.body, None))
+                    yield protobuf.decode_read_batch(frame.body)
+                    if frame.is_reconnect_advised:
+                        return
+            except (BadFrame, protobuf.BadProtobuf) as error:
+                raise UpstreamBroken from error
+
+
+class _Events:
+    """Events of the batches of one session.  Knows the position of the answer.
+
+    If the record before the position is known, the session is asked for it as well: its timestamp shows in one step
+    whether the stream that the session reads is still the same.
+    """
+
+    def __init__(self, asked: Asked, place: int, known: Known) -> None:
+        self._asked = asked
+        self._at = place
+        self._known = known
+        position = known.position
+        self._overlap = position if position is not None and 0 < place == position.seq_num else None
+        """The position after the record that is asked for again, until something has come."""
+        self._is_begun = False
+        self._is_told = False
+        """Whether the client has been told that its position is the tail."""
+        self.is_closed = False
+
+    @property
+    def start(self) -> int:
+        """The sequence number that the session is to start at."""
+        return self._at if self._overlap is None else self._at - 1
+
+    def of(self, batch: ReadBatch) -> bytes:
+        """The events for the next batch.  Raises _Lost or _Replaced."""
+        asked, tail, records = self._asked, batch.tail, batch.records
+        if not records:
+            if tail is None:
+                return HEARTBEAT
+            self._reach(tail.seq_num)
+            return HEARTBEAT if self._is_told else self._control(up_to_date=True)
+        check_run(records, 0)
+        asked.call.sighting.saw_records(self._known, records, asked.call.now(), is_proof=self._is_begun)
+        if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
+            if records[0].timestamp != self._overlap.timestamp:
+                raise _Replaced
+            records = records[1:]
+        self._overlap = None
+        if not records:
+            return b""
+        self._reach(records[0].seq_num)
+        page = page_of(records)
+        asked.take(page)
+        data = b""
+        if page.records:
+            data = encode_data(asked.content.body(page.records), base64=asked.content.is_base64)
+        self._at, self.is_closed = page.end, page.is_closed
+        return data + self._control(up_to_date=tail is not None and tail.seq_num == page.end)
+
+    def _reach(self, seq_num: int) -> None:
+        """The origin is at this number, with nothing left between it and the position."""
+        if seq_num < self._at:
+            raise _Replaced
+        if seq_num > self._at:
+            self._asked.on_trim(seq_num)
+            if self._is_begun or self._asked.start != START:
+                raise _Lost
+        self._is_begun = True
+        self._at = seq_num
+
+    def _control(self, *, up_to_date: bool) -> bytes:
+        self._is_told = up_to_date
+        cursor = self._asked.next_cursor()
+        return encode_control(Control(offset_at(self._at), cursor, up_to_date, self.is_closed))
+
+
+async def _run(batches: AsyncGenerator[ReadBatch], events: _Events, body: MadeBody) -> None:
+    """Write the events of a session until it ends."""
+    try:
+        async with aclosing(batches):
+            while not events.is_closed:
+                await body.room()
+                batch = await anext(batches, None)
+                if batch is None:
+                    break
+                body.write(events.of(batch))
+    except (GatewayError, _Ended, _Lost, _Replaced):
+        pass
+    finally:
+        body.finish()

@@ -1,0 +1,52 @@
+"""Which stream of which basin a URL of the engine's names.
+
+Such a URL is `route://<route>/<path of the origin>/<basin>/<stream>`: the engine has put a configured basin where
+clients' paths name one otherwise.  The rest of the path is the stream's name, slashes included.  A slash that is
+escaped would be a second spelling of the same stream, whose writes and reads were kept apart, so it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+MOST_NAME_BYTES: Final = 512
+"""The longest name of an S2 stream."""
+
+_BASIN: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class BadName(ValueError):
+    """The path names no stream; the message is one line for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """An S2 stream."""
+
+    basin: str
+    stream: str
+    """Its name, decoded."""
+
+    @property
+    def path(self) -> str:
+        """The path of the stream below the origin's own."""
+        return "/v1/streams/" + quote(self.stream, safe="")
+
+
+def parse_name(path: str) -> StreamName:
+    """The stream that the path `/<basin>/<stream>` names.  Raises `BadName`."""
+    basin, slash, rest = path.removeprefix("/").partition("/")
+    if not slash or not rest or _BASIN.fullmatch(basin) is None:
+        raise BadName("The path is that of a basin and a stream")
+    if "%2F" in rest.upper():
+        raise BadName("A slash in a stream's name is not escaped")
+    try:
+        name = unquote_to_bytes(rest)
+        if len(name) > MOST_NAME_BYTES:
+            raise BadName(f"A stream's name has at most {MOST_NAME_BYTES} bytes")
+        return StreamName(basin, name.decode())
+    except UnicodeDecodeError:
+        raise BadName("A stream's name is UTF-8") from None

@@ -1,0 +1,258 @@
+"""The S2 requests by which the bridge answers, all in protobuf.
+
+They go to the same origin as the request that they are for, with its credentials, its bounds and its account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway.bridge.names import StreamName
+from gateway.bridge.replies import Refused
+from gateway.bridge.sightings import Known, Sighting
+from gateway.errors import UpstreamBroken
+from gateway.limits.askers import Askers
+from gateway.s2 import protobuf, session
+from gateway.s2.errors import Unwritten, parse_error
+from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
+from gateway.s2.records import AppendAck, AppendInput, Record, StreamPosition
+from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.upstream import Upstream
+
+MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+"""The largest answer to a read; its metered bytes are at most 1 MiB."""
+
+SILENCE_S: Final = 20.0
+"""A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+
+_MOST_ERROR_BYTES: Final = 64 * 1024
+
+_PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
+"""A read that is always answered with the tail."""
+
+_MOST_COMMAND_BYTES: Final = 64
+"""Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
+
+_JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Records from the requested one on, or from the first that is left; the tail if the read has reached it."""
+
+    records: tuple[Record, ...]
+    tail: StreamPosition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtTail:
+    """There is no record at the requested number or after it."""
+
+    tail: StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What all S2 requests for one request of the engine's have in common."""
+
+    upstream: Upstream
+    base: str
+    """The URL of the origin as the route has it."""
+    name: StreamName
+    headers: CIMultiDict[str]
+    bounds: Bounds
+    client: str | Askers
+    is_live: bool
+    on_sent: Callable[[], object]
+    sighting: Sighting
+    now: Callable[[], float]
+
+    async def read(self, query: ReadQuery) -> Found | AtTail | Refused:
+        """A unary read.  Raises a GatewayError."""
+        known = self.sighting.known()
+        outcome = await self._read(query)
+        self._saw(known, outcome)
+        return outcome
+
+    async def tail(self) -> StreamPosition | Refused:
+        """The tail, by a read that brings no record.  Raises a GatewayError."""
+        outcome = await self.read(_PROBE)
+        if isinstance(outcome, Found):
+            raise UpstreamBroken("Origin answered a probe of the tail with records")
+        return outcome.tail if isinstance(outcome, AtTail) else outcome
+
+    async def command_at(self, seq_num: int) -> Record | Refused | None:
+        """The record of this number if it is small enough for a command; None if not, or if it was trimmed.
+
+        Raises a GatewayError.
+        """
+        known = self.sighting.known()
+        outcome = await self._read(
+            ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES), may_be_empty=True
+        )
+        if isinstance(outcome, Refused):
+            return outcome
+        if isinstance(outcome, AtTail) or not outcome.records or outcome.records[0].seq_num != seq_num:
+            return None
+        self._saw(known, outcome)
+        return outcome.records[0]
+
+    async def read_from(self, seq_num: int, wait_s: int | None = None) -> Found | AtTail | Refused:
+        """A unary read from a number on, by which the stream is recognised if that is due.  It waits at the tail for so
+        many seconds.  Raises a GatewayError."""
+        known = self.sighting.known()
+        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
+        if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
+            await self.recognise()
+            known = self.sighting.known()
+        self._saw(known, outcome)
+        return outcome
+
+    async def recognise(self) -> None:
+        """Recognise the stream by the furthest record that was seen of it.  Raises a GatewayError."""
+        known = self.sighting.known()
+        if known.position is None or not known.position.seq_num:
+            return
+        seq_num = known.position.seq_num - 1
+        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
+        if isinstance(outcome, Found) and outcome.records[0].seq_num > seq_num:
+            self.sighting.cannot_tell(self.now())
+        else:
+            self._saw(known, outcome)
+
+    async def session(self, seq_num: int, lifetime_s: float) -> Reply | AtTail | Refused:
+        """A read session from a number on, which waits for records; the caller must close the reply.
+
+        Raises a GatewayError.
+        """
+        total_s = min(lifetime_s, self.bounds.total_s or inf)
+        known = self.sighting.known()
+        reply = await self._send(
+            "GET",
+            f"{self._stream}/records?{encode_read_query(ReadQuery(FromSeqNum(seq_num)))}",
+            {"Content-Type": session.CONTENT_TYPE},
+            bounds=replace(self.bounds, idle_s=min(self.bounds.idle_s, SILENCE_S), total_s=total_s),
+        )
+        try:
+            refused = await _refusal(reply)
+        except BaseException:
+            reply.close()
+            raise
+        if refused is None:
+            return reply
+        reply.close()
+        outcome = _outcome(refused)
+        self._saw(known, outcome)
+        return outcome
+
+    async def append(self, appended: AppendInput) -> AppendAck | Refused:
+        """An append.  Raises a GatewayError; unless it `is_unsent`, the append may have happened."""
+        body = protobuf.encode_append_input(appended)
+        headers = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
+        async with await self._send("POST", f"{self._stream}/records", headers, body) as reply:
+            if (refused := await _refusal(reply)) is not None:
+                return refused
+            try:
+                return protobuf.decode_append_ack(await reply.read(_MOST_ERROR_BYTES))
+            except protobuf.BadProtobuf as error:
+                raise UpstreamBroken from error
+
+    async def create(self) -> Refused | None:
+        """Create the stream.  Raises a GatewayError."""
+        known = self.sighting.known()
+        body = orjson.dumps({"stream": self.name.stream})
+        async with await self._send("POST", f"{self.base}/v1/streams", {"Content-Type": _JSON}, body) as reply:
+            refused = await _refusal(reply)
+        if refused is None:
+            self.sighting.gone(known)
+        return refused
+
+    async def delete(self) -> Refused | None:
+        """Delete the stream.  Raises a GatewayError."""
+        known = self.sighting.known()
+        async with await self._send("DELETE", self._stream, {}) as reply:
+            refused = await _refusal(reply)
+        if refused is None or refused.status == 404:
+            self.sighting.gone(known)
+        return refused
+
+    @property
+    def _stream(self) -> str:
+        return self.base + self.name.path
+
+    async def _read(self, query: ReadQuery, *, may_be_empty: bool = False) -> Found | AtTail | Refused:
+        target = f"{self._stream}/records?{encode_read_query(query)}"
+        async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
+            if (refused := await _refusal(reply)) is not None:
+                return _outcome(refused)
+            try:
+                batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
+            except protobuf.BadProtobuf as error:
+                raise UpstreamBroken from error
+        if batch.records or (may_be_empty and batch.tail is None):
+            check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
+            return Found(batch.records, batch.tail)
+        if batch.tail is not None:
+            return AtTail(batch.tail)
+        if query is _PROBE:
+            raise UpstreamBroken("Origin answered a probe of the tail without it")
+        # All records between the start and the tail have been trimmed.
+        return await self._read(_PROBE)
+
+    def _saw(self, known: Known, outcome: Found | AtTail | Refused) -> None:
+        match outcome:
+            case Found(records):
+                self.sighting.saw_records(known, records, self.now())
+            case AtTail(tail):
+                self.sighting.saw_tail(known, tail, self.now())
+            case Refused(status=404):
+                self.sighting.gone(known)
+            case _:
+                pass
+
+    async def _send(
+        self, method: str, url: str, more: dict[str, str], body: bytes | None = None, *, bounds: Bounds | None = None
+    ) -> Reply:
+        headers = CIMultiDict(self.headers)
+        headers.update(more)
+        return await self.upstream.send(
+            method,
+            url,
+            headers,
+            bounds or self.bounds,
+            body,
+            is_live=self.is_live,
+            client=self.client,
+            on_sent=self.on_sent,
+        )
+
+
+def check_run(records: Sequence[Record], start: int) -> None:
+    """Raise UpstreamBroken unless these are consecutive records, none of them before `start`."""
+    if records and (
+        records[0].seq_num < start or any(record.seq_num != at for at, record in enumerate(records, records[0].seq_num))
+    ):
+        raise UpstreamBroken("Origin sent records that do not follow each other")
+
+
+async def _refusal(reply: Reply) -> Refused | None:
+    """The error that the reply is; None if it is a success."""
+    if reply.status < 300:
+        return None
+    if reply.status < 400:
+        raise UpstreamBroken("Origin answered an S2 request with a redirect")
+    return Refused(reply.status, await reply.read(_MOST_ERROR_BYTES), reply.headers.get("Retry-After"))
+
+
+def _outcome(refused: Refused) -> AtTail | Refused:
+    if refused.status == 416:
+        error = parse_error(416, refused.body)
+        if isinstance(error, Unwritten):
+            return AtTail(error.tail)
+    return refused

@@ -1,0 +1,191 @@
+"""Metadata, catch-up and long-poll reads, each by unary S2 reads.
+
+A catch-up read takes pages until the origin says that there is no record left, or until the answer is large enough.
+Only the first kind says that it is up to date.  A read from below the trim point is answered 410, unless it starts at
+the beginning of the stream, wherever that is now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.bridge.asked import Asked
+from gateway.bridge.offsets import offset_at
+from gateway.bridge.origin import AtTail, Call, Found
+from gateway.bridge.page import is_close, page_of
+from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
+from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
+from gateway.protocol.offsets import START
+from gateway.s2.read_query import FromSeqNum, ReadQuery
+from gateway.s2.records import Record, is_command, total_metered_bytes
+
+MOST_ANSWER_BYTES: Final = 1024 * 1024
+"""Metered bytes of records after which an answer ends before the tail."""
+
+_LOOK_BACK: Final = 64
+"""Records in which the mark of the close is looked for behind commands that came after it."""
+
+TRIMMED: Final = text(410, "The records after this offset have been trimmed")
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where a stream ends now."""
+
+    seq_num: int
+    is_closed: bool
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer to a read as it is put together."""
+
+    end: int
+    records: list[Record] = field(default_factory=list)
+    up_to_date: bool = False
+    is_closed: bool = False
+    is_lost: bool = False
+    """Whether records after the offset asked for are not there any more."""
+
+
+async def tail_of(call: Call) -> Tail | Refused:
+    """Where the stream ends now.  Raises a GatewayError.
+
+    The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
+    its body if it is too large for a command.
+    """
+    tail = await call.tail()
+    if isinstance(tail, Refused):
+        return tail
+    if call.sighting.closed_at is not None and not call.sighting.has_read_to(tail):
+        # Records behind the mark, or another stream.
+        await call.recognise()
+    if call.sighting.closed_at is None and not call.sighting.has_read_to(tail):
+        last = await call.command_at(tail.seq_num - 1)
+        if isinstance(last, Refused):
+            return last
+        if last is not None and is_command(last) and not is_close(last):
+            # A trim, perhaps of a closed stream.
+            refused = await _look_back(call, tail.seq_num)
+            if refused is not None:
+                return refused
+    closed_at = call.sighting.closed_at
+    return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
+
+
+async def _look_back(call: Call, tail: int) -> Refused | None:
+    """Read the last records, for the sighting."""
+    outcome = await call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
+    return outcome if isinstance(outcome, Refused) else None
+
+
+async def head(asked: Asked) -> Made:
+    """Answer a request for the metadata.  Raises a GatewayError."""
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    return _made(asked, _Answer(tail.seq_num, is_closed=tail.is_closed), is_head=True)
+
+
+async def now(asked: Asked) -> Made:
+    """Answer a catch-up read from the tail.  Raises a GatewayError."""
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    made = _made(asked, _Answer(tail.seq_num, up_to_date=True, is_closed=tail.is_closed))
+    del made.headers["ETag"]
+    made.headers["Cache-Control"] = NO_STORE
+    return made
+
+
+async def catch_up(asked: Asked) -> Made:
+    """Answer a catch-up read.  Raises BadOffset or a GatewayError."""
+    answer = _Answer(asked.place)
+    refused = await _read_on(asked, answer)
+    return _made(asked, answer) if refused is None else refusal(refused)
+
+
+async def long_poll(asked: Asked) -> Made:
+    """Answer a long-poll.  Raises BadOffset or a GatewayError."""
+    return await _poll(asked, asked.place)
+
+
+async def long_poll_now(asked: Asked) -> Made:
+    """Answer a long-poll from the tail.  Raises a GatewayError."""
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    # A closed stream is read once more, at its mark, and so answered without waiting.
+    return await _poll(asked, tail.seq_num)
+
+
+async def _poll(asked: Asked, place: int) -> Made:
+    answer = _Answer(place)
+    outcome = await asked.call.read_from(place, asked.wait_s)
+    if isinstance(outcome, Refused):
+        return refusal(outcome)
+    _take(asked, answer, outcome)
+    if not (answer.up_to_date or answer.is_lost):
+        refused = await _read_on(asked, answer)
+        if refused is not None:
+            return refusal(refused)
+    made = _made(asked, answer)
+    if made.status == 200:
+        if not answer.records:
+            made = Made(204, made.headers)
+            del made.headers["Content-Type"], made.headers["ETag"]
+            made.headers[STREAM_UP_TO_DATE] = "true"
+        if not answer.is_closed:
+            made.headers[STREAM_CURSOR] = asked.next_cursor()
+    return made
+
+
+async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
+    """Take what follows until the tail, or until the answer is large enough."""
+    while not (answer.up_to_date or answer.is_lost) and total_metered_bytes(answer.records) < MOST_ANSWER_BYTES:
+        outcome = await asked.call.read_from(answer.end)
+        if isinstance(outcome, Refused):
+            return outcome
+        _take(asked, answer, outcome)
+    return None
+
+
+def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
+    """Take one page, or what is known instead."""
+    place = answer.end
+    first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
+    if first > place:
+        asked.on_trim(first)
+        if asked.start != START or answer.records:
+            answer.is_lost = True
+            return
+    match outcome:
+        case AtTail(tail):
+            # Beyond the tail as well: the stream may be another, and the engine compares.
+            sighting = asked.call.sighting
+            closed_at = sighting.closed_at if sighting.has_read_to(tail) else None
+            answer.end, answer.up_to_date = tail.seq_num if closed_at is None else closed_at, True
+            answer.is_closed = closed_at is not None
+        case Found(records, tail):
+            page = page_of(records)
+            asked.take(page)
+            answer.records += page.records
+            answer.end, answer.is_closed = page.end, page.is_closed
+            answer.up_to_date = page.is_closed or (tail is not None and tail.seq_num == page.end)
+
+
+def _made(asked: Asked, answer: _Answer, *, is_head: bool = False) -> Made:
+    if answer.is_lost and not answer.records:
+        return TRIMMED
+    content = asked.content
+    headers = {
+        "Content-Type": content.content_type,
+        "ETag": asked.etag(offset_at(answer.end), is_closed=answer.is_closed),
+        **position_headers(answer.end, up_to_date=answer.up_to_date, is_closed=answer.is_closed),
+    }
+    if is_head:
+        headers.pop(STREAM_UP_TO_DATE, None)
+        headers["Cache-Control"] = NO_STORE
+        return Made(200, headers)
+    return Made(200, headers, content.body(answer.records))

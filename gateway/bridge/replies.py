@@ -1,0 +1,90 @@
+"""Replies as a Durable Streams server makes them, and S2's errors in its terms (section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.bridge.bodies import MadeBody
+from gateway.bridge.offsets import offset_at
+from gateway.http.reply import Head
+from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
+from gateway.s2.errors import Other, parse_error
+from gateway.upstream.reply import Bounds, Reply
+
+NO_STORE: Final = "no-store"
+
+_OWN: Final = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "cross-origin"}
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+_RETRY_S: Final = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A reply of the bridge: whole, or with a body that is still being written."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | MadeBody = b""
+
+    def reply(self, bounds: Bounds, *, is_head: bool = False) -> Reply:
+        """The reply as its requester receives it."""
+        loop = asyncio.get_running_loop()
+        length = len(self.body) if isinstance(self.body, bytes) else None
+        body = self.body
+        if isinstance(body, bytes):
+            body = MadeBody.whole(b"" if is_head else body)
+        fields = CIMultiDict({**self.headers, **_OWN})
+        head = Head(self.status, "", CIMultiDictProxy(fields), length, is_delimited=True)
+        deadline = inf if bounds.total_s is None else loop.time() + bounds.total_s
+        return Reply(head, body, bounds, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The origin's refusal of an S2 request."""
+
+    status: int
+    body: bytes
+    retry_after: str | None
+
+
+def text(status: int, line: str, headers: dict[str, str] | None = None) -> Made:
+    """A reply of one line, such as an error."""
+    return Made(status, {"Content-Type": _TEXT, **(headers or {})}, line.encode())
+
+
+def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool = False) -> dict[str, str]:
+    """What a reply says of the position after it."""
+    headers = {STREAM_NEXT_OFFSET: offset_at(seq_num)}
+    if up_to_date or is_closed:
+        headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    return headers
+
+
+def refusal(refused: Refused) -> Made:
+    """What a refusal of the origin is to a client of Durable Streams.
+
+    A stream that is being deleted, and a conflict between two transactions, pass: clients come back after a 503.  422
+    would be a fault of the bridge in all but names, so it is a 400.
+    """
+    error = parse_error(refused.status, refused.body)
+    message = " ".join(error.message.split()) if isinstance(error, Other) else ""
+    code = error.code if isinstance(error, Other) else ""
+    status = refused.status
+    retry = {"Retry-After": refused.retry_after} if refused.retry_after is not None else {}
+    if code in ("stream_deletion_pending", "basin_deletion_pending", "transaction_conflict") or status == 408:
+        return text(503, message or "Try again", {"Retry-After": _RETRY_S} | retry)
+    if status == 404:
+        return text(404, "Stream not found")
+    if status == 422:
+        status = 400
+    return text(status, message or "The origin has refused the request", retry)

@@ -1,0 +1,229 @@
+"""Creating, appending to, closing and deleting a stream.
+
+An append is one atomic S2 append.  It names the fencing token of a stream that nobody has fenced, so the origin refuses
+it once the stream is closed, or once an S2 writer has fenced it.  The mark of the close is appended with the last
+messages in one step.
+
+What S2 cannot keep is refused with 501 and not done in part: `Stream-Seq` and the headers of idempotent producers,
+lifetimes, and forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.bridge.asked import Asked
+from gateway.bridge.content import BadContent
+from gateway.bridge.offsets import offset_at
+from gateway.bridge.page import CLOSE_RECORD, CLOSE_TOKEN, OPEN_TOKEN
+from gateway.bridge.reads import Tail, tail_of
+from gateway.bridge.replies import Made, Refused, position_headers, refusal, text
+from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UpstreamBroken
+from gateway.protocol.names import (
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQ,
+    STREAM_CLOSED,
+    STREAM_EXPIRES_AT,
+    STREAM_FORK_OFFSET,
+    STREAM_FORK_SUB_OFFSET,
+    STREAM_FORKED_FROM,
+    STREAM_NEXT_OFFSET,
+    STREAM_SEQ,
+    STREAM_TTL,
+    STREAM_UP_TO_DATE,
+    is_true,
+)
+from gateway.s2.errors import FencingTokenMismatch, Other, SeqNumMismatch, parse_error
+from gateway.s2.records import (
+    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_RECORDS,
+    AppendInput,
+    AppendRecord,
+    total_metered_bytes,
+)
+from gateway.upstream.reply import Body
+
+MOST_BODY_BYTES: Final = 2 * 1024 * 1024
+"""The largest body of an append.  Its records are at most 1 MiB; JSON and base64 around them take the rest."""
+
+_NOT_KEPT: Final = {
+    PRODUCER_ID: "Idempotent producers are not supported on this stream",
+    PRODUCER_EPOCH: "Idempotent producers are not supported on this stream",
+    PRODUCER_SEQ: "Idempotent producers are not supported on this stream",
+    STREAM_SEQ: "Stream-Seq is not supported on this stream",
+    STREAM_TTL: "Lifetimes are not supported on this stream: its basin's retention applies",
+    STREAM_EXPIRES_AT: "Lifetimes are not supported on this stream: its basin's retention applies",
+    STREAM_FORKED_FROM: "Forks are not supported on this stream",
+    STREAM_FORK_OFFSET: "Forks are not supported on this stream",
+    STREAM_FORK_SUB_OFFSET: "Forks are not supported on this stream",
+}
+
+
+async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
+    """Create the stream, with its first content if there is a body.  Raises a GatewayError.
+
+    Creating and appending are two S2 requests.  A stream that exists and is empty takes the body, so that a client
+    whose first attempt failed between the two can repeat it.
+    """
+    if (refused := _not_kept(headers)) is not None:
+        return refused
+    content_type = headers.get("Content-Type")
+    data = await _whole(body, asked)
+    if content_type is not None and not asked.content.accepts(content_type):
+        return _other_type(asked)
+    closes = is_true(headers.get(STREAM_CLOSED))
+    records = _records(asked, data, closes=closes)
+    if isinstance(records, Made):
+        return records
+    refusal_ = await asked.call.create()
+    if refusal_ is not None and not _is_there(refusal_):
+        return refusal(refusal_)
+    is_new = refusal_ is None
+    if records:
+        done = await _append_first(asked, records, is_new=is_new)
+        if isinstance(done, Made):
+            return done
+        if done is not None:
+            return _created(asked, done - closes, is_new=True, is_closed=closes)
+    if is_new:
+        return _created(asked, 0, is_new=True, is_closed=False)
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    if tail.is_closed is not closes:
+        return text(409, "Stream already exists with different configuration", _position(tail))
+    return _created(asked, tail.seq_num, is_new=False, is_closed=tail.is_closed)
+
+
+async def _append_first(asked: Asked, records: tuple[AppendRecord, ...], *, is_new: bool) -> int | Made | None:
+    """Append to a stream that was just created or is empty; return its tail, None if it is not empty."""
+    try:
+        done = await asked.call.append(AppendInput(records, match_seq_num=0, fencing_token=OPEN_TOKEN))
+    except GatewayError as error:
+        # Something has been sent: the request that created the stream.
+        error.is_unsent = error.is_unsent and not is_new
+        raise
+    if not isinstance(done, Refused):
+        return done.end.seq_num
+    mismatch = parse_error(done.status, done.body)
+    return None if isinstance(mismatch, SeqNumMismatch | FencingTokenMismatch) else refusal(done)
+
+
+async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
+    """Append, close, or both.  Raises a GatewayError."""
+    if (refused := _not_kept(headers)) is not None:
+        return refused
+    data = await _whole(body, asked)
+    closes = is_true(headers.get(STREAM_CLOSED))
+    if data:
+        content_type = headers.get("Content-Type")
+        if content_type is None:
+            return text(400, "Content-Type header is required")
+        if not asked.content.accepts(content_type):
+            return await _unless_closed(asked, _other_type(asked))
+    elif not closes:
+        return text(400, "Empty body")
+    records = _records(asked, data, closes=closes)
+    if isinstance(records, Made):
+        return records
+    if len(records) == closes and data:
+        return text(400, "Empty arrays are not allowed")
+    done = await asked.call.append(AppendInput(records, fencing_token=OPEN_TOKEN))
+    if not isinstance(done, Refused):
+        headers_ = position_headers(done.end.seq_num - closes, is_closed=closes)
+        headers_.pop(STREAM_UP_TO_DATE, None)
+        return Made(204, headers_)
+    error = parse_error(done.status, done.body)
+    if not isinstance(error, FencingTokenMismatch):
+        return refusal(done)
+    if error.expected != CLOSE_TOKEN:
+        return text(409, "The stream is fenced by another writer")
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    # The token says that it is closed, even where the mark has been trimmed.
+    position = _position(Tail(tail.seq_num, True))
+    return text(409, "Stream is closed", position) if data else Made(204, position)
+
+
+async def delete(asked: Asked) -> Made:
+    """Delete the stream.  Raises a GatewayError."""
+    refused = await asked.call.delete()
+    return Made(204, {}) if refused is None else refusal(refused)
+
+
+async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
+    """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
+    tail = await tail_of(asked.call)
+    if isinstance(tail, Refused):
+        return refusal(tail)
+    return text(409, "Stream is closed", _position(tail)) if tail.is_closed else otherwise
+
+
+def _records(asked: Asked, data: bytes, *, closes: bool) -> tuple[AppendRecord, ...] | Made:
+    """The records of a body, and the mark of the close after them."""
+    try:
+        records = asked.content.records(data) if data else ()
+    except BadContent as error:
+        return text(400, str(error))
+    if closes:
+        records += (CLOSE_RECORD,)
+    if len(records) > MAX_BATCH_RECORDS:
+        return text(413, f"An append has at most {MAX_BATCH_RECORDS - closes} messages on this stream")
+    if total_metered_bytes(records) > MAX_BATCH_METERED_BYTES:
+        return text(413, "An append is larger than S2 takes in one step, which is 1 MiB")
+    return records
+
+
+async def _whole(body: Body, asked: Asked) -> bytes:
+    """The request's body.  Raises BodyTooLarge, RequestTimeout, or the error of the body."""
+    if body is None or isinstance(body, bytes):
+        return body or b""
+    try:
+        async with asyncio.timeout(asked.call.bounds.total_s):
+            return await _gathered(body)
+    except GatewayError:
+        raise
+    except TimeoutError:
+        raise RequestTimeout(is_unsent=True) from None
+    except Exception as error:
+        raise UpstreamBroken(is_unsent=True) from error
+
+
+async def _gathered(body: AsyncIterator[bytes]) -> bytes:
+    data = bytearray()
+    async for chunk in body:
+        data += chunk
+        if len(data) > MOST_BODY_BYTES:
+            raise BodyTooLarge(is_unsent=True)
+    return bytes(data)
+
+
+def _not_kept(headers: CIMultiDict[str]) -> Made | None:
+    return next((text(501, why) for name, why in _NOT_KEPT.items() if name in headers), None)
+
+
+def _other_type(asked: Asked) -> Made:
+    return text(409, f"Content-type mismatch: streams here are {asked.content.content_type}")
+
+
+def _is_there(refused: Refused) -> bool:
+    error = parse_error(refused.status, refused.body)
+    return refused.status == 409 and isinstance(error, Other) and error.code == "resource_already_exists"
+
+
+def _position(tail: Tail) -> dict[str, str]:
+    headers = {STREAM_NEXT_OFFSET: offset_at(tail.seq_num)}
+    return {**headers, STREAM_CLOSED: "true"} if tail.is_closed else headers
+
+
+def _created(asked: Asked, seq_num: int, *, is_new: bool, is_closed: bool) -> Made:
+    headers = {"Content-Type": asked.content.content_type, **_position(Tail(seq_num, is_closed))}
+    if is_new:
+        headers["Location"] = asked.location
+    return Made(201 if is_new else 200, headers)

@@ -1,0 +1,61 @@
+"""Answers of S2 to the commands: errors in their one line, and which of them a retry may cure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+
+from gateway.commands.exchange import Transient, printable, refusal
+from gateway.commands.failure import CommandFailed
+from gateway.s2.errors import ErrorCode, Other, SeqNumMismatch, parse_error
+from gateway.s2.json_format import BadJson, decode_tail
+from gateway.s2.records import StreamPosition
+
+_MOST_ERROR_BYTES: Final = 64 * 1024
+_PASSING: Final = frozenset(code.code for code in ErrorCode if code.status >= 500 or code.status in (408, 429)) | {
+    ErrorCode.TRANSACTION_CONFLICT.code
+}
+"""Codes of errors that may pass."""
+
+
+async def s2_error(response: aiohttp.ClientResponse) -> CommandFailed | Transient:
+    """The error of an answer outside 2xx, by S2's code and message."""
+    return body_error(response, await response.content.read(_MOST_ERROR_BYTES))
+
+
+def body_error(response: aiohttp.ClientResponse, body: bytes) -> CommandFailed | Transient:
+    """The same, from the body of the answer."""
+    error = parse_error(response.status, body)
+    if not isinstance(error, Other):
+        return refusal(response, body.decode("utf-8", "replace"))
+    if error.code in _PASSING:
+        return Transient(f"{response.status} {_text(error)}")
+    first = next((line.strip() for line in error.message.splitlines() if line.strip()), "")
+    return refusal(response, _text(error) if error.code else first)
+
+
+def event_error(url: str, body: bytes) -> CommandFailed | Transient:
+    """The error that a session ends with."""
+    error = parse_error(0, body)
+    if isinstance(error, Other) and error.code and error.code not in _PASSING:
+        return CommandFailed(f"{url}: {_text(error)}")
+    return Transient(_text(error) if isinstance(error, Other) else "the session ended with an error")
+
+
+def _text(error: Other) -> str:
+    return printable(f"{error.code}: {error.message}".removeprefix(": "))
+
+
+def tail_in(url: str, body: bytes) -> StreamPosition:
+    """The tail in the answer to a check of it, or in the body of a 416.  Raises CommandFailed."""
+    try:
+        return decode_tail(body)
+    except BadJson:
+        raise CommandFailed(f"{url}: not an S2 stream: no tail in the answer") from None
+
+
+def mismatched_seq_num(status: int, body: bytes) -> int | None:
+    """The number that the next record gets, if an append was refused because it named another one."""
+    error = parse_error(status, body)
+    return error.expected if isinstance(error, SeqNumMismatch) else None

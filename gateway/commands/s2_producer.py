@@ -1,0 +1,150 @@
+"""Appends to an S2 stream, in order, each record once.
+
+S2 has no producer ids.  What makes a retry safe is the number that an append's first record must get
+(`match_seq_num`): of two copies of one append at most one can match.  If another writer was faster, the number does not
+match, nothing was appended, and the append is sent again with the number that the origin named.  If the answer to an
+append is lost, the same append is sent again; if its number no longer matches, the records at that number tell whether
+they are its own.
+
+One append is in flight at a time, and the time for retries is bounded, as in `producer.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+
+from gateway.aio.clock import Clock, pause
+from gateway.commands.exchange import Backoff, Transient, request
+from gateway.commands.failure import CommandFailed
+from gateway.commands.s2_exchange import body_error, mismatched_seq_num, s2_error, tail_in
+from gateway.s2 import protobuf
+from gateway.s2.records import AppendInput, AppendRecord
+
+_MOST_RACES: Final = 20
+"""How often in a row other writers may be faster."""
+_RACE_PAUSE_S: Final = 0.02
+"""Longest pause after a lost race, times their number, so that writers get out of each other's way."""
+
+_APPEND: Final = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
+_READ: Final = {"Accept": protobuf.CONTENT_TYPE}
+
+
+class RecordProducer:
+    """Appends to one S2 stream.  Owns the number that the next record is to get."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        retry_for_s: float,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._seq_num = 0
+        self._has_appended = False
+        self._clock = clock
+        self._rng = rng
+        self._retry_for_s = retry_for_s
+        self._notice = notice
+
+    def __repr__(self) -> str:
+        return f"<RecordProducer at {self._seq_num}>"
+
+    @property
+    def tail(self) -> str | None:
+        """The number after the last record appended; None before the first."""
+        return str(self._seq_num) if self._has_appended else None
+
+    async def open(self) -> None:
+        """Find the tail.  Raises CommandFailed if the stream cannot be written to."""
+        try:
+            async with request(self._session, "GET", f"{self._url}/records/tail") as response:
+                if response.status == 200:
+                    self._seq_num = tail_in(self._url, await response.read()).seq_num
+                elif response.status not in (403, 404):
+                    raise await s2_error(response)
+                # The token may append and not read, or an append may create the stream: its answer will tell.
+        except Transient as error:
+            raise CommandFailed(str(error)) from None
+
+    async def append(self, bodies: list[bytes]) -> None:
+        """Return once the origin has acknowledged records with these bodies.  Raises CommandFailed."""
+        backoff = Backoff(self._clock, self._rng)
+        failing_since: float | None = None
+        is_in_doubt = False
+        races = 0
+        while True:
+            try:
+                if await self._attempt(bodies, is_in_doubt=is_in_doubt):
+                    self._has_appended = True
+                    return
+            except Transient as error:
+                is_in_doubt = True
+                now = self._clock.now()
+                if failing_since is None:
+                    failing_since = now
+                    self._notice(f"{error}; trying again")
+                if now + error.floor_s - failing_since >= self._retry_for_s:
+                    raise CommandFailed(f"{error}; gave up after {self._retry_for_s:g} s") from None
+                await backoff.pause(error.floor_s)
+            else:
+                is_in_doubt = False
+                races += 1
+                if races == _MOST_RACES:
+                    raise CommandFailed(f"{self._url}: other writers were faster {races} times in a row")
+                await pause(self._clock, self._rng.uniform(0, races * _RACE_PAUSE_S))
+
+    async def _attempt(self, bodies: list[bytes], *, is_in_doubt: bool) -> bool:
+        """Send an append, of which a copy may have arrived if it `is_in_doubt`.
+
+        Returns whether it was appended.  If not, another writer was faster, and the number is the next one.  Raises
+        Transient and CommandFailed.
+        """
+        expected = await self._post(bodies)
+        if expected is None:
+            return True
+        if is_in_doubt and expected > self._seq_num and await self._is_there(bodies):
+            self._seq_num += len(bodies)
+            return True
+        self._seq_num = expected
+        return False
+
+    async def _post(self, bodies: list[bytes]) -> int | None:
+        """Send an append.  Returns None once it is acknowledged, or the number that the next record gets."""
+        records = tuple(map(AppendRecord, bodies))
+        data = protobuf.encode_append_input(AppendInput(records, match_seq_num=self._seq_num))
+        async with request(self._session, "POST", f"{self._url}/records", _APPEND, data) as response:
+            body = await response.read()
+            if response.status == 200:
+                try:
+                    self._seq_num = protobuf.decode_append_ack(body).end.seq_num
+                except protobuf.BadProtobuf as error:
+                    raise CommandFailed(f"{self._url}: {error}") from None
+                return None
+            expected = mismatched_seq_num(response.status, body)
+            if expected is None:
+                raise body_error(response, body)
+            return expected
+
+    async def _is_there(self, bodies: list[bytes]) -> bool:
+        """Whether the records that begin at the number are these."""
+        target = f"{self._url}/records?seq_num={self._seq_num}&count={len(bodies)}"
+        async with request(self._session, "GET", target, _READ) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise body_error(response, body)
+        try:
+            records = protobuf.decode_read_batch(body).records
+        except protobuf.BadProtobuf as error:
+            raise CommandFailed(f"{self._url}: {error}") from None
+        if not records or records[0].seq_num != self._seq_num:
+            raise CommandFailed(f"{self._url}: trimmed before it was known whether the last append had arrived")
+        return [(record.body, record.headers) for record in records] == [(one, ()) for one in bodies]

@@ -1,0 +1,121 @@
+"""Recognising a stream that was deleted and created again, whatever was known and in whatever order replies come."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from gateway.bridge.sightings import MOST_SIGHTINGS, VERIFIED_S, Known, Sighting, Sightings
+from gateway.s2.records import Record, StreamPosition
+
+
+class SightingOfAStream(RuleBasedStateMachine):
+    """One stream that is appended to and created again; requests see it as it was at some moment while they ran.
+
+    What has to hold: an incarnation is never given another name, and two whose replies were compared never share one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sighting = Sighting()
+        self.life = 0
+        self.timestamps: list[int] = []
+        self.clock = 0
+        self.now = 0.0
+        self.asked: list[tuple[Known, int, int]] = []
+        """Requests under way: what was known, and the stream's life and tail when the origin answered."""
+
+    @rule(count=st.integers(1, 3))
+    def append(self, count: int) -> None:
+        self.clock += 1
+        self.timestamps += [self.clock] * count
+
+    @rule()
+    def create_again(self) -> None:
+        self.life += 1
+        self.clock += 1
+        self.timestamps = []
+        # Replies of the life before are not looked at below: the engine ends its requests by itself.
+        self.asked = []
+
+    @rule()
+    def wait(self) -> None:
+        self.now += VERIFIED_S + 1
+
+    @rule()
+    def ask(self) -> None:
+        self.asked.append((self.sighting.known(), self.life, len(self.timestamps)))
+
+    @rule(data=st.data(), kind=st.sampled_from(["tail", "records"]))
+    def reply(self, data: st.DataObject, kind: str) -> None:
+        if not self.asked:
+            return
+        known, _, tail = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
+        before = self.sighting.identity
+        is_new_life = known.position is not None and not self._is_of_this_life(known)
+        if kind == "tail" or not tail:
+            self.sighting.saw_tail(known, self._position(tail), self.now)
+            can_tell = is_new_life and known.position is not None and tail <= known.position.seq_num
+        else:
+            first = data.draw(st.integers(0, tail - 1))
+            records = [Record(at, self.timestamps[at]) for at in range(first, tail)]
+            self.sighting.saw_records(known, records, self.now)
+            can_tell = is_new_life and known.position is not None and first < known.position.seq_num
+        if not is_new_life:
+            assert self.sighting.identity == before
+        elif can_tell and known.incarnation == int(before.removeprefix("s2-")):
+            assert self.sighting.identity != before
+
+    def _is_of_this_life(self, known: Known) -> bool:
+        position = known.position
+        assert position is not None
+        if not position.seq_num:
+            return True
+        return position.seq_num <= len(self.timestamps) and (
+            self.timestamps[position.seq_num - 1] == position.timestamp
+        )
+
+    def _position(self, tail: int) -> StreamPosition:
+        return StreamPosition(tail, self.timestamps[tail - 1] if tail else 0)
+
+
+TestSighting = SightingOfAStream.TestCase
+TestSighting.settings = settings(max_examples=200, stateful_step_count=30)
+
+
+def test_a_stream_is_recognised_again_after_a_while() -> None:
+    sighting = Sighting()
+    assert not sighting.is_due(100.0)
+    sighting.saw_records(sighting.known(), [Record(0, 5)], 100.0)
+    assert not sighting.is_due(100.0 + VERIFIED_S)
+    late = 100.0 + VERIFIED_S + 1
+    assert sighting.is_due(late)
+    # What proves nothing is not believed any more.
+    sighting.saw_tail(sighting.known(), StreamPosition(9, 9), late)
+    sighting.saw_records(sighting.known(), [Record(1, 9)], late)
+    assert sighting.known().position == StreamPosition(1, 5)
+    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 9)], late)
+    assert sighting.known().position == StreamPosition(2, 9)
+    assert not sighting.is_due(late)
+
+
+def test_a_stream_that_is_gone_comes_back_as_another() -> None:
+    sighting = Sighting()
+    sighting.saw_records(sighting.known(), [Record(0, 5)], 0.0)
+    before = sighting.identity
+    sighting.gone(sighting.known())
+    sighting.saw_records(sighting.known(), [Record(0, 5)], 0.0)
+    assert sighting.identity != before
+
+
+def test_the_table_is_bounded_and_what_falls_out_is_taken_for_the_same() -> None:
+    sightings = Sightings(most=2)
+    first = sightings.of("a")
+    sightings.of("b")
+    assert sightings.of("a") is first
+    sightings.of("c")
+    assert repr(sightings) == "<Sightings of 2 streams>"
+    assert sightings.of("a") is first
+    assert sightings.of("b").identity == first.identity
+    assert MOST_SIGHTINGS >= 2

@@ -1,0 +1,107 @@
+"""What a stream's readers ask the origin for, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.aio.tasks import Tasks
+from gateway.engine.s2.origin import Found, OriginReads, Source
+from gateway.engine.s2.stream import Fetched, S2Stream, Shared
+from gateway.limits.askers import Askers
+from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.s2.read_query import FromSeqNum, Start
+from gateway.s2.records import Record
+from gateway.tape.eviction import POLICIES
+from gateway.tape.records import Limits
+from gateway.tape.store import TapeStore
+from gateway.telemetry.metrics import NoMetrics
+from tests.waiting import pass_turns
+
+KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
+
+
+class Origin:
+    """A stream of ten records; each read waits at a gate of its own."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, int | None, list[str]]] = []
+        self.gates: list[asyncio.Future[None]] = []
+        self.is_open = False
+
+    async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Found:
+        assert isinstance(start, FromSeqNum)
+        self.reads.append((start.seq_num, limits.count, list(askers.nets)))
+        if not self.is_open:
+            self.gates.append(asyncio.get_running_loop().create_future())
+            await self.gates[-1]
+        end = min(10, start.seq_num + (limits.count or 10))
+        return Found(tuple(Record(number, number, (), b"x") for number in range(start.seq_num, end)))
+
+
+@pytest.fixture
+def origin() -> Origin:
+    return Origin()
+
+
+@pytest.fixture
+def stream(origin: Origin) -> S2Stream:
+    clock = ManualClock()
+    store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
+    shared = Shared(cast("OriginReads", origin), store, clock, Tasks(), lambda call: None)
+    record, tape = store.open_records(KEY, clock.now())
+    record.hold()
+    return S2Stream(shared, record, tape, cast("Source", CIMultiDict()))
+
+
+def fetch(stream: S2Stream, start: int, count: int, client: str = "a") -> asyncio.Future[Fetched]:
+    return asyncio.ensure_future(stream.fetch(FromSeqNum(start), Limits(count), client))
+
+
+def numbers(fetched: Fetched) -> list[int]:
+    assert isinstance(fetched.outcome, Found)
+    return [record.seq_num for record in fetched.outcome.records]
+
+
+async def test_readers_that_come_before_it_is_sent_widen_a_fetch(origin: Origin, stream: S2Stream) -> None:
+    both = [fetch(stream, 0, 1, "a"), fetch(stream, 0, 5, "b")]
+    await pass_turns()
+    assert origin.reads == [(0, 5, ["a", "b"])]
+    origin.gates[0].set_result(None)
+    for fetched in await asyncio.gather(*both):
+        assert (numbers(fetched), fetched.is_fresh, fetched.is_all) == ([0, 1, 2, 3, 4], True, True)
+
+
+async def test_a_reader_that_comes_later_shares_records_and_not_the_end(origin: Origin, stream: S2Stream) -> None:
+    first = fetch(stream, 0, 5)
+    await pass_turns()
+    later = [fetch(stream, 0, 5, "b"), fetch(stream, 4, 5, "c")]
+    await pass_turns()
+    assert len(origin.reads) == 1
+    origin.gates[0].set_result(None)
+    assert (await first).is_all
+    for fetched in await asyncio.gather(*later):
+        assert (fetched.is_fresh, fetched.is_all) == (False, False)
+
+
+async def test_a_reader_beyond_what_a_fetch_may_bring_waits_for_none(origin: Origin, stream: S2Stream) -> None:
+    reads = [fetch(stream, 2, 3)]
+    await pass_turns()
+    reads += [fetch(stream, 5, 1), fetch(stream, 1, 1)]
+    await pass_turns()
+    assert [start for start, _, _ in origin.reads] == [2, 5, 1]
+    for gate in origin.gates:
+        gate.set_result(None)
+    await asyncio.gather(*reads)
+
+
+async def test_what_is_held_is_not_fetched_again(origin: Origin, stream: S2Stream) -> None:
+    origin.is_open = True
+    await fetch(stream, 4, 2)
+    fetched = await fetch(stream, 1, 8)
+    assert origin.reads[-1] == (1, 3, ["a"])
+    assert (numbers(fetched), fetched.is_all) == ([1, 2, 3], False)

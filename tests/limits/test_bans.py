@@ -1,0 +1,60 @@
+"""Bans: nobody is banned who is refused within the rate, and whoever goes on being refused is banned for a while."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.bans import BAN_S, Bans
+
+RATES = st.floats(0.1, 100)
+PAUSES = st.lists(st.one_of(st.just(0.0), st.floats(0, 3)), max_size=200)
+
+
+@given(RATES, PAUSES)
+def test_a_net_is_banned_only_after_more_than_the_rate(per_s: float, pauses: list[float]) -> None:
+    bans, now = Bans(per_s), 100.0
+    refused: list[float] = []
+    for pause in pauses:
+        now += pause
+        refused.append(now)
+        if bans.refused("net", now):
+            # In some window, more were refused than ten seconds' worth and what the rate allows in it.
+            windows = ((first, len(refused) - at) for at, first in enumerate(refused))
+            assert any(n > 10 * per_s + (now - first) * per_s - 1e-6 for first, n in windows)
+            break
+        assert not bans.is_banned("net", now)
+
+
+@given(st.integers(1, 200).map(lambda halves: halves / 2))
+def test_a_ban_ends_and_the_next_comes_sooner(per_s: float) -> None:
+    bans, now, burst = Bans(per_s), 100.0, int(10 * per_s)
+    assert [bans.refused("net", now) for _ in range(burst)] == [False] * burst
+    assert bans.refused("net", now)
+    assert not bans.refused("net", now), "a ban is begun once"
+    assert bans.is_banned("net", now)
+    assert not bans.is_banned("other", now)
+    assert not bans.refused("other", now)
+    now += BAN_S - 0.001
+    assert bans.is_banned("net", now)
+    now += 0.002
+    assert not bans.is_banned("net", now)
+    again = next(n for n in range(burst + 1) if bans.refused("net", now))
+    assert again <= 10 * per_s / 4 + 2
+    # After a long time without a refusal, all is as it was.
+    now += BAN_S + 20.0
+    assert not any(bans.refused("net", now) for _ in range(burst))
+
+
+def test_no_rate_bans_no_net() -> None:
+    bans = Bans(1)
+    assert any(bans.refused("net", 0.0) for _ in range(11))
+    bans.configure(0)
+    assert not bans.is_banned("net", 0.0)
+    assert not any(bans.refused("net", 0.0) for _ in range(1_000))
+
+
+def test_past_bans_are_forgotten() -> None:
+    bans = Bans(0.1)
+    for n in range(1_000):
+        now = n * (BAN_S + 1)
+        assert [bans.refused(f"net {n}", now) for _ in range(2)] == [False, True]
+    assert repr(bans).startswith("<Bans 1 nets")

@@ -1,0 +1,136 @@
+"""What is held of a stream that may be another by now, and what answers show beside what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.engine.s2.stream import VERIFIED_S
+from gateway.origin.faults import When
+from gateway.origin.s2.calls import Call
+from gateway.s2.records import ReadBatch
+from gateway.s2.session import Terminal
+from tests.s2.edge.clients import BASIN, STREAM, Edge
+from tests.s2.edge.test_trims import trim
+from tests.waiting import eventually, time_passing
+
+
+async def recreate(edge: Edge, *texts: str, timestamp: int) -> None:
+    """Another stream in place of this one, without the gateway."""
+    await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+    await edge.direct.append(*texts, timestamp=timestamp)
+
+
+@pytest.mark.parametrize("between", ["tail_offset=2", "seq_num=6&count=2", "timestamp=7&count=1"])
+async def test_records_apart_from_those_held_do_not_vouch_for_them(edge: Edge, between: str) -> None:
+    await edge.client.append("old", "older", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["old", "older"]
+    await recreate(edge, *"abcdefgh", timestamp=7)
+    edge.clock.advance(VERIFIED_S + 1)
+    await edge.client.read(between)
+    await edge.client.tail()
+    query = "seq_num=0&count=8"
+    assert (await edge.client.read(query)).body == (await edge.direct.read(query)).body
+
+
+async def test_a_first_session_opened_after_failures_does_not_go_on_in_another_stream(edge: Edge) -> None:
+    await edge.client.append("old", "older", timestamp=1)
+    edge.faults.replace(503, {}, b"", times=1, kind=Call.READ_SESSION)
+    gate = edge.faults.hold(kind=Call.READ_SESSION)
+    session = await edge.client.session("seq_num=0")
+    assert await session.texts(2) == ["old", "older"]
+    assert isinstance(await session.next(), ReadBatch)
+    await gate.waiting(1)
+    await recreate(edge, *"abc", timestamp=7)
+    gate.release()
+    async with time_passing(edge.clock):
+        while isinstance(end := await session.next(), ReadBatch):
+            assert not end.records
+    assert isinstance(end, Terminal)
+    assert (await edge.client.read("seq_num=0&count=3")).texts == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_a_delete_of_a_basin_whose_outcome_is_not_known_drops_what_is_held(edge: Edge, status: int) -> None:
+    await edge.client.append("old", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+    edge.faults.replace(status, {}, b"", kind=Call.CONTROL, method="DELETE")
+    assert (await edge.client.send("DELETE", f"/v1/basins/{BASIN}")).status == status
+    await recreate(edge, "new", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+
+@pytest.mark.parametrize("path", [f"/v1/basins/{BASIN}", f"/v1/streams/{STREAM}"])
+async def test_a_delete_whose_answer_is_lost_drops_what_is_held(edge: Edge, path: str) -> None:
+    await edge.client.append("old", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+    edge.faults.refuse(kind=Call.CONTROL, method="DELETE", times=1)
+    assert (await edge.client.send("DELETE", path)).status == 502
+    await recreate(edge, "new", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+
+async def test_what_an_answer_shows_as_trimmed_is_dropped(edge: Edge) -> None:
+    await edge.client.append(*"abcdef", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    await trim(edge.direct, 4, 1)
+    # The read does not come to the record of the trim.
+    assert (await edge.client.read("seq_num=2&count=1")).texts == ["e"]
+    assert (await edge.client.read("seq_num=0&count=1")).texts == ["e"]
+
+
+async def test_what_a_tail_shows_as_trimmed_is_dropped(edge: Edge) -> None:
+    await edge.client.append(*"abcdef", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    await trim(edge.direct, 7, 1)
+    for query in ("seq_num=2&count=1", "seq_num=0&count=1"):
+        assert (await edge.client.read(query)).json == {"records": []}
+
+
+async def test_what_is_asked_for_again_and_is_trimmed_is_dropped(edge: Edge) -> None:
+    await edge.client.append(*"abcdef", timestamp=1)
+    assert (await edge.client.read("seq_num=0&count=3")).texts == ["a", "b", "c"]
+    await trim(edge.direct, 4, 1)
+    edge.clock.advance(VERIFIED_S + 1)
+    answer = await edge.client.read("seq_num=3&count=1")
+    assert answer.texts == ["e"]
+    assert (await edge.client.read("seq_num=1&count=1")).texts == ["e"]
+
+
+async def test_a_stream_is_read_anew_after_a_purge_in_the_middle(edge: Edge) -> None:
+    await edge.client.append(*"abcd")
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    gate = edge.faults.hold(kind=Call.READ, when=When.REPLY)
+    reading = asyncio.ensure_future(edge.client.read("seq_num=0&count=4"))
+    session = asyncio.ensure_future(edge.client.session("seq_num=2&count=2"))
+    await gate.waiting(1)
+    await eventually(lambda: [one.users for one in edge.gateway.engine.s2.streams] == [2])
+    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+        assert purged.status == 200, await purged.text()
+    gate.release()
+    assert (await reading).texts == list("abcd")
+    assert await (await session).texts(2) == ["c", "d"]
+
+
+async def test_a_read_from_memory_is_counted_as_one(edge: Edge) -> None:
+    await edge.client.append(*"ab", timestamp=5)
+    await edge.client.append(*"cd", timestamp=9)
+    first = await edge.client.read("timestamp=6&count=1")
+    assert "fwd=uri-miss" in first.headers["Cache-Status"]
+    await edge.client.read("seq_num=0&count=4")
+    edge.counters.reset()
+    again = await edge.client.read("timestamp=6&count=1")
+    assert again.texts == ["c"]
+    assert edge.counters.total_requests == 0
+    assert again.headers["Cache-Status"].endswith("; hit")
+
+
+@pytest.mark.parametrize("query", ["seq_num=6", "seq_num=2&bytes=1", "seq_num=9", "tail_offset=0", "timestamp=7"])
+async def test_a_read_that_finds_nothing_drops_nothing_that_is_there(edge: Edge, query: str) -> None:
+    await edge.client.append(*"abcdef", timestamp=5)
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    await edge.client.read(query)
+    edge.counters.reset()
+    assert (await edge.client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    assert edge.counters.total_requests == 0

@@ -1,0 +1,85 @@
+"""What the origin refuses is refused in the same words through the gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.s2.edge.clients import STREAM, Edge
+
+RECORDS = f"/v1/streams/{STREAM}/records"
+LONG = "a" * 513
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", f"{RECORDS}?seq_num=0", {"s2_basin": ""}),
+        ("GET", f"{RECORDS}?seq_num=0", {"s2_basin": "Basin-00"}),
+        ("GET", f"{RECORDS}?seq_num=0", {"s2_basin": "basin-that-is-not"}),
+        ("GET", f"{RECORDS}?seq_num=0", {"s2_format": "hex"}),
+        ("GET", f"{RECORDS}?seq_num=-1", {}),
+        ("GET", f"{RECORDS}?seq_num=18446744073709551616", {}),
+        ("GET", f"{RECORDS}?seq_num=0&seq_num=1", {}),
+        ("GET", f"{RECORDS}?seq_num=0&wait=1.5", {}),
+        ("GET", f"{RECORDS}?seq_num=0&clamp=1", {}),
+        ("GET", f"{RECORDS}?count=x", {"accept": "text/event-stream"}),
+        ("GET", f"{RECORDS}?seq_num=0", {"accept": "text/event-stream", "last_event_id": "1,2"}),
+        ("GET", f"{RECORDS}?seq_num=0&tail_offset=1", {"content_type": "s2s/proto"}),
+        ("GET", f"/v1/streams/{LONG}/records?seq_num=0", {}),
+        ("GET", f"/v1/streams/{LONG}/records/tail", {}),
+        ("GET", "/v1/streams/%FF/records?seq_num=0", {}),
+        ("GET", "/v1/streams/unknown/records?seq_num=0", {}),
+        ("GET", "/v1/streams/unknown/records/tail", {}),
+        ("GET", "/v1/streams/unknown/records?seq_num=0", {"accept": "text/event-stream"}),
+        ("GET", "/v1/streams?limit=x", {}),
+        ("GET", "/v1/streams?prefix=b&start_after=a", {}),
+        ("GET", "/v1/basins/short", {}),
+        ("PUT", f"{RECORDS}", {}),
+        ("GET", "/v1/streams/a/b/records?seq_num=0", {}),
+        ("GET", "/v1/nothing", {}),
+    ],
+)
+async def test_a_request_is_refused_as_by_the_origin(
+    edge: Edge, method: str, path: str, headers: dict[str, str]
+) -> None:
+    await edge.direct.append("a")
+    direct = await edge.direct.send(method, path, **headers)
+    through = await edge.client.send(method, path, **headers)
+    assert direct.status >= 400
+    assert (through.status, through.body) == (direct.status, direct.body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"records": []},
+        {"records": [{}] * 1001},
+        {"records": [{"body": "x" * (1024 * 1024 - 7)}]},
+        {"records": [{"body": 1}]},
+        {"records": [{"headers": [["a"]]}]},
+        {"records": [{"headers": [["", "drop"]]}]},
+        {"records": [{"headers": [["", "trim"]], "body": "7 bytes"}]},
+        {"records": [{"headers": [["", "fence"]], "body": "x" * 37}]},
+        {"records": [{"headers": [["", "fence"], ["a", "b"]]}]},
+        {"records": [{"timestamp": -1}]},
+        {"records": [{}], "match_seq_num": -1},
+        {"records": [{}], "match_seq_num": 7},
+        {"records": [{}], "fencing_token": "x"},
+        {"records": [{}], "fencing_token": "x" * 37},
+    ],
+    ids=lambda body: str(body)[:50],
+)
+async def test_an_append_is_refused_as_by_the_origin(edge: Edge, body: object) -> None:
+    await edge.direct.append("a")
+    direct, through = await edge.direct.send("POST", RECORDS, body), await edge.client.send("POST", RECORDS, body)
+    assert direct.status in (400, 412, 422)
+    assert (through.status, through.body) == (direct.status, direct.body)
+
+
+async def test_the_largest_append_passes_and_is_read_whole(edge: Edge) -> None:
+    most, full = [{"body": "x"}] * 1_000, [{"body": "x" * (1024 * 1024 - 8)}]
+    for records in (most, full):
+        assert (await edge.client.send("POST", RECORDS, {"records": records})).status == 200
+    assert len((await edge.client.read("seq_num=0")).texts) == 1_000
+    assert len((await edge.client.read("seq_num=1000")).texts[0]) == 1024 * 1024 - 8
