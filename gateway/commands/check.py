@@ -135,7 +135,7 @@ def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
 
 
 async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
-    from gateway.upstream.exchange import Exchanges
+    from gateway.upstream.exchanges import Exchanges
     from gateway.upstream.pool import authority_of
     from gateway.upstream.slots import SlotLimits
 

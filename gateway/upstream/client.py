@@ -24,7 +24,8 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
 from gateway.upstream.connections import Connections
 from gateway.upstream.endpoint import split_url
-from gateway.upstream.exchange import Exchange, Exchanges
+from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origins import Origin, OriginRequest
 from gateway.upstream.pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply

@@ -23,15 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine
 from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
-from gateway.config.origin_tls import OriginTls
 from gateway.errors import (
     GatewayError,
     UpstreamBroken,
@@ -40,13 +39,12 @@ from gateway.errors import (
     UpstreamUnreachable,
     bare,
 )
-from gateway.http.http2.counts import SessionCounts
 from gateway.http.outgoing import request_head
 from gateway.http.reply import ReplyBroken
 from gateway.limits.askers import Askers
-from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
-from gateway.upstream.asking import Requester, answer_to
-from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections, Slot
+from gateway.telemetry.tracing import ExchangeSpan
+from gateway.upstream.asking import Requester
+from gateway.upstream.connections import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import (
@@ -59,11 +57,10 @@ from gateway.upstream.failures import (
 )
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import Carrier, IncomingReply, no_op
-from gateway.upstream.purpose import Purpose, purpose_of
+from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
-from gateway.upstream.resolver import LookUp, look_up
-from gateway.upstream.slots import Lane, SlotLimits, SlotUse
+from gateway.upstream.slots import Lane
 from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
@@ -73,123 +70,15 @@ _REPEATED: Final = frozenset({"GET", "HEAD"})
 T = TypeVar("T")
 
 
-class Exchanges:
-    """Connections to all hosts.  `close` ends them.
+class Dialling(Protocol):
+    """How an exchange gets its connection."""
 
-    Live requests have a pool of their own, bounded by those who begin them (`gateway.live.places`) rather than by
-    `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
-    """
-
-    def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
-        self._tracer = tracer
-        self.tasks = Tasks()
-        self.dialer = Dialer(self.tasks, look_up)
-        self.http2 = SessionCounts()
-        self._shared = ConnectionPool(limits)
-        self._live = ConnectionPool(UNBOUNDED)
-        self._http2_hosts: frozenset[Endpoint] = frozenset()
-        self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
-
-    def configure(self, hosts: int, routes: int) -> None:
-        """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
-        self._shared.configure(hosts, routes)
-        self._live.configure(hosts, routes)
-
-    def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
-        """Use these TLS settings from now on; new requests open new connections."""
-        if tls or self.dialer.tls:
-            self.dialer.tls = dict(tls)
-            self._renew()
-
-    def configure_http2(self, origins: Iterable[str]) -> None:
-        """Ask these origins, by scheme, host and port, over HTTP/2 from now on, and all others over HTTP/1.1."""
-        hosts = frozenset(map(endpoint_of, origins))
-        if hosts != self._http2_hosts:
-            self._http2_hosts = hosts
-            self._renew()
-
-    def _renew(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._shared.renew(now)
-        self._live.renew(now)
+    tasks: Tasks
+    dialer: Dialer
+    http2_dials: Http2Dials
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
         """Whether the host is asked over HTTP/2."""
-        return endpoint in self._http2_hosts
-
-    @property
-    def open_connections(self) -> int:
-        """Connections in use now."""
-        return len(self._shared) + len(self._live)
-
-    def connections(self) -> dict[str, Connections]:
-        """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
-        now = asyncio.get_running_loop().time()
-        return {"shared": self._shared.look(now), "live": self._live.look(now)}
-
-    def slot_use(self) -> SlotUse:
-        """The slots of the shared pool, and the live connections."""
-        shared, live = self._shared.slot_use(), self._live.slot_use()
-        return shared._replace(taken={**shared.taken, Purpose.LIVE: live.taken[Purpose.LIVE]})
-
-    def ask(
-        self,
-        requester: Requester,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        sending: OutcomeReport | None = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        route: str = "",
-    ) -> Exchange:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
-
-        It takes its connection from the share of `route`, and for the account of `client`, or of the first of several
-        clients that has a turn.
-
-        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
-        """
-        span = self._tracer.exchange(method, url, headers)
-        if span is not None:
-            headers = span.headers
-        pool = self._live if is_live else self._shared
-        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
-        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
-        exchange.begin(url, headers, route, purpose)
-        return exchange
-
-    async def send(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        sending: OutcomeReport | None = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        on_sent: Callable[[], object] = no_op,
-    ) -> Reply:
-        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
-
-        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, UpstreamCongested.
-        """
-        return await answer_to(
-            lambda requester: self.ask(
-                requester, method, url, headers, bounds, body, sending, is_live=is_live, client=client
-            ),
-            on_sent,
-        )
-
-    async def close(self) -> None:
-        self._shared.close()
-        self._live.close()
-        await self.tasks.close()
 
 
 class Exchange:
@@ -206,7 +95,7 @@ class Exchange:
         "_connecting",
         "_connection",
         "_deadline",
-        "_exchanges",
+        "_dialling",
         "_incoming",
         "_lane",
         "_method",
@@ -221,7 +110,7 @@ class Exchange:
 
     def __init__(
         self,
-        exchanges: Exchanges,
+        dialling: Dialling,
         pool: ConnectionPool,
         requester: Requester,
         method: str,
@@ -231,7 +120,7 @@ class Exchange:
         span: ExchangeSpan | None,
         client: str | Askers,
     ) -> None:
-        self._exchanges = exchanges
+        self._dialling = dialling
         self._pool = pool
         self._requester = requester
         self._method = method
@@ -287,7 +176,7 @@ class Exchange:
             self._connect(endpoint, is_repeat=False)
 
     def _connect(self, endpoint: Endpoint, *, is_repeat: bool) -> None:
-        self._connecting = self._exchanges.tasks.start(self._until_connected(endpoint, is_repeat), f"to {endpoint}")
+        self._connecting = self._dialling.tasks.start(self._until_connected(endpoint, is_repeat), f"to {endpoint}")
 
     async def _until_connected(self, endpoint: Endpoint, is_repeat: bool) -> None:
         try:
@@ -308,14 +197,14 @@ class Exchange:
         try:
             self._by = min(self._by + loop.time() - began, self._deadline)
             self._requester.sent()
-            if self._exchanges.uses_http2(endpoint):
+            if self._dialling.uses_http2(endpoint):
                 stream = await self._bounded(self._stream(endpoint, slot))
                 if stream is not None:
                     return stream
             kept = None if is_repeat else pool.idle(slot)
             if kept is not None:
                 return kept
-            dial = self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
+            dial = self._dialling.dialer.dial(endpoint, pool, self._bounds.connect_s)
             connection = await self._bounded(dial)
             if not connection.is_open:
                 # Closed before it was used.  It never took the slot, so the slot is released below.
@@ -334,10 +223,10 @@ class Exchange:
         bounds = self._bounds
         try:
             async with asyncio.timeout(bounds.connect_s):
-                while self._exchanges.uses_http2(endpoint):
+                while self._dialling.uses_http2(endpoint):
                     if (stream := self._pool.idle(slot)) is not None:
                         return stream
-                    await self._exchanges.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
+                    await self._dialling.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
         except TimeoutError as error:
             raise ConnectTimedOut from error
         return None
@@ -367,7 +256,7 @@ class Exchange:
         if self._upload is not None:
             pool = self._pool
             name = f"upload {connection.endpoint}"
-            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), name)
+            upload = self._dialling.tasks.start(self._upload.run(connection, incoming), name)
             # A callback, because a task cancelled before its first step never reaches its `finally`.  It comes before
             # the connection's own, which may give the connection to another request.
             upload.add_done_callback(lambda _: pool.upload_done(connection))

@@ -25,7 +25,7 @@ from gateway.config.origins import HealthCheckConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
 from gateway.upstream.breaker import State
-from gateway.upstream.exchange import Exchanges
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origins import FAILING, Origin
 from gateway.upstream.pool import Origins, authority_of
 from gateway.upstream.reasons import reason_of, reason_of_status

@@ -56,6 +56,8 @@ def collecting(*shared: str) -> Iterator[list[str]]:
     filled at the end.  Types of the `shared` modules may be those of the origin, and are left out."""
     found: list[str] = []
     gc.collect()
+    # What is there now is not looked at again, neither here nor by the tests to come.
+    gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

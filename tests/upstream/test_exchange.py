@@ -17,7 +17,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream import connection as connection_module
-from gateway.upstream.exchange import Exchanges
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply

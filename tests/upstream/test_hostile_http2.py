@@ -14,7 +14,7 @@ from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.reply import MOST_INTERIM
 from gateway.upstream import http2_connection
-from gateway.upstream.exchange import Exchanges
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import (

@@ -17,7 +17,7 @@ from gateway.http.http2 import frames
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
-from gateway.upstream.exchange import Exchanges
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, Reply

@@ -16,7 +16,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
-from gateway.upstream.exchange import Exchanges
+from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits

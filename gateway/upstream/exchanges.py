@@ -1,0 +1,144 @@
+"""The exchanges with all hosts, and what they share: connections, TLS settings, and the hosts that speak HTTP/2."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from multidict import CIMultiDict
+
+from gateway.aio.tasks import Tasks
+from gateway.config.origin_tls import OriginTls
+from gateway.http.http2.counts import SessionCounts
+from gateway.limits.askers import Askers
+from gateway.telemetry.tracing import NO_TRACER, Tracer
+from gateway.upstream.asking import Requester, answer_to
+from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections
+from gateway.upstream.dialer import Dialer
+from gateway.upstream.endpoint import Endpoint, endpoint_of
+from gateway.upstream.exchange import Exchange
+from gateway.upstream.http2_dials import Http2Dials
+from gateway.upstream.incoming import no_op
+from gateway.upstream.purpose import Purpose, purpose_of
+from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
+from gateway.upstream.resolver import LookUp, look_up
+from gateway.upstream.slots import SlotLimits, SlotUse
+
+
+class Exchanges:
+    """Connections to all hosts.  `close` ends them.
+
+    Live requests have a pool of their own, bounded by those who begin them (`gateway.live.places`) rather than by
+    `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
+    """
+
+    def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
+        self._tracer = tracer
+        self.tasks = Tasks()
+        self.dialer = Dialer(self.tasks, look_up)
+        self.http2 = SessionCounts()
+        self._shared = ConnectionPool(limits)
+        self._live = ConnectionPool(UNBOUNDED)
+        self._http2_hosts: frozenset[Endpoint] = frozenset()
+        self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
+
+    def configure(self, hosts: int, routes: int) -> None:
+        """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
+        self._shared.configure(hosts, routes)
+        self._live.configure(hosts, routes)
+
+    def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
+        """Use these TLS settings from now on; new requests open new connections."""
+        if tls or self.dialer.tls:
+            self.dialer.tls = dict(tls)
+            self._renew()
+
+    def configure_http2(self, origins: Iterable[str]) -> None:
+        """Ask these origins, by scheme, host and port, over HTTP/2 from now on, and all others over HTTP/1.1."""
+        hosts = frozenset(map(endpoint_of, origins))
+        if hosts != self._http2_hosts:
+            self._http2_hosts = hosts
+            self._renew()
+
+    def _renew(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._shared.renew(now)
+        self._live.renew(now)
+
+    def uses_http2(self, endpoint: Endpoint) -> bool:
+        """Whether the host is asked over HTTP/2."""
+        return endpoint in self._http2_hosts
+
+    @property
+    def open_connections(self) -> int:
+        """Connections in use now."""
+        return len(self._shared) + len(self._live)
+
+    def connections(self) -> dict[str, Connections]:
+        """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
+        now = asyncio.get_running_loop().time()
+        return {"shared": self._shared.look(now), "live": self._live.look(now)}
+
+    def slot_use(self) -> SlotUse:
+        """The slots of the shared pool, and the live connections."""
+        shared, live = self._shared.slot_use(), self._live.slot_use()
+        return shared._replace(taken={**shared.taken, Purpose.LIVE: live.taken[Purpose.LIVE]})
+
+    def ask(
+        self,
+        requester: Requester,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        sending: OutcomeReport | None = None,
+        *,
+        is_live: bool = False,
+        client: str | Askers = "",
+        route: str = "",
+    ) -> Exchange:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
+
+        It takes its connection from the share of `route`, and for the account of `client`, or of the first of several
+        clients that has a turn.
+
+        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
+        """
+        span = self._tracer.exchange(method, url, headers)
+        if span is not None:
+            headers = span.headers
+        pool = self._live if is_live else self._shared
+        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
+        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
+        exchange.begin(url, headers, route, purpose)
+        return exchange
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        sending: OutcomeReport | None = None,
+        *,
+        is_live: bool = False,
+        client: str | Askers = "",
+        on_sent: Callable[[], object] = no_op,
+    ) -> Reply:
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
+
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, UpstreamCongested.
+        """
+        return await answer_to(
+            lambda requester: self.ask(
+                requester, method, url, headers, bounds, body, sending, is_live=is_live, client=client
+            ),
+            on_sent,
+        )
+
+    async def close(self) -> None:
+        self._shared.close()
+        self._live.close()
+        await self.tasks.close()
