@@ -201,7 +201,7 @@ def test_check_prints_every_value_and_its_source(start: Start) -> None:
     assert (status, err) == (0, "")
     said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
     # Tables that are not there are one line each.
-    absent = ("route.health_check", "route.origin_credentials", "route.origin_tls")
+    absent = ("route.bridge", "route.health_check", "route.origin_credentials", "route.origin_tls")
     sections = [section for section, _, _ in every_field() if not section.startswith(("listener", "rate_limit"))]
     assert len(said) == len([section for section in sections if section not in absent]) + len(absent)
     assert said["route.dev.health_check"] == ("none", "default")
