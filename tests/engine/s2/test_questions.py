@@ -146,3 +146,17 @@ async def test_a_shutdown_leaves_nobody_waiting() -> None:
     for reader in (first, second):
         with pytest.raises(UpstreamUnreachable):
             await reader
+
+
+async def test_a_question_is_asked_for_all_clients_that_wait_for_it() -> None:
+    asked_for: list[list[str]] = []
+
+    async def ask(askers: Askers) -> int:
+        asked_for.append(list(askers.nets))
+        return 1
+
+    tasks = Tasks()
+    shared: SharedQuestion[int] = SharedQuestion(tasks, "question")
+    await asyncio.gather(shared.ask(ask, "a"), shared.ask(ask, "b"), shared.ask(ask, "a"))
+    assert asked_for == [["a", "b"]]
+    await tasks.close()

@@ -215,6 +215,25 @@ async def test_a_wait_does_not_pass_before_a_client_has_read_what_came(edge: Edg
     assert end is None
 
 
+async def test_a_reader_ahead_of_the_session_at_the_origin_is_sent_nothing_twice(edge: Edge) -> None:
+    await edge.client.append("a")
+    stalled = edge.faults.stall(after_bytes=20, kind=Call.READ_SESSION)
+    first = await edge.client.session("seq_num=1")
+    assert isinstance(await first.next(), ReadBatch)
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    await edge.direct.append("b")
+    await stalled.waiting(1)
+    # The session has not brought the second record, which this reader is given by a read.
+    second, sse = await edge.client.session("seq_num=0"), await edge.client.events("seq_num=0")
+    assert await second.texts(2) == await sse.texts(2) == ["a", "b"]
+    stalled.release()
+    assert await first.texts(1) == ["b"]
+    await edge.direct.append("c")
+    assert await first.texts(1) == await second.texts(1) == await sse.texts(1) == ["c"]
+    for reader in (first, second, sse):
+        reader.close()
+
+
 async def test_a_tail_position_is_said_with_what_comes_live(edge: Edge) -> None:
     await edge.client.append("a", timestamp=5)
     session = await edge.client.session("seq_num=1")
@@ -263,6 +282,13 @@ class TestBounds:
         assert edge.counters.sessions[Call.READ_SESSION] == 1
         for reader in (first, session):
             reader.close()
+        # The place is free some time after its last reader has left.
+        await eventually(lambda: edge.gateway.engine.s2.sessions == 0)
+        edge.clock.advance(5)
+        await edge.counters.sessions_are(Call.READ_SESSION, 0)
+        again = await edge.client.session("seq_num=1", stream="b")
+        assert isinstance(await again.next(), ReadBatch)
+        again.close()
 
 
 class TestMemory:

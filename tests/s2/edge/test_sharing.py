@@ -66,6 +66,20 @@ class TestSharedCredentials:
         assert stream.source.headers["Authorization"] == "Bearer good"
         session.close()
 
+    async def test_a_session_is_not_refused_for_the_credentials_of_another(self, edge: Edge) -> None:
+        await edge.client.append(*"abc")
+        following = await edge.as_("revoked").session("seq_num=3")
+        await following.next()
+        assert (await edge.as_("revoked").read("seq_num=0&count=1")).texts == ["a"]
+        edge.faults.replace(403, {}, REFUSED, times=1, kind=Call.READ)
+        session = await edge.as_("good").session("seq_num=0")
+        assert await session.texts(1) == ["a"]
+        end = await session.next()
+        assert isinstance(end, Terminal)
+        assert end.status == 503
+        for reader in (following, session):
+            reader.close()
+
     async def test_a_refused_session_at_the_origin_is_told_as_a_loss(self, edge: Edge) -> None:
         """Each client comes again, with its own token."""
         await edge.client.append("a")
