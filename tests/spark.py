@@ -53,7 +53,7 @@ def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = Tr
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
         **_UNSEEN,
-        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
