@@ -15,6 +15,7 @@ FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
 SPARK_ARCHIVE := build/.spark-archive
+COMPILED := build/.compiled
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
 
@@ -38,8 +39,8 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
+test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE) $(COMPILED)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
@@ -174,8 +175,16 @@ $(SPARK_ARCHIVE): tests/spark_archive.py tests/spark.py requirements/dev.txt | $
 	@$(BIN)/python -m tests.spark_archive
 	@touch $@
 
-# Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
-node: $(INSTALLED)
+# What Python compiles when tests are collected is there before several processes would do it, each for itself.  The
+# test run itself reports what is wrong.
+$(COMPILED): $(INSTALLED)
+	@mkdir -p $(@D)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
+
+# Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.  npm installs beside pip, which
+# keeps one processor busy.
+node: $(RUNTIME_INSTALLED)
 	@command -v npm >/dev/null && node -e '$(NODE_IS_20)' >/dev/null 2>&1 \
 		|| { echo "installing Node.js from PyPI"; $(PIP) install --require-hashes -r requirements/node.txt; }
 
