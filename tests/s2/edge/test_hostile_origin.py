@@ -41,7 +41,7 @@ async def test_sessions_that_bring_something_may_be_lost_any_number_of_times(edg
     await edge.client.append("a")
     edge.faults.finish_session(after_messages=1, times=2 * len(PAUSES_S), kind=Call.READ_SESSION)
     session = await edge.client.session("seq_num=1")
-    async with time_passing(edge.clock), asyncio.timeout(BOUND_S):
+    async with time_passing(edge.clock, step_s=0.5), asyncio.timeout(BOUND_S):
         await edge.counters.reached(Call.READ_SESSION, 2 * len(PAUSES_S) + 1)
         await edge.client.append("b")
         assert await session.texts(1) == ["b"]
@@ -57,7 +57,7 @@ async def test_an_error_that_may_pass_loses_no_session(edge: Edge, code: ErrorCo
     else:
         edge.faults.fail_session(code, times=2, kind=Call.READ_SESSION)
     session = await edge.client.session("seq_num=1")
-    async with time_passing(edge.clock), asyncio.timeout(BOUND_S):
+    async with time_passing(edge.clock, step_s=0.5), asyncio.timeout(BOUND_S):
         await edge.counters.reached(Call.READ_SESSION, 3)
         await edge.client.append("b")
         assert await session.texts(1) == ["b"]
