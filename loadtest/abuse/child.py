@@ -2,7 +2,8 @@
 
 `origin` serves an in-memory origin at `port`, and sends its count of requests, as text, to each connection at
 `count_port`.  `abusers` strikes at `port`, and on SIGTERM prints the outcomes of each kind as JSON.  `hostile` serves
-`ports`, by kind.  `callers` reads from the routes of hostile origins, and prints the outcomes.
+`ports`, by kind.  `callers` reads from the routes of hostile origins, and prints the outcomes.  Each prints a line once
+it may be ended.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ ROLES: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
 async def _main(role: str, arguments: dict[str, Any]) -> None:
     task = asyncio.ensure_future(ROLES[role](**arguments))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    print("started", flush=True)
     try:
         await task
     except asyncio.CancelledError:
@@ -142,8 +144,8 @@ async def _main(role: str, arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] != "origin":
-        # They run when no measured process needs the core.
+    if sys.argv[1] != "origin" and len(os.sched_getaffinity(0)) == 1:
+        # Pinned beside the measured clients: they run when those do not need the core.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

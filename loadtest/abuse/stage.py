@@ -35,7 +35,7 @@ REFUSALS_PER_S: Final = 5
 """Refusals per second above which it bans a client network."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _START_S: Final = 30.0
-_STOP_S: Final = 15.0
+_STOP_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +234,16 @@ def _child(role: str, arguments: dict[str, Any], folder: Path, core: int | None,
 
 @contextmanager
 def _process(name: str, command: Sequence[str], folder: Path, core: int | None, port: int) -> Iterator[int]:
-    """A process until the end of the block; it accepts at `port` unless that is 0.  Raises BenchError."""
+    """A process until the end of the block; when it begins, the process accepts at `port`, or has printed something if
+    that is 0.  Raises BenchError."""
     log = folder / f"{name}.log"
     with log.open("wb") as output, pinned(core) if core is not None else nullcontext():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + _START_S
-        while port and not _accepts(port):
+        while not (_accepts(port) if port else log.stat().st_size):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"{name} does not accept at port {port}: {log.read_text()[-200:]}")
+                raise BenchError(f"{name} does not start: {log.read_text()[-200:]}")
             time.sleep(0.02)
         yield process.pid
         if process.poll() is not None:

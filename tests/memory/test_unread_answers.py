@@ -88,5 +88,5 @@ async def test_unread_answers_to_long_polls_are_not_copied_for_each_client(
     idle = await peak_of(origin, transport, trust, tmp_path, b"x")
     peak = await peak_of(origin, transport, trust, tmp_path, LARGE)
     # The tape, the answer and its copies in flight; and for each client its bound on unsent bytes, over TLS twice:
-    # plain and encrypted.  A copy for each client would be 400 MiB.
-    assert peak - idle < 12 * MIB + CLIENTS * 0.5 * MIB, f"{(peak - idle) / MIB:.0f} MiB"
+    # plain and encrypted.  The allocator may keep half as much again.  A copy for each client would be 400 MiB.
+    assert peak - idle < 12 * MIB + CLIENTS * 0.75 * MIB, f"{(peak - idle) / MIB:.0f} MiB"

@@ -75,7 +75,8 @@ async def said(*command: str | Path) -> dict[str, float]:
 
 async def test_long_polls_read_on(clients: dict[str, Path], reading: list[str]) -> None:
     report = await said(clients["poll"], *reading, "--subscribers", "20", "--gap-us", "5000", *SHORT)
-    assert report["messages"] >= report["answers"] > 20
+    # Answers count from when each reader has had its first.
+    assert report["messages"] >= report["answers"] >= 20
     assert report["upstream_live"] == 1
     assert live_client.rate(report, int(report["answers"])).value > 0
 
