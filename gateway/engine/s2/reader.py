@@ -85,7 +85,6 @@ class SessionReader:
         "_is_fetching",
         "_is_limited",
         "_is_over",
-        "_is_sse",
         "_left",
         "_longest_wait_s",
         "_owes_beat",
@@ -95,6 +94,7 @@ class SessionReader:
         "_tick",
         "_wire",
         "at",
+        "is_sse",
         "stream",
         "topic",
     )
@@ -106,7 +106,7 @@ class SessionReader:
         self.topic: Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
-        self._is_sse = session.form.reply is Reply.SSE
+        self.is_sse = session.form.reply is Reply.SSE
         self._left = session.limits
         self._is_limited = session.limits != Limits()
         self._longest_wait_s = session.longest_wait_s
@@ -126,11 +126,6 @@ class SessionReader:
     def __repr__(self) -> str:
         state = "over" if self._is_over else "following" if self.topic is not None else "catching up"
         return f"<SessionReader at {self.at}, {state}>"
-
-    @property
-    def is_sse(self) -> bool:
-        """Whether it is read by SSE."""
-        return self._form.reply is Reply.SSE
 
     @property
     def wanted(self) -> Limits:
@@ -185,7 +180,7 @@ class SessionReader:
             self._owes_beat = False
         self._count += batch.count
         self._size += batch.size
-        if self._is_sse:
+        if self.is_sse:
             format_ = self._form.format_
             if batch.is_large(format_):
                 self._write(batch.head_of_event(self._count, self._size))
@@ -283,7 +278,7 @@ class SessionReader:
     def _heartbeat(self, tail: StreamPosition) -> None:
         self._owes_beat = False
         self._quiet_beats = 0
-        if self._is_sse:
+        if self.is_sse:
             wall_ms = int(self._context.clock.wall() * 1000)
             self._write(sse.encode_event(sse.Ping(wall_ms, tail), self._form.format_))
         else:
@@ -314,7 +309,7 @@ class SessionReader:
         """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
             return
-        if self._is_sse:
+        if self.is_sse:
             self._write(sse.encode_event(sse.Failure(error.body), self._form.format_))
         else:
             self._write(encode_terminal(error.status, error.body))
@@ -324,7 +319,7 @@ class SessionReader:
         """The session is complete."""
         if self._is_over:
             return
-        if self._is_sse:
+        if self.is_sse:
             self._write(sse.encode_event(sse.Done(), self._form.format_))
         self._end(reason, in_order=True)
 
