@@ -1,4 +1,4 @@
-"""Looks at the process's memory once a second, near its limit more often, and acts by what the guard decides.
+"""Looks at clients and cache once a second, near the memory limit more often, and acts by what the guard decides.
 
 The cache shrinks and grows, clients that hold the most are dropped, fetches and live requests are refused while there
 is no room for what they would bring, and at last new connections are refused.
@@ -22,7 +22,8 @@ from gateway.tape.store import TapeStore
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
-"""Above this part of the limit memory is looked at more often: a second is enough for a flood to pass all marks."""
+"""Above this part of the limit everything is looked at more often, and the process's memory alone always is: a second is
+enough for a flood to pass all marks."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
 _SHED_S: Final = 0.5
@@ -85,8 +86,6 @@ class MemoryWatch:
         self._trimmed_at = -_TRIM_S
         self._has_shed = False
         """Whether clients were dropped whose memory has not been returned to the system yet."""
-        self._is_near = False
-        """Whether the process was close to its limit at the latest look."""
         self.client_bytes = 0
         """What clients held at the latest look."""
 
@@ -117,7 +116,16 @@ class MemoryWatch:
             except Exception:
                 # One failure must not end the guard.
                 _log.exception("memory could not be looked at")
-            await pause(self._clock, _NEAR_INTERVAL_S if self._is_near else INTERVAL_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next look is due."""
+        due = self._clock.now() + INTERVAL_S
+        while (left_s := due - self._clock.now()) > 0:
+            limit = self.limits.memory_max_bytes
+            await pause(self._clock, min(left_s, _NEAR_INTERVAL_S) if limit else left_s)
+            if limit and self._resident() > _NEAR * limit:
+                return
 
     async def look(self) -> None:
         """Look once, and act."""
@@ -136,7 +144,6 @@ class MemoryWatch:
         if self._has_shed:
             self._return_freed(_SHED_S)
         resident = self._resident()
-        self._is_near = resident > _NEAR * limit
         found = guard.look(resident, limit, store.cost + store.lent, budget)
         if found.pressure is not before:
             level = _log.warning if found.pressure > before else _log.info

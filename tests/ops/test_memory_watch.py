@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from random import Random
 
@@ -13,6 +14,7 @@ from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
+from tests.waiting import pass_turns
 
 LIMIT = 1_000_000
 HELD = 10_000
@@ -105,3 +107,18 @@ async def test_clients_that_keep_coming_are_dropped_as_they_come() -> None:
         assert process.resident() < LIMIT
     # To return memory takes long, so it is not done at every look.
     assert process.trims <= 201
+
+
+async def test_memory_that_grows_between_two_looks_is_noticed_before_the_next_is_due() -> None:
+    process = Process(100_000, 0)
+    watch, passes = watching(process)
+    watching_it = asyncio.ensure_future(watch.run())
+    await pass_turns()
+    passes()
+    await pass_turns()
+    assert watch.figures().pressure == Pressure.NONE
+    process.base = 900_000
+    passes()
+    await pass_turns()
+    assert watch.figures().pressure == Pressure.CACHE
+    watching_it.cancel()
