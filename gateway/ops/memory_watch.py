@@ -22,7 +22,7 @@ from gateway.tape.store import TapeStore
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
-"""Above this part of the limit everything is looked at more often, and the process's memory alone always is: a second is
+"""Above this part of the limit everything is looked at this often, and below it the process's memory alone: a second is
 enough for a flood to pass all marks."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
