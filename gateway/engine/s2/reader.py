@@ -137,6 +137,14 @@ class SessionReader:
         """Whether the session goes on at the tail."""
         return self._longest_wait_s != 0
 
+    @property
+    def _latest_tail(self) -> StreamPosition | None:
+        """The tail as the client may be told it: one that the stream has had since the client asked.
+
+        What the session at the origin said last may be older, until the client has been at a tail that is not.
+        """
+        return self._tail if self.topic is None else self.topic.tail
+
     def start(self) -> None:
         """Write what there is."""
         if self._tail is not None and self._tail.seq_num == self.at:
@@ -155,7 +163,7 @@ class SessionReader:
             if self.stream.stream.ended is not None:
                 self.lost(REPLACED)
                 return
-            batch, is_closed = self.stream.batch(self.at, self.wanted, self._tail)
+            batch, is_closed = self.stream.batch(self.at, self.wanted, self._latest_tail)
             if batch.count:
                 self._send(batch)
             elif is_closed:
@@ -227,7 +235,7 @@ class SessionReader:
         end = found.records[-1].seq_num + 1 if found.records else self.at
         part = cut(found.records, self.at, end, self.wanted)
         if part.records:
-            self._send(Batch.of(self.at, part, self.stream.latest_tail(self._tail)))
+            self._send(Batch.of(self.at, part, self._latest_tail))
         elif part.is_closed or (fetched.is_all and not found.records):
             self._finish(CloseReason.CLOSED)
         self.pump()

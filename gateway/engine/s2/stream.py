@@ -125,18 +125,13 @@ class S2Stream:
             self.check()
         return found
 
-    def latest_tail(self, asked: StreamPosition | None) -> StreamPosition | None:
-        """The tail as the live session has said it; `asked`, which a reader was told, if there is no such session."""
-        return asked if self.topic is None else self.topic.tail
-
-    def batch(self, at: int, limits: Limits, asked: StreamPosition | None = None) -> tuple[Batch, bool]:
-        """What is held from `at` on within the limits, and whether it is a limit that stopped it; `asked` as in
-        `latest_tail`.
+    def batch(self, at: int, limits: Limits, tail: StreamPosition | None) -> tuple[Batch, bool]:
+        """What is held from `at` on within the limits, and whether it is a limit that stopped it; `tail` is the tail as
+        the reader may be told it.
 
         Readers that ask for the same in one turn of the event loop share the batch, and so its encodings: when a
         connection has room again, all sessions on it go on at once.
         """
-        tail = self.latest_tail(asked)
         key = at, limits, tail
         found = self._batches.get(key)
         if found is None:

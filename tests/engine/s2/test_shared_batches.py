@@ -34,27 +34,27 @@ def a_stream(turn: list[Callable[[], object]]) -> S2Stream:
 def test_readers_at_one_place_share_a_batch_in_one_turn() -> None:
     turn: list[Callable[[], object]] = []
     stream = a_stream(turn)
-    batch, is_closed = stream.batch(0, UNARY)
+    batch, is_closed = stream.batch(0, UNARY, None)
     assert (batch.count, is_closed) == (0, False)
     stream.store(0, records(0, 5))
-    batch, is_closed = stream.batch(0, UNARY)
+    batch, is_closed = stream.batch(0, UNARY, None)
     assert (batch.count, is_closed) == (5, False), "an empty batch is not kept"
-    assert stream.batch(0, UNARY)[0] is batch
-    assert stream.batch(1, UNARY)[0].count == 4
-    limited, is_closed = stream.batch(0, Limits(2))
+    assert stream.batch(0, UNARY, None)[0] is batch
+    assert stream.batch(1, UNARY, None)[0].count == 4
+    limited, is_closed = stream.batch(0, Limits(2), None)
     assert (limited.count, is_closed) == (2, True)
     stream.store(5, records(5, 6))
     for call in turn:
         call()
-    assert stream.batch(0, UNARY)[0].count == 6
+    assert stream.batch(0, UNARY, None)[0].count == 6
 
 
 def test_batches_of_one_turn_are_bounded() -> None:
     turn: list[Callable[[], object]] = []
     stream = a_stream(turn)
     stream.store(0, records(0, 20))
-    first = [stream.batch(at, UNARY)[0] for at in range(17)]
-    again = [stream.batch(at, UNARY)[0] for at in range(17)]
+    first = [stream.batch(at, UNARY, None)[0] for at in range(17)]
+    again = [stream.batch(at, UNARY, None)[0] for at in range(17)]
     assert [one is other for one, other in zip(first, again, strict=True)] == [True] * 16 + [False]
     assert [one.start for one in again] == list(range(17))
     assert len(turn) == 1

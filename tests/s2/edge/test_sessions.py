@@ -234,6 +234,33 @@ async def test_a_reader_ahead_of_the_session_at_the_origin_is_sent_nothing_twice
         reader.close()
 
 
+@pytest.mark.parametrize("is_sse", [False, True])
+async def test_a_session_is_not_given_the_tail_of_before_its_request(edge: Edge, is_sse: bool) -> None:
+    await edge.client.append("a", timestamp=5)
+    stalled = edge.faults.stall(after_bytes=20, kind=Call.READ_SESSION)
+    first = await edge.client.session("seq_num=1")
+    assert (await first.next()) == ReadBatch((), StreamPosition(1, 5))
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    assert (await edge.client.read("seq_num=0")).texts == ["a"]
+    await edge.client.append("b")
+    await stalled.waiting(1)
+    # To the gateway's session at the origin the stream still ends after the first record.
+    if is_sse:
+        events = await edge.client.events("seq_num=0")
+        begun = (await events.batch()).batch
+        events.close()
+    else:
+        second = await edge.client.session("seq_num=0")
+        message = await second.next()
+        assert isinstance(message, ReadBatch)
+        begun = message
+        second.close()
+    assert [record.body for record in begun.records] == [b"a"]
+    assert begun.tail is None
+    stalled.release()
+    first.close()
+
+
 async def test_a_tail_position_is_said_with_what_comes_live(edge: Edge) -> None:
     await edge.client.append("a", timestamp=5)
     session = await edge.client.session("seq_num=1")
