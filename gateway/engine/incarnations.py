@@ -77,8 +77,10 @@ class Incarnations:
         now = self._clock.now()
         existing = self._store.find(read.key)
         if existing is not None and existing.has_expired(now, self._clock.wall()):
-            # A sliding TTL may have been renewed elsewhere, and an expired stream may have been replaced.
-            self._live.drop(existing, End.EXPIRED)
+            # An expired stream may have been replaced.  A sliding TTL may have been renewed elsewhere: live readers ask
+            # the origin too.
+            is_over = existing.is_past_expiry(self._clock.wall())
+            self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
             self._cold_reads.admit(read.route, read.source.client)
         return self._store.open(read.key, now)

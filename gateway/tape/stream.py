@@ -396,6 +396,11 @@ class Stream:
         """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
+    def is_past_expiry(self, wall: float) -> bool:
+        """Whether the stream's absolute expiry has passed."""
+        life = self.lifetime
+        return life is not None and life.expires_at is not None and wall >= life.expires_at
+
     def has_expired(self, now: float, wall: float) -> bool:
         """Whether the origin may have expired the stream: its absolute expiry has passed, or its sliding TTL has, with
         no read or write there.  An open live request keeps a sliding TTL from running."""

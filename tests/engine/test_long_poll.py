@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import UpstreamUnreachable
 from gateway.tape.stream import End
 from tests.engine.bench import BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
-from tests.waiting import eventually, pass_turns
+from tests.waiting import eventually, pass_turns, time_passing
 
 
 async def waiting(bench: EngineBench, count: int = 1) -> tuple[list[LongPoll], Asked]:
@@ -84,6 +85,33 @@ async def test_a_stream_that_ends_is_told_to_all_who_wait(start: Start, status: 
 
     await eventually(is_told, look_s=0)
     assert {client.answers[0].status for client in clients} == {status}
+
+
+async def test_a_ttl_that_others_may_have_renewed_ends_no_one_who_waits(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+    origin.fields["Stream-TTL"] = "2"
+    bench = start(origin)
+    clients, live = await waiting(bench, 3)
+    stream = bench.stream
+    # Live requests fail, with growing pauses: at last the origin has not been asked for as long as the TTL.
+    bench.upstream.script = lambda asked: asked.fail(UpstreamUnreachable()) if asked.is_live else origin(asked)
+    live.inflow.finish()
+
+    def has_expired() -> bool:
+        bench.clock.advance(0.1)
+        return stream.has_expired(bench.clock.now(), bench.clock.wall())
+
+    await eventually(has_expired, look_s=0)
+    assert not any(client.answers for client in clients)
+    bench.upstream.script = origin
+    asked = len(bench.live)
+    # Another client's read asks the origin, which has the stream.
+    assert await bench.body() == (200, b"ab")
+    async with time_passing(bench.clock):
+        confirm(again := await bench.live_request(asked + 1), "0002")
+        bring(again, b"cd", "0004")
+        await eventually(lambda: all(client.answers for client in clients), look_s=0)
+    assert {(client.answers[0].status, *client.bodies) for client in clients} == {(200, b"cd")}
 
 
 async def test_a_stream_that_closes_is_told_as_closed(start: Start) -> None:
