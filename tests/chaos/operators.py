@@ -17,6 +17,8 @@ _STORM_S = (1.0, 3.0)
 _CALM_S = (0.5, 1.0)
 _LOOK_S = 0.05
 _PAUSE_S = 0.4
+_RECOVERY_S = 0.7
+_STOPPED = "the machine stopped this process for a while: what waited meanwhile has timed out"
 """A pause of the whole process that may make waits time out."""
 
 
@@ -126,7 +128,8 @@ async def seasons(run: Run, rng: Random) -> None:
         run.is_recovering = True
         system.end_trouble()
         # What was held up or lost is answered, or given up, within the bounds that the configuration sets.
-        await asyncio.sleep(0.7)
+        while not await undisturbed(_RECOVERY_S):
+            run.note(_STOPPED)
         system.end_trouble()
         try:
             await system.until_well()
@@ -135,7 +138,7 @@ async def seasons(run: Run, rng: Random) -> None:
         run.is_recovering = False
         run.turn(is_calm=True)
         if not await undisturbed(rng.uniform(*_CALM_S)):
-            run.note("the machine stopped this process for a while: what waited meanwhile has timed out")
+            run.note(_STOPPED)
 
 
 async def undisturbed(
