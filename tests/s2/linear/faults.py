@@ -71,6 +71,7 @@ TROUBLES: Final[tuple[Trouble, ...]] = (
     held_answers,
     held_answers,
     lagging_sessions,
+    lagging_sessions,
 )
 _RESTARTS: Final = 0.1
 """The part of all troubles that are restarts of the origin."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.engine.s2.questions import Question, Questions
+from gateway.engine.s2.reader import SessionReader
 from gateway.engine.s2.stream import S2Stream
 from gateway.s2.records import StreamPosition
 from tests.chaos.mutant import Mutant, Patches, registrar
@@ -25,13 +26,22 @@ def tail_from_memory() -> Patches:
 def late_readers_join_a_question() -> Patches:
     original = Questions.join
 
-    def join(questions: Questions[Any]) -> Question[Any]:
+    def join(questions: Questions[Any], client: str) -> Question[Any]:
         if questions.under_way is None:
-            return original(questions)
+            return original(questions, client)
         questions.under_way.waiting += 1
         return questions.under_way
 
     return [(Questions, "join", join)]
+
+
+@_mutant("what the session at the origin said before a request is not the tail that the request finds")
+def late_sessions_are_told_the_last_tail() -> Patches:
+    def last_tail(reader: SessionReader) -> StreamPosition | None:
+        topic = reader.stream.topic
+        return topic.tail if topic is not None else None
+
+    return [(SessionReader, "_latest_tail", property(last_tail))]
 
 
 @_mutant("a fetch that was sent before the request arrived does not say where the tail is")

@@ -151,7 +151,8 @@ class Reader:
     async def _follow(self, session: SessionReader | SseReader, call: Call, start: int) -> None:
         """Take batches.  The first tail is one that the stream had since the session was asked for."""
         records: list[Record] = []
-        for _ in range(_MOST_BATCHES):
+        # Some sessions are short, so that there are always new ones.
+        for _ in range(self.rng.choice((2, 5, _MOST_BATCHES))):
             message = await session.next()
             match message:
                 case None | Done():
