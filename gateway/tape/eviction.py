@@ -18,6 +18,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+USE_S: Final = 1.0
+"""Requests for a stream within this time of its last use belong to that use."""
+
 
 class Eviction(Protocol[K]):
     """Decides the order in which keys are evicted."""

@@ -11,9 +11,8 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.costs import STREAM_COST
 
-STREAM_COST: Final = 800
-"""Bytes charged for a record in addition to the text it holds: the object, its key, dictionary slots."""
 _HEADER_COST: Final = 170
 """Bytes charged per header line in addition to its characters: two strings and an entry."""
 _SURROGATE_KEY_COST: Final = 330

@@ -20,19 +20,12 @@ from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.records import Record
-from gateway.tape.eviction import Eviction
-from gateway.tape.facts_cost import STREAM_COST
+from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.records import RecordTape
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import TAPE_COST, Tape
+from gateway.tape.tape import Tape
 from gateway.telemetry.metrics import MetricsRecorder
-
-USE_S = 1.0
-"""Requests for a stream within this time of its last use belong to that use."""
-
-EMPTY_COST = TAPE_COST + STREAM_COST
-"""Bytes charged for a stream of which nothing is held, without the characters of its name."""
 
 MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""

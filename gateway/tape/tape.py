@@ -20,16 +20,7 @@ from dataclasses import dataclass, field
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.offsets import is_before
 from gateway.tape.block import Block
-
-TOKEN_COST = 240
-"""Bytes charged per token in addition to its characters: two dictionary slots, a mark, the string's header.  It
-dominates the cost of small messages."""
-
-BLOCK_COST = 340
-"""Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
-
-TAPE_COST = 1_000
-"""Bytes charged for an empty tape."""
+from gateway.tape.costs import BLOCK_COST, TAPE_COST, TOKEN_COST
 
 
 def token_cost(token: str) -> int:

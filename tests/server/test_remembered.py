@@ -14,7 +14,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.tape.store import USE_S
+from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.telemetry.metrics import NoMetrics

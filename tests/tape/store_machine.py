@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.store import USE_S, TapeStore
+from gateway.tape.costs import TAPE_COST
+from gateway.tape.eviction import POLICIES, USE_S, Eviction
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import NoMetrics
 
 FOR_EVER = Lifetime(None, None)

@@ -15,10 +15,10 @@ import pytest
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.facts_cost import STREAM_COST
-from gateway.tape.store import USE_S, TapeStore
-from gateway.tape.tape import BLOCK_COST, TAPE_COST, token_cost
+from gateway.tape.costs import BLOCK_COST, STREAM_COST, TAPE_COST
+from gateway.tape.eviction import POLICIES, USE_S, Eviction
+from gateway.tape.store import TapeStore
+from gateway.tape.tape import token_cost
 from gateway.telemetry.metrics import NoMetrics
 from tests.tape.eviction_loads import CACHE_SIZES, LOADS, ONE_SIZE, CacheSize, popularity
 from tests.tape.eviction_models import model

@@ -11,11 +11,11 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape import block as block_module
+from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import POLICIES
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import TAPE_COST
 from tests.tape.store_machine import FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 KEYS = [key("a"), key("a", "p"), key("b")]

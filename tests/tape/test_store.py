@@ -8,8 +8,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import block as block_module
-from gateway.tape.eviction import POLICIES
-from gateway.tape.store import USE_S, TapeStore
+from gateway.tape.eviction import POLICIES, USE_S
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from tests.tape.store_machine import BLOCK_OVERHEAD, FOR_EVER, StoreAgainstRecount, fill, key, new_store
 

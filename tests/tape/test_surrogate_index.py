@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import MAX_TAGS, TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import NoMetrics
 
 KEYS = ["red", "green", "blue"]

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.tape.block import SEAL_BYTES, Block
-from gateway.tape.tape import TAPE_COST, Tape, token_cost
+from gateway.tape.costs import TAPE_COST
+from gateway.tape.tape import Tape, token_cost
 
 
 def read(tape: Tape, start: str, limit: int = 1 << 20) -> tuple[bytes, str]:

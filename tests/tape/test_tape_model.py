@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 from gateway.errors import GatewayError
 from gateway.protocol.offsets import START
 from gateway.tape import block as block_module
-from gateway.tape.tape import BLOCK_COST, TAPE_COST, Reading, Tape, token_cost
+from gateway.tape.costs import BLOCK_COST, TAPE_COST
+from gateway.tape.tape import Reading, Tape, token_cost
 
 # Values that break a careless JSON parser: separators as values, in strings, after escapes, in any script.
 JSON_MESSAGES = st.sampled_from(

@@ -33,8 +33,7 @@ from gateway.pipeline.curve.scale import Step, place
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
-from gateway.tape.store import EMPTY_COST
-from gateway.tape.tape import TOKEN_COST
+from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 
 if TYPE_CHECKING:
     import pyarrow as pa

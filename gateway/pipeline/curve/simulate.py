@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.tape.block import SEAL_BYTES
-from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.store import EMPTY_COST, USE_S
+from gateway.tape.costs import EMPTY_COST
+from gateway.tape.eviction import POLICIES, USE_S, Eviction
 
 USE_US: Final = int(USE_S * 1_000_000)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.pipeline.curve.references import cost
-from gateway.tape.store import USE_S
+from gateway.tape.eviction import USE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,9 +13,9 @@ from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.offsets import START
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.costs import TOKEN_COST
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
-from gateway.tape.tape import TOKEN_COST
 from gateway.telemetry.metrics import NoMetrics
 
 STREAMS = 150

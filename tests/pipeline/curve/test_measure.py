@@ -16,9 +16,8 @@ from gateway.pipeline.curve.shards import SPACE, lru_curve
 from gateway.pipeline.curve.simulate import Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
+from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 from gateway.tape.eviction import POLICIES
-from gateway.tape.store import EMPTY_COST
-from gateway.tape.tape import TOKEN_COST
 from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.silver import Asked, lake_of
 from tests.pipeline.curve.traces import skewed, trace_of

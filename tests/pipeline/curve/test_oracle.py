@@ -16,7 +16,7 @@ import pytest
 from gateway.pipeline.curve.kernel import Ints, Trace
 from gateway.pipeline.curve.shards import missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
-from gateway.tape.store import EMPTY_COST
+from gateway.tape.costs import EMPTY_COST
 from tests.effort import some
 from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.traces import TRACES, sizes_of, trace_of

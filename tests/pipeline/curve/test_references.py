@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.pipeline.curve import references
-from gateway.tape.store import EMPTY_COST
-from gateway.tape.tape import TOKEN_COST
+from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 from tests.pipeline.curve.silver import Asked, requests
 
 if TYPE_CHECKING:
