@@ -127,6 +127,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
 	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
+	$(COMPILE) -c requirements/dev.txt -o requirements/workers.txt requirements/workers.in
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 	$(COMPILE) -o requirements/fuzz.txt requirements/fuzz.in
 

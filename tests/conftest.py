@@ -40,6 +40,7 @@ _LONGEST: Final = (
     *chain.from_iterable(_OF_SPARK),
     # These wait more than they compute: best beside what computes.
     "tests/conformance/",
+    "tests/deploy/test_spark_cluster.py",
     "tests/commands/test_tail.py",
     "tests/commands/test_json_text.py",
     "tests/test_cli.py",

@@ -2,7 +2,8 @@
 
     spark-submit --master … --py-files durable-gateway.zip gateway/pipeline/job.py run SOURCE --lake s3a://…
 
-The zip holds the packages `gateway` and `pyspark_durable_streams`; a wheel renamed to `.zip` will do.
+The zip holds the packages `gateway` and `pyspark_durable_streams`; a wheel renamed to `.zip` will do.  Workers need
+it and what `requirements/workers.txt` names.
 """
 
 from __future__ import annotations

@@ -63,6 +63,9 @@ def open_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    if is_submitted(os.environ):
+        # Spark plans Python's streaming sources in a process beside the driver, which `--py-files` does not reach.
+        session.sparkContext.environment.setdefault("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     level = session.sparkContext.getConf().get(_LOG_LEVEL) or ("ERROR" if is_submitted(os.environ) else "OFF")
     session.sparkContext.setLogLevel(level)
     if level == "OFF":

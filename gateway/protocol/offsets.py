@@ -1,10 +1,14 @@
 """Offset tokens: opaque, compared for equality and lexicographic order, never parsed or invented (section 6)."""
 
-from typing import Final
+from __future__ import annotations
 
-from multidict import MultiMapping
+from typing import TYPE_CHECKING, Final
 
 from gateway.protocol.names import STREAM_NEXT_OFFSET
+
+if TYPE_CHECKING:
+    # Workers of a Spark cluster import this module, and do not have it.
+    from multidict import MultiMapping
 
 START: Final = "-1"
 """The beginning of the stream; for catch-up an omitted offset means the same."""

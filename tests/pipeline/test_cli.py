@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
-from gateway.pipeline.session import prepare
+from tests.pipeline.access_log import access_log
 from tests.served import durable_gateway, served
 from tests.spark import MASTER, SharedJava, settings
 
 HOME = Path(__file__).parents[2]
 BOUND_S = 240
-NOON = 1_795_262_400
 
 
 def told(*arguments: str | Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -39,42 +35,11 @@ def quick(folder: Path, *, compiles: bool = False) -> list[str]:
     return ["--master", MASTER, *conf]
 
 
-def lines(count: int) -> str:
-    """A log: readers of ten rooms, of which the first is read most."""
-    written = []
-    for number in range(count):
-        room = min(number % 7 * (number % 3), 9)
-        is_hit = number > 40
-        line = {
-            "time": NOON + number * 0.9,
-            "v": 1,
-            "id": f"00c0ffee.{number // 64}.{number % 64}",
-            "node": "edge-1",
-            "route": "default",
-            "stream": f"/rooms/{room}",
-            "method": "GET",
-            "mode": "catchup",
-            "status": 200,
-            "outcome": "hit" if is_hit else "miss",
-            "duration_s": 0.001,
-            "first_byte_s": 0.001,
-            "start": "-1",
-            "next_offset": f"0000000000000001_{40_000 * (room + 1):016d}",
-            "sent_bytes": 40_000 * (room + 1),
-            "fetched_bytes": 0 if is_hit else 40_000 * (room + 1),
-            "is_final": True,
-            "client": "192.0.2.0",
-            "user_agent": "reader/1",
-        }
-        written.append(json.dumps(line if is_hit else line | {"origin_requests": 1}))
-    return "\n".join(written) + "\n"
-
-
 def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path, shared_java: SharedJava) -> None:
     log, lake, plan, report = (tmp_path / name for name in ("access.log", "lake", "plan.json", "report.html"))
-    log.write_text(lines(400) + "no line at all\n")
+    log.write_text(access_log(400) + "no line at all\n")
     flags: list[str | Path] = [log, "--lake", lake, "--plan", plan, "--report", report]
-    done = told("run", *flags, *quick(tmp_path, compiles=True))
+    done = told("run", *flags, *quick(tmp_path, compiles=True), environ={**os.environ, **shared_java.environ})
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "ingest", "gold", "curve", "plan", "report"
@@ -103,32 +68,6 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
     assert "plan: none: " in done.stdout
     assert not plan.exists()
     assert "<html" in report.read_text()
-
-
-def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -> None:
-    log, lake, code = tmp_path / "access.log", tmp_path / "lake", tmp_path / "durable-gateway.zip"
-    log.write_text(lines(100))
-    with zipfile.ZipFile(code, "w") as packed:
-        for package in ("gateway", "pyspark_durable_streams"):
-            for file in (HOME / package).rglob("*.py"):
-                packed.write(file, file.relative_to(HOME))
-    job = tmp_path / "job.py"
-    shutil.copy(HOME / "gateway" / "pipeline" / "job.py", job)
-    # Nothing but the zip leads to the packages.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environ |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
-    prepare(environ, is_local=True)
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    conf = [part for key, value in settings(tmp_path, compiles=False).items() for part in ("--conf", f"{key}={value}")]
-    done = subprocess.run(
-        [submit, "--master", MASTER, *conf, "--py-files", code, job, "ingest", str(log), "--lake", str(lake)],
-        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    # spark-submit gives out as one what its program says on either.
-    assert "starting Spark on the cluster of spark-submit" in done.stdout
-    assert "\ningest: 100 lines" in done.stdout
-    assert list((lake / "silver" / "requests").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize(
