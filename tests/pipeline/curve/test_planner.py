@@ -101,6 +101,9 @@ def test_exactly_the_planted_streams_are_planned(spark: SparkSession, lake: Lake
     assert made.made_from.nodes == ("edge-a",)
     assert (made.made_from.first, made.made_from.last) == (EPOCH, EPOCH + timedelta(seconds=log()[-1].at))
     assert made.made_at == datetime(2027, 1, 15, 8, tzinfo=UTC)
+    # Two hours of traffic are less than a day, and as much as two hours.
+    assert made.is_short
+    assert made.made_from.is_short
     for entry in (*made.pin, *made.warm, *made.do_not_store, *made.lifetimes):
         assert any(letter.isdigit() for letter in entry.reason)
 
