@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
@@ -105,6 +105,15 @@ MinSpan = Annotated[
     ),
 ]
 PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
+Curves = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--curve",
+        metavar="POLICY",
+        show_default="the plan's policy",
+        help="A policy whose curve is drawn; may be repeated.  The numbers below have all of them.",
+    ),
+]
 Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
 
 
@@ -158,13 +167,16 @@ def report(
     lake: LakeUrl = "lake",
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in it.")] = None,
+    curve: Curves = None,
+    min_span: MinSpan = _MIN_SPAN,
     title: Title = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Write a report of all tables as one HTML file."""
+    min_span_s = _seconds(min_span, "--min-span")
     with _working(master, conf) as (spark, progress):
-        _report(spark, _lake(lake), out, plan, title, progress)
+        _report(spark, _lake(lake), out, plan, curve or (), min_span_s, title, progress)
 
 
 @pipeline.command()
@@ -197,7 +209,7 @@ def run(
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        _report(spark, tables, report, chosen, title, progress)
+        _report(spark, tables, report, chosen, (), min_span_s, title, progress)
 
 
 def submitted() -> int:
@@ -267,11 +279,31 @@ def _plan(
 
 
 def _report(
-    spark: SparkSession, lake: Lake, out: Path, plan: Path | None, title: str | None, progress: Progress
+    spark: SparkSession,
+    lake: Lake,
+    out: Path,
+    plan: Path | None,
+    curves: Sequence[str],
+    min_span_s: float,
+    title: str | None,
+    progress: Progress,
 ) -> None:
-    from gateway.pipeline.report import TITLE, write_report
+    try:
+        from gateway.pipeline.report import TITLE, write_report
+        from gateway.pipeline.report.gold import gold_of
+    except ImportError as error:
+        # On a cluster the driver may have Spark and nothing else of the extra.
+        raise PipelineFailed(f"the report needs {error.name}: {_EXTRA}") from None
 
-    write_report(spark, lake, out, title=title or TITLE, plan=plan, progress=progress)
+    write_report(
+        gold_of(spark, lake),
+        out,
+        title=title or TITLE,
+        plan=plan,
+        curves=curves,
+        min_span_s=min_span_s,
+        progress=progress,
+    )
     typer.echo(f"report: {out}")
 
 

@@ -146,6 +146,8 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
         (["run", "http://host/log", "--option", "nonsense: secret"], 2, "expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "expected KEY=VALUE"),
         (["plan", "--target", "2"], 2, "'--target'"),
+        (["plan", "--min-span", "24"], 2, "expected a number and a unit: s, m, h or d, such as 24h"),
+        (["report", "--min-span", "-1h"], 2, "--min-span"),
         (["ingest"], 2, "SOURCE"),
     ],
 )
