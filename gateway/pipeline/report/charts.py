@@ -23,13 +23,10 @@ _ROW: Final = 38
 _NARROW: Final = 460
 _LABEL: Final = 12
 _DASHES: Final = {"": [1, 0], "long": [7, 5], "short": [2, 4], "mixed": [8, 4, 2, 4]}
-_LINE: Final[Spec] = {
-    "type": "line",
-    "strokeWidth": 2,
-    "strokeCap": "round",
-    "invalid": "break-paths-show-domains",
-}
-_OUT: Final[Spec] = {"type": "point", "filled": True, "size": 90, "opacity": 1}
+_LINE: Final[Spec] = {"strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"}
+_POINT: Final[Spec] = {"filled": True, "opacity": 1}
+_Y2: Final[Spec] = {"y2": {"field": "y2"}}
+_AS_GIVEN: Final[Spec] = {"type": "nominal", "scale": None, "legend": None}
 _CONFIG: Final[Spec] = {
     "background": None,
     # The figure as a whole has a description; its parts would repeat the table below it, out of order.
@@ -114,31 +111,40 @@ def lines(
 ) -> Chart:
     """Lines, with bands behind them, and in front a point and a horizontal rule at the height `rule`, if that is not
     negative."""
-    layers: list[Spec] = []
-    for band in bands:
-        values = [{"x": at, "low": _within(y, low), "high": _within(y, high)} for at, low, high in band.points]
-        layers.append(
-            {
-                "data": {"values": values},
-                "mark": {"type": "area", "color": _colour(band.colour), "opacity": 0.2},
-                "encoding": {"x": _x(x), "y": {"field": "low", **y.channel}, "y2": {"field": "high"}},
-            }
+    layers = [
+        _layer(
+            "area",
+            [{"x": at, "y": _within(y, low), "y2": _within(y, high)} for at, low, high in band.points],
+            _on(x, y) | _Y2,
+            color=_colour(band.colour),
+            opacity=0.2,
         )
+        for band in bands
+    ]
     for line in series:
-        points: list[Spec] = [{"x": at, "y": None if value is None else _within(y, value)} for at, value in line.points]
-        layers.append(_layer(points, _LINE | {"color": _colour(line.colour), "strokeDash": _DASHES[line.dash]}, x, y))
+        values = [{"x": at, "y": None if value is None else _within(y, value)} for at, value in line.points]
+        colour = _colour(line.colour)
+        layers.append(_layer("line", values, _on(x, y), **_LINE, color=colour, strokeDash=_DASHES[line.dash]))
     for line in series:
         known = [(at, value) for at, value in line.points if value is not None]
-        below: list[Spec] = [{"x": at, "y": y.low} for at, value in known if value < y.low]
-        above: list[Spec] = [{"x": at, "y": y.high} for at, value in known if value > y.high]
+        below = [{"x": at, "y": y.low} for at, value in known if value < y.low]
+        above = [{"x": at, "y": y.high} for at, value in known if value > y.high]
         for out, shape in ((below, "triangle-down"), (above, "triangle-up")):
             if out:
-                layers.append(_layer(out, _OUT | {"color": _colour(line.colour), "shape": shape}, x, y))
+                colour = _colour(line.colour)
+                layers.append(_layer("point", out, _on(x, y), **_POINT, color=colour, shape=shape, size=90))
     if rule >= 0:
-        dashed = {"type": "rule", "color": "var(--quiet)", "strokeDash": _DASHES["short"]}
-        layers.append({"data": {"values": [{"y": _within(y, rule)}]}, "mark": dashed, "encoding": {"y": _y(y)}})
+        height = [{"y": _within(y, rule)}]
+        layers.append(_layer("rule", height, {"y": _y(y)}, color="var(--quiet)", strokeDash=_DASHES["short"]))
     if mark is not None:
-        layers.extend(_mark(x, y, mark))
+        at = {"x": _within(x, mark.x)}
+        reach = [at | {"y": _within(y, mark.low), "y2": _within(y, mark.high)}]
+        ring = {"fill": "var(--surface)", "stroke": "var(--chosen)", "strokeWidth": 3, "size": 110}
+        layers += [
+            _layer("rule", [at], {"x": _x(x)}, color="var(--chosen)", strokeDash=[1, 4]),
+            _layer("rule", reach, _on(x, y) | _Y2, color="var(--chosen)", strokeWidth=2),
+            _layer("point", [at | {"y": _within(y, mark.y)}], _on(x, y), **_POINT, **ring),
+        ]
     return _drawn(layers)
 
 
@@ -149,17 +155,10 @@ def areas(x: Axis, y: Axis, edges: Sequence[int], layers: Sequence[Layer], *, st
     for layer in layers:
         top = [low + value for low, value in zip(ground, layer.values, strict=True)]
         # The last step is as wide as the others: its values once more at its end.
-        values = [
-            {"x": 1000 * at, "low": low, "high": high}
-            for at, low, high in zip(edges, [*ground, *ground[-1:]], [*top, *top[-1:]], strict=True)
-        ]
-        drawn.append(
-            {
-                "data": {"values": values},
-                "mark": {"type": "area", "color": _colour(layer.colour), "opacity": 1, "interpolate": "step-after"},
-                "encoding": {"x": _x(x), "y": {"field": "low", **y.channel, "stack": None}, "y2": {"field": "high"}},
-            }
-        )
+        steps = zip(edges, [*ground, *ground[-1:]], [*top, *top[-1:]], strict=True)
+        values = [{"x": 1000 * at, "y": low, "y2": high} for at, low, high in steps]
+        look = {"color": _colour(layer.colour), "opacity": 1, "interpolate": "step-after"}
+        drawn.append(_layer("area", values, {"x": _x(x), "y": _y(y) | {"stack": None}} | _Y2, **look))
         if stacked:
             ground = top
     return _drawn(drawn)
@@ -168,49 +167,42 @@ def areas(x: Axis, y: Axis, edges: Sequence[int], layers: Sequence[Layer], *, st
 def columns(labels: Sequence[str], y: Axis, groups: Sequence[Layer]) -> Chart:
     """A group of columns for each label."""
     values = [
-        {"at": at, "label": label, "group": nth, "y": group.values[at]}
+        {"x": at, "group": nth, "y": group.values[at], "colour": _colour(group.colour)}
         for nth, group in enumerate(groups)
-        for at, label in enumerate(labels)
+        for at in range(len(labels))
     ]
     names = ", ".join(f"'{label}'" for label in labels)
     axis = {"labelExpr": f"[{names}][datum.value]", "labelAngle": 0, "labelOverlap": "greedy", "labelSeparation": 6}
-    layer = {
-        "data": {"values": values},
-        "mark": {"type": "bar"},
-        "encoding": {
-            "x": {"field": "at", "type": "ordinal", "axis": axis, "scale": {"paddingInner": 0.2}},
-            "xOffset": {"field": "group", "type": "ordinal"},
-            "y": _y(y),
-            "color": {
-                "field": "group",
-                "type": "ordinal",
-                "legend": None,
-                "scale": {"domain": [*range(len(groups))], "range": [_colour(group.colour) for group in groups]},
-            },
-        },
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "axis": axis, "scale": {"paddingInner": 0.2}},
+        "xOffset": {"field": "group", "type": "ordinal"},
+        "y": _y(y),
+        "color": {"field": "colour", **_AS_GIVEN},
     }
-    return _drawn([layer])
+    return _drawn([_layer("bar", values, encoding)])
 
 
 def bars(rows: Sequence[Bars], x: Axis) -> Chart:
     """A horizontal bar for each row, from zero, under the row's name and figures."""
+    # Longest first: the next one is drawn in front of it.
     layers = [
-        {
-            "data": {
-                "values": [{"at": at, "x": row.parts[nth][1]} for at, row in enumerate(rows) if len(row.parts) > nth]
-            },
-            "mark": {"type": "bar", "color": _colour(rows[0].parts[nth][0]), "height": 8, "yOffset": 10},
-            "encoding": {"x": {"field": "x", **x.channel}, "y": _rows(len(rows))},
-        }
-        for nth in range(len(rows[0].parts))
+        _layer(
+            "bar",
+            [{"at": at, "x": row.parts[nth][1]} for at, row in enumerate(rows)],
+            {"x": _x(x), "y": _rows(rows)},
+            color=_colour(colour),
+            height=8,
+            yOffset=10,
+        )
+        for nth, (colour, _) in enumerate(rows[0].parts)
     ]
-    return _listed(layers, [(row.name, row.says) for row in rows])
+    return _listed(layers, rows)
 
 
 def dots(rows: Sequence[Dots], x: Axis) -> Chart:
     """Values on one axis for each row, joined by a line, under the row's name and figures."""
     ends = [
-        {"at": at, "x": _within(x, min(v for _, v in row.values)), "x2": _within(x, max(v for _, v in row.values))}
+        {"at": at, "x": _within(x, row.values[0][1]), "x2": _within(x, row.values[-1][1])}
         for at, row in enumerate(rows)
     ]
     points = [
@@ -223,58 +215,30 @@ def dots(rows: Sequence[Dots], x: Axis) -> Chart:
         for at, row in enumerate(rows)
         for colour, value in row.values
     ]
-    same = {"scale": None, "legend": None, "type": "nominal"}
-    layers = [
-        {
-            "data": {"values": ends},
-            "mark": {"type": "rule", "color": "var(--edge)", "strokeWidth": 3, "yOffset": 10},
-            "encoding": {"x": {"field": "x", **x.channel}, "x2": {"field": "x2"}, "y": _rows(len(rows))},
-        },
-        {
-            "data": {"values": points},
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "yOffset": 10},
-            "encoding": {
-                "x": {"field": "x", **x.channel},
-                "y": _rows(len(rows)),
-                "color": {"field": "colour", **same},
-                "shape": {"field": "shape", **same},
-            },
-        },
-    ]
-    return _listed(layers, [(row.name, row.says) for row in rows])
+    encoding = {"x": _x(x), "y": _rows(rows)}
+    looks = {"color": {"field": "colour", **_AS_GIVEN}, "shape": {"field": "shape", **_AS_GIVEN}}
+    joined = _layer("rule", ends, encoding | {"x2": {"field": "x2"}}, color="var(--edge)", strokeWidth=3, yOffset=10)
+    return _listed([joined, _layer("point", points, encoding | looks, **_POINT, size=80, yOffset=10)], rows)
 
 
-def _listed(layers: Sequence[Spec], texts: Sequence[tuple[str, str]]) -> Chart:
-    """Layers with a row for each pair of texts, which are above it: beside each other, or below where it is narrow."""
+def _listed(layers: Sequence[Spec], rows: Sequence[Bars | Dots]) -> Chart:
+    """Layers with a row for each of `rows`, and above it the texts: beside each other, or in two lines where it is
+    narrow."""
+    values = [{"at": at, "name": shown(row.name), "says": row.says} for at, row in enumerate(rows)]
+
+    def text(field: str, x: int | str, **look: Any) -> Spec:
+        encoding = {"x": {"value": x}, "y": _rows(rows), "text": {"field": field, "type": "nominal"}}
+        return _layer("text", values, encoding, **look)
 
     def chart(width: int) -> Spec:
-        is_narrow = width <= _NARROW
-        room = int(width * (0.84 if is_narrow else 0.5))
-        values = [{"at": at, "name": shown(name), "says": says} for at, (name, says) in enumerate(texts)]
-        named = {"type": "text", "align": "left", "limit": room, "yOffset": -16 if is_narrow else -5}
-        said = {
-            "type": "text",
-            "color": "var(--quiet)",
-            "limit": int(width * (0.84 if is_narrow else 0.4)),
-            "yOffset": -2 if is_narrow else -5,
-        }
-        written = [
-            {
-                "data": {"values": values},
-                "mark": named,
-                "encoding": {"x": {"value": 0}, "y": _rows(len(texts)), "text": {"field": "name", "type": "nominal"}},
-            },
-            {
-                "data": {"values": values},
-                "mark": said | {"align": "left" if is_narrow else "right"},
-                "encoding": {
-                    "x": {"value": 0 if is_narrow else "width"},
-                    "y": _rows(len(texts)),
-                    "text": {"field": "says", "type": "nominal"},
-                },
-            },
-        ]
-        return _spec([*layers, *written], width, {"step": _ROW + 14 * is_narrow})
+        if width <= _NARROW:
+            limit = int(width * 0.84)
+            name = text("name", 0, align="left", yOffset=-16, limit=limit)
+            says = text("says", 0, align="left", yOffset=-2, limit=limit, color="var(--quiet)")
+            return _spec([*layers, name, says], width, {"step": _ROW + 14})
+        name = text("name", 0, align="left", yOffset=-5, limit=width // 2)
+        says = text("says", "width", align="right", yOffset=-5, limit=int(width * 0.4), color="var(--quiet)")
+        return _spec([*layers, name, says], width, {"step": _ROW})
 
     return chart
 
@@ -295,29 +259,12 @@ def _spec(layers: Sequence[Spec], width: int, height: int | Spec) -> Spec:
     }
 
 
-def _mark(x: Axis, y: Axis, mark: Mark) -> list[Spec]:
-    point = {
-        "x": _within(x, mark.x),
-        "y": _within(y, mark.y),
-        "low": _within(y, mark.low),
-        "high": _within(y, mark.high),
-    }
-    leader = {"type": "rule", "color": "var(--chosen)", "strokeDash": [1, 4]}
-    reach = {"type": "rule", "color": "var(--chosen)", "strokeWidth": 2}
-    dot = {"type": "point", "filled": True, "fill": "var(--surface)", "stroke": "var(--chosen)", "strokeWidth": 3}
-    return [
-        {"data": {"values": [point]}, "mark": leader, "encoding": {"x": _x(x)}},
-        {
-            "data": {"values": [point]},
-            "mark": reach,
-            "encoding": {"x": _x(x), "y": {"field": "low", **y.channel}, "y2": {"field": "high"}},
-        },
-        _layer([point], dot | {"size": 110, "opacity": 1}, x, y),
-    ]
+def _layer(kind: str, values: Sequence[Spec], encoding: Spec, **look: Any) -> Spec:
+    return {"data": {"values": list(values)}, "mark": {"type": kind, **look}, "encoding": encoding}
 
 
-def _layer(values: list[Spec], mark: Spec, x: Axis, y: Axis) -> Spec:
-    return {"data": {"values": values}, "mark": mark, "encoding": {"x": _x(x), "y": _y(y)}}
+def _on(x: Axis, y: Axis) -> Spec:
+    return {"x": _x(x), "y": _y(y)}
 
 
 def _x(axis: Axis) -> Spec:
@@ -328,8 +275,8 @@ def _y(axis: Axis) -> Spec:
     return {"field": "y", **axis.channel}
 
 
-def _rows(number: int) -> Spec:
-    return {"field": "at", "type": "ordinal", "axis": None, "scale": {"domain": [*range(number)]}}
+def _rows(rows: Sequence[object]) -> Spec:
+    return {"field": "at", "type": "ordinal", "axis": None, "scale": {"domain": [*range(len(rows))]}}
 
 
 def _within(axis: Axis, value: float) -> float:

@@ -43,7 +43,7 @@ def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_:
     layers = drawn(
         charts.lines(TIMES, y, [Line("one", "tape", points)], bands=[band], mark=Mark(at, at, at - 1, at + 1), rule=at)
     )
-    assert all(y.low <= value <= y.high for value in values(layers, "y", "low", "high"))
+    assert all(y.low <= value <= y.high for value in values(layers, "y", "y2"))
     assert len(values(triangles(layers), "y")) == len(charts.beyond(y, values_))
     (line,) = [layer for layer in layers if layer["mark"]["type"] == "line"]
     # A gap stays a gap.
@@ -72,8 +72,8 @@ def test_layers_add_up_and_fit(amounts: list[list[int]], stacked: bool) -> None:
     whole = [sum(column) for column in zip(*amounts, strict=True)]
     y = axes.amounts(whole if stacked else [value for of in amounts for value in of])
     found = drawn(charts.areas(TIMES, y, [0, 60, 120, 180, 240, 300, 360], layers, stacked=stacked))
-    assert all(0 <= value <= y.high for value in values(found, "low", "high"))
-    tops = values(found[-1:], "high")
+    assert all(0 <= value <= y.high for value in values(found, "y", "y2"))
+    tops = values(found[-1:], "y2")
     assert tops[:-1] == (whole if stacked else amounts[-1])
     assert tops[-1] == tops[-2]
 
