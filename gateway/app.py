@@ -48,7 +48,7 @@ from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.process_memory import container_limit_bytes, resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
 from gateway.plan.applier import PlanApplier
-from gateway.plan.entries import budget_bytes
+from gateway.plan.entries import budget_bytes, is_too_short
 from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
 from gateway.server.shedding import Shedding
@@ -259,6 +259,15 @@ class RunningGateway:
         is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
+            if plan is not None and grants.take_memory and not is_budget_set and is_too_short(plan, grants):
+                _log.warning(
+                    "%s: made from %.0f s of traffic, too little to set the memory by: the cache keeps %d bytes, not "
+                    "%d; cache.plan.take_short_memory = true takes the plan's",
+                    grants.file,
+                    plan.made_from.span_s,
+                    budget,
+                    plan.memory.cache_bytes,
+                )
         return is_new
 
     async def stop(self) -> None:

@@ -21,7 +21,10 @@ class PlanFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, *, cache_bytes: int = 64 * MIB, **lists: list[dict[str, Any]]) -> None:
+    def write(
+        self, *, cache_bytes: int = 64 * MIB, made_from: dict[str, Any] | None = None, **lists: list[dict[str, Any]]
+    ) -> None:
         plan = json.loads(SAMPLE.read_bytes()) | {"pin": [], "warm": [], "do_not_store": [], "lifetimes": []} | lists
         plan["memory"]["cache_bytes"] = cache_bytes
+        plan["made_from"] |= made_from or {}
         self.path.write_text(json.dumps(plan), encoding="utf-8")

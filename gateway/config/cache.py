@@ -18,6 +18,10 @@ class CachePlanConfig(Model):
     take_memory: bool = Field(
         default=True, description="Use the plan's memory budget; limits.cache_bytes wins where it is set."
     )
+    take_short_memory: bool = Field(
+        default=False,
+        description="Use the memory budget of a plan too that is marked as made from too little traffic.",
+    )
     take_pins: bool = Field(default=True, description="Keep the streams that the plan pins when others are evicted.")
     pin_share: float = Field(
         default=0.5, ge=0, le=0.9, description="Largest share of the budget that pinned streams may hold."

@@ -27,11 +27,14 @@ from gateway.config.values import NodeName, RouteName
 VERSION: Final = 1
 MOST_PLAN_BYTES: Final = 16 * MIB
 """Largest plan, in bytes; a larger document is rejected unread."""
+SHORT_S: Final = 86_400.0
+"""A plan made from fewer seconds of traffic is short, unless it says what it is: days have busy and quiet hours."""
 MOST_ENTRIES: Final = 10_000
 """Most streams in one list; beyond this number a setting of the route is the better tool."""
 _MOST_STREAM_CHARS: Final = 2_048
 _MOST_REASON_CHARS: Final = 512
 _SHOWN_CHARS: Final = 60
+_COVERED: Final = 0.99
 
 
 def _stream(text: str) -> str:
@@ -83,6 +86,10 @@ class MadeFrom(_Model):
     nodes: Annotated[tuple[NodeName, ...], Field(strict=False, max_length=1_000)] = Field(
         description="Names of the gateways that wrote the lines."
     )
+    is_short: bool | None = Field(
+        default=None,
+        description="Whether the events cover too little time to set the memory by; without it, less than a day does.",
+    )
 
     @model_validator(mode="after")
     def _is_in_order(self) -> Self:
@@ -90,13 +97,20 @@ class MadeFrom(_Model):
             raise ValueError("last is before first")
         return self
 
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first event to the last."""
+        return (self.last - self.first).total_seconds()
+
 
 class Memory(_Model):
     """The memory budget for tapes, and the hit ratios to expect with it."""
 
     cache_bytes: int = Field(ge=0, le=1024 * GIB, description="Recommended value of `limits.cache_bytes`.")
     policy: Literal["s3-fifo", "sieve", "lru"] = Field(description="Eviction policy that the expected ratios hold for.")
-    expected_hit_ratio: Share = Field(description="Share of catch-up reads that are answered without the origin.")
+    expected_hit_ratio: Share = Field(
+        description="Share of catch-up reads whose bytes are all in memory; the origin may still be asked for the tail."
+    )
     expected_byte_hit_ratio: Share = Field(
         description="Share of the bytes of catch-up reads that the origin need not send."
     )
@@ -136,6 +150,12 @@ class CachePlan(_Model):
         return self
 
     @property
+    def is_short(self) -> bool:
+        """Whether the plan was made from too little traffic to set the memory by."""
+        marked = self.made_from.is_short
+        return covers_too_little(self.made_from.span_s, SHORT_S) if marked is None else marked
+
+    @property
     def text(self) -> str:
         """The document as text, for a file."""
         return self.model_dump_json(indent=2) + "\n"
@@ -157,6 +177,12 @@ def parse_plan(source: bytes | Path) -> CachePlan:
         return _parsed(data)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
+
+
+def covers_too_little(span_s: float, least_s: float) -> bool:
+    """Whether a log of `span_s` seconds is shorter than `least_s`.  1 % is allowed for: the log of a whole day has its
+    first event after midnight and its last one before."""
+    return span_s < _COVERED * least_s
 
 
 def plan_schema() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
@@ -41,6 +41,8 @@ pipeline = typer.Typer(
 
 FAILED: Final = 1
 MISUSED: Final = 2
+_MIN_SPAN: Final = "24h"
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
 
 Progress = Callable[[str], None]
@@ -93,7 +95,25 @@ Target = Annotated[
 Policy = Annotated[
     str, typer.Option("--policy", metavar="NAME", help="`limits.eviction` of the gateway that applies the plan.")
 ]
+MinSpan = Annotated[
+    str,
+    typer.Option(
+        "--min-span",
+        metavar="TIME",
+        help="Shortest time that a log should cover, such as 90m, 24h or 7d.  The plan and the report of a shorter one "
+        "are marked, and a gateway does not take the memory of such a plan unless told to.",
+    ),
+]
 PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
+Curves = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--curve",
+        metavar="POLICY",
+        show_default="the plan's policy",
+        help="A policy whose curve is drawn; may be repeated.  The numbers below have all of them.",
+    ),
+]
 Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
 
 
@@ -132,12 +152,14 @@ def plan(
     out: PlanFile = Path("plan.json"),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
+    min_span: MinSpan = _MIN_SPAN,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Write the cache plan for a gateway: memory, streams to pin, to warm and not to store, and lifetimes."""
+    min_span_s = _seconds(min_span, "--min-span")
     with _working(master, conf) as (spark, progress):
-        _plan(spark, _lake(lake), out, target, policy, progress)
+        _plan(spark, _lake(lake), out, target, policy, min_span_s, progress)
 
 
 @pipeline.command()
@@ -145,13 +167,16 @@ def report(
     lake: LakeUrl = "lake",
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in it.")] = None,
+    curve: Curves = None,
+    min_span: MinSpan = _MIN_SPAN,
     title: Title = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Write a report of all tables as one HTML file."""
+    min_span_s = _seconds(min_span, "--min-span")
     with _working(master, conf) as (spark, progress):
-        _report(spark, _lake(lake), out, plan, title, progress)
+        _report(spark, _lake(lake), out, plan, curve or (), min_span_s, title, progress)
 
 
 @pipeline.command()
@@ -165,13 +190,14 @@ def run(
     ),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
+    min_span: MinSpan = _MIN_SPAN,
     rate: Rate = None,
     title: Title = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
-    lines = _source(source, option)
+    lines, min_span_s = _source(source, option), _seconds(min_span, "--min-span")
     with _working(master, conf) as (spark, progress):
         tables = _lake(lake)
         _ingest(spark, lines, tables, progress, follow=False)
@@ -179,11 +205,11 @@ def run(
         _curve(spark, tables, rate, progress)
         chosen: Path | None = plan
         try:
-            _plan(spark, tables, plan, target, policy, progress)
+            _plan(spark, tables, plan, target, policy, min_span_s, progress)
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        _report(spark, tables, report, chosen, title, progress)
+        _report(spark, tables, report, chosen, (), min_span_s, title, progress)
 
 
 def submitted() -> int:
@@ -225,11 +251,26 @@ def _curve(spark: SparkSession, lake: Lake, rate: float | None, progress: Progre
     typer.echo(measure_curve(spark, lake, rate=rate, progress=progress))
 
 
-def _plan(spark: SparkSession, lake: Lake, out: Path, target: float, policy: str, progress: Progress) -> None:
+def _plan(
+    spark: SparkSession, lake: Lake, out: Path, target: float, policy: str, min_span_s: float, progress: Progress
+) -> None:
     from gateway.pipeline.planner import make_plan, write_plan
 
-    made = make_plan(spark, lake, target_hit_ratio=target, policy=policy, clock=SystemClock(), progress=progress)
+    made = make_plan(
+        spark,
+        lake,
+        target_hit_ratio=target,
+        policy=policy,
+        min_span_s=min_span_s,
+        clock=SystemClock(),
+        progress=progress,
+    )
     write_plan(made, out)
+    if made.is_short:
+        progress(
+            f"plan: made from {made.made_from.span_s / 60:,.0f} min of traffic, and marked as short: a gateway keeps "
+            "its memory unless cache.plan.take_short_memory is set; --min-span sets what is short"
+        )
     typer.echo(
         f"plan: {out}: {made.memory.cache_bytes:,} bytes for a hit ratio of {made.memory.expected_hit_ratio:.1%} "
         f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
@@ -238,11 +279,31 @@ def _plan(spark: SparkSession, lake: Lake, out: Path, target: float, policy: str
 
 
 def _report(
-    spark: SparkSession, lake: Lake, out: Path, plan: Path | None, title: str | None, progress: Progress
+    spark: SparkSession,
+    lake: Lake,
+    out: Path,
+    plan: Path | None,
+    curves: Sequence[str],
+    min_span_s: float,
+    title: str | None,
+    progress: Progress,
 ) -> None:
-    from gateway.pipeline.report import TITLE, write_report
+    try:
+        from gateway.pipeline.report import TITLE, write_report
+        from gateway.pipeline.report.gold import gold_of
+    except ImportError as error:
+        # On a cluster the driver may have Spark and nothing else of the extra.
+        raise PipelineFailed(f"the report needs {error.name}: {_EXTRA}") from None
 
-    write_report(spark, lake, out, title=title or TITLE, plan=plan, progress=progress)
+    write_report(
+        gold_of(spark, lake),
+        out,
+        title=title or TITLE,
+        plan=plan,
+        curves=curves,
+        min_span_s=min_span_s,
+        progress=progress,
+    )
     typer.echo(f"report: {out}")
 
 
@@ -313,6 +374,15 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
             # Otherwise every cancelled task logs an error of its own.
             spark.sparkContext.setLogLevel("OFF")
             spark.stop()
+
+
+def _seconds(text: str, flag: str) -> float:
+    """The seconds of a time such as `90m`."""
+    with suppress(KeyError, ValueError):
+        seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
+        if 0 <= seconds < float("inf"):
+            return seconds
+    raise typer.BadParameter("expected a number and a unit: s, m, h or d, such as 24h", param_hint=flag)
 
 
 def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:

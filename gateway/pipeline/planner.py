@@ -15,6 +15,9 @@ of 1.)  The lists name exceptions:
 A plan contains no credentials, so a gateway pins and warms the tape of requests without credentials.  Streams that are
 mostly read with credentials are left out of these two lists.
 
+A plan of a log that covers too little time is marked as short.  The memory that a few minutes of traffic fill says
+nothing about a day, so a gateway does not take the memory of a short plan unless it is told to.
+
 Statements about later traffic are made only for streams that the log continues long enough after.  Plain functions of
 the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives one plan.
 """
@@ -34,7 +37,16 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.aio.clock import Clock, SystemClock
-from gateway.config.cache_plan import CachePlan, Entry, Lifetime, MadeFrom, Memory, StreamName
+from gateway.config.cache_plan import (
+    SHORT_S,
+    CachePlan,
+    Entry,
+    Lifetime,
+    MadeFrom,
+    Memory,
+    StreamName,
+    covers_too_little,
+)
 from gateway.config.sizes import GIB, MIB
 from gateway.config.values import NodeName, RouteName
 from gateway.pipeline import tables
@@ -93,13 +105,15 @@ def make_plan(
     *,
     target_hit_ratio: float = 0.9,
     policy: str = "s3-fifo",
+    min_span_s: float = SHORT_S,
     clock: Clock | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`.
 
-    Raises PipelineFailed for invalid arguments, NothingToPlan if there is no traffic.  `clock` gives the time of the
-    plan; everything else comes from the lake.
+    The plan is marked as short if the lake covers less than `min_span_s` seconds.  Raises PipelineFailed for invalid
+    arguments, NothingToPlan if there is no traffic.  `clock` gives the time of the plan; everything else comes from the
+    lake.
     """
     from pyspark.sql import functions as f
 
@@ -138,6 +152,7 @@ def make_plan(
             last=_moment(last_us),
             lines=lines,
             nodes=tuple(node for node in nodes if _is(_NODE, node))[:1_000],
+            is_short=covers_too_little((last_us - first_us) / 1e6, min_span_s),
         ),
         target_hit_ratio=float(target_hit_ratio),
         memory=memory,

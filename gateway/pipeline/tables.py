@@ -161,6 +161,11 @@ TRAFFIC: Final = Table(
         Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded."),
         Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
         Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
+        Column(
+            "spared_requests",
+            "bigint",
+            "Requests that ended and caused none at the origin: final lines with `origin_requests` 0.",
+        ),
     ),
     ("minute", "route", "protocol", "mode", "outcome"),
 )

@@ -88,7 +88,12 @@ def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:
     """The byte budget for tapes: the plan's if the configuration permits it and the operator has not set `limit`
-    (`is_set`), else `limit`."""
-    if plan is None or is_set or not grants.take_memory:
+    (`is_set`), else `limit`.  A short plan needs `take_short_memory`: the streams of a few minutes fit into little."""
+    if plan is None or is_set or not grants.take_memory or is_too_short(plan, grants):
         return limit
     return plan.memory.cache_bytes
+
+
+def is_too_short(plan: CachePlan, grants: CachePlanConfig) -> bool:
+    """Whether the plan was made from too little traffic to take its memory."""
+    return plan.is_short and not grants.take_short_memory

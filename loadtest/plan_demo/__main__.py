@@ -103,6 +103,7 @@ def run_pipeline(log: Path, lake: Path, plan: Path, options: argparse.Namespace)
     command = [
         sys.executable, "-m", "gateway", "pipeline", "run", str(log), "--lake", str(lake),
         "--plan", str(plan), "--report", str(options.out / "report.html"), "--target", str(options.target),
+        "--min-span", "1s",  # seconds stand for days here
     ]  # fmt: skip
     print("the pipeline:")
     done = subprocess.run(command, cwd=ROOT, timeout=_PIPELINE_S, check=False)

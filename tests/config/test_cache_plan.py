@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ def test_the_committed_schema_is_current() -> None:
 )
 def test_a_mistake_is_one_line_that_names_the_field(changes: dict[str, Any], line: str) -> None:
     assert error_line(sample(**changes)).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("hours", "mark", "is_short"),
+    [(0.03, None, True), (23, None, True), (23.99, None, False), (0.03, False, False), (48, True, True)],
+)
+def test_a_plan_of_less_than_a_day_is_short_unless_it_says_otherwise(
+    hours: float, mark: bool | None, is_short: bool
+) -> None:
+    first = datetime(2026, 11, 20, tzinfo=UTC)
+    made_from = {
+        "first": first.isoformat(),
+        "last": (first + timedelta(hours=hours)).isoformat(),
+        "lines": 1,
+        "nodes": [],
+        "is_short": mark,
+    }
+    assert parse_plan(json.dumps(sample(made_from=made_from)).encode()).is_short == is_short
 
 
 def test_the_last_event_may_not_precede_the_first() -> None:

@@ -85,6 +85,8 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
         (["run", "http://host/log", "--option", "nonsense: secret"], 2, "expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "expected KEY=VALUE"),
         (["plan", "--target", "2"], 2, "'--target'"),
+        (["plan", "--min-span", "24"], 2, "expected a number and a unit: s, m, h or d, such as 24h"),
+        (["report", "--min-span", "-1h"], 2, "--min-span"),
         (["ingest"], 2, "SOURCE"),
     ],
 )

@@ -82,6 +82,34 @@ async def test_the_plan_sets_the_budget_unless_the_operator_did(
         assert (memory["recommended_bytes"], memory["is_taken"]) == (7 * MIB, budget == 7)
 
 
+async def test_the_memory_of_a_short_plan_is_taken_only_if_told(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, caplog: pytest.LogCaptureFixture
+) -> None:
+    two_minutes = {"last": "2026-11-20T00:02:00Z"}
+    for made_from, is_short, more, budget in (
+        (two_minutes | {"is_short": None}, True, {}, 256),
+        (two_minutes | {"is_short": None}, True, {"take_short_memory": True}, 7),
+        # The mark overrides the time.
+        (two_minutes | {"is_short": False}, False, {}, 7),
+        ({"is_short": True}, True, {}, 256),
+        # The operator has set the budget: there is nothing to warn of.
+        ({"is_short": True}, True, {"cache_bytes": 9 * MIB}, 9),
+        ({"is_short": None}, False, {}, 7),
+    ):
+        caplog.clear()
+        plan.write(cache_bytes=7 * MIB, made_from=made_from, pin=[entry("/kept")])
+        edge = await start(origin.url, **settings, **more)
+        assert edge.gateway.engine.store.budget_bytes == budget * MIB
+        warned = [record.getMessage() for record in caplog.records if "too little to set the memory by" in record.msg]
+        assert len(warned) == (budget == 256)
+        about = await shown(edge)
+        assert about["memory"]["is_taken"] == (budget == 7)
+        assert about["is_short"] == is_short
+        assert about["span_s"] == pytest.approx(120 if "last" in made_from else 86_400, abs=1)
+        # The lists hold all the same.
+        assert about["pinned"]["wished"] == 1
+
+
 # -- pins --------------------------------------------------------------------------------------------------------------
 
 

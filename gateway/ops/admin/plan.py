@@ -50,7 +50,8 @@ class PlanMemory:
     budget_bytes: int
     """In effect now."""
     is_taken: bool
-    """Whether the budget is the plan's: not where limits.cache_bytes is set, nor where take_memory is false."""
+    """Whether the budget is the plan's: not where limits.cache_bytes is set, nor where take_memory is false, nor where
+    the plan is short and take_short_memory is false."""
     policy: str
     """The eviction policy that the expectations assume."""
 
@@ -100,6 +101,10 @@ class PlanInEffect:
     made_at: str
     taken_at: float
     """Unix seconds."""
+    span_s: float
+    """Seconds of traffic that the plan was made from."""
+    is_short: bool
+    """Whether that is too little to set the memory by."""
     target_hit_ratio: float
     expected: Expected
     actual: Actual
@@ -143,6 +148,8 @@ def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
         file=subject.config.cache.plan.file,
         made_at=plan.made_at.isoformat(),
         taken_at=state.taken_at,
+        span_s=plan.made_from.span_s,
+        is_short=plan.is_short,
         target_hit_ratio=plan.target_hit_ratio,
         expected=Expected(memory.expected_hit_ratio, memory.expected_byte_hit_ratio, memory.error),
         actual=Actual(

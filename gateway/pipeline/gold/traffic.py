@@ -32,13 +32,19 @@ def sums(requests: DataFrame) -> DataFrame:
         total("saved_bytes"),
         total("fetched_bytes"),
         total("origin_requests"),
+        count_of(f.col("is_final") & (f.col("origin_requests") == 0)).alias("spared_requests"),
     )
 
 
 def traffic(sums: DataFrame) -> DataFrame:
     """`tables.TRAFFIC`."""
     figures = sums.groupBy(*tables.TRAFFIC.key, "day").agg(
-        total("requests"), total("sent_bytes"), total("saved_bytes"), total("fetched_bytes"), total("origin_requests")
+        total("requests"),
+        total("sent_bytes"),
+        total("saved_bytes"),
+        total("fetched_bytes"),
+        total("origin_requests"),
+        total("spared_requests"),
     )
     return shaped(figures, tables.TRAFFIC)
 

@@ -1,32 +1,33 @@
 """The report: the tables as one HTML file, for any browser, without network access.
 
-    lake --gather--> Figures --page--> HTML
+    gold --gather--> Figures --page--> HTML
 
-`gather` queries Spark and returns plain values; everything after it is pure.  The file is written under a temporary
+`gather` reads the tables and returns plain values; everything after it is pure.  The file is written under a temporary
 name and renamed, so that a partial report is never visible.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.config.cache_plan import CachePlan, parse_plan
+from gateway.config.cache_plan import SHORT_S, CachePlan, covers_too_little, parse_plan
 from gateway.config.errors import PlanError
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.report.figures import Plan, PlanEntry
+from gateway.pipeline.report.figures import Figures, Plan, PlanEntry
+from gateway.pipeline.report.gather import gather
 from gateway.pipeline.report.page import page
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from gateway.pipeline.lake import Lake
+    from gateway.pipeline.report.gold import Gold
 
 TITLE: Final = "What the traffic says"
+DEFAULT_POLICY: Final = "s3-fifo"
+"""The policy whose curve is drawn if there is no plan: the default of `limits.eviction`."""
 _MOST_ENTRIES: Final = 5
 """Most entries shown of each list of the plan."""
 
@@ -36,17 +37,22 @@ def _silent(_: str) -> None:
 
 
 def write_report(
-    spark: SparkSession,
-    lake: Lake,
+    gold: Gold,
     out: Path,
     *,
     title: str = TITLE,
     plan: Path | None = None,
+    curves: Sequence[str] = (),
+    min_span_s: float = SHORT_S,
     progress: Callable[[str], None] = _silent,
 ) -> None:
-    """Write the lake's report to `out`; `plan` is the file of a plan to show in it.
+    """Write the report of a lake's gold tables to `out`.
 
-    Raises PipelineFailed if the plan is invalid or the file cannot be written; `out` is then unchanged.
+    `plan` is the file of a plan to show in it; `curves` names the policies whose curves are drawn, by default the
+    plan's.  The report says that the log is short if it covers less than `min_span_s` seconds.
+
+    Raises PipelineFailed if the plan is invalid, a curve was not measured, or the file cannot be written; `out` is then
+    unchanged.
     """
     # Check the arguments before any Spark job.
     chosen = None if plan is None else _plan(plan)
@@ -54,10 +60,14 @@ def write_report(
         raise PipelineFailed(f"{out}: there is no folder {out.parent}")
     if out.is_dir():
         raise PipelineFailed(f"{out}: is a folder, and the report is a file")
-    from gateway.pipeline.report.gather import gather
-
-    figures = gather(spark, lake, progress)
-    _write(out, page(replace(figures, plan=chosen), title))
+    figures = gather(gold, progress)
+    known = {point.policy for point in figures.curve}
+    if unknown := [name for name in curves if name not in known]:
+        raise PipelineFailed(f"curve: {unknown[0]} is none of those in the lake: {', '.join(sorted(known)) or 'none'}")
+    curves = tuple(curves) or ((DEFAULT_POLICY,) if chosen is None else (chosen.policy,))
+    figures = replace(figures, plan=chosen, curves=curves, is_short=is_short(figures, min_span_s))
+    progress("report: charts")
+    _write(out, page(figures, title))
     progress(f"report: {out}")
 
 
@@ -71,6 +81,8 @@ def chosen_point(plan: CachePlan) -> Plan:
         expected_hit_ratio=plan.memory.expected_hit_ratio,
         expected_byte_hit_ratio=plan.memory.expected_byte_hit_ratio,
         error=plan.memory.error,
+        span_s=plan.made_from.span_s,
+        is_short=plan.is_short,
         wishes=tuple(
             PlanEntry(name, entry.route, entry.stream, entry.bytes, entry.reason)
             for name, entries in wishes.items()
@@ -78,6 +90,11 @@ def chosen_point(plan: CachePlan) -> Plan:
         ),
         wished=sum(map(len, wishes.values())),
     )
+
+
+def is_short(figures: Figures, min_span_s: float) -> bool:
+    """Whether the figures cover some time, but less than `min_span_s` seconds."""
+    return bool(figures.span_s) and covers_too_little(figures.span_s, min_span_s)
 
 
 def _plan(file: Path) -> Plan:

@@ -1,28 +1,48 @@
-"""Charts as SVG that fits any width by itself, on a screen as on paper, without a script.
+"""Charts as Vega-Lite specifications, by the width that they are drawn in.
 
-Shapes are drawn in an inner picture of 1000 x 1000 units, which is stretched to the plot; strokes keep their width.
-Text is outside the inner picture, at positions in per cent, so it is never stretched.  In a narrow chart the style
-sheet hides marks of class `roomy`.  Colours are classes; the style sheet defines them for light, dark and print.
-
-A chart knows values and axes, not their meaning.  Every value goes through its axis, so nothing is drawn outside the
-plot.  A gap in the data is a gap in the line, and a value between two gaps is a dot.
+Colours are the style sheet's variables, so one drawing serves light, dark and print.  A chart draws no value outside
+its axes: a value beyond an end is drawn at that end and marked by a triangle that points outwards; `beyond` counts them
+for the legend.  A gap in the data is a gap in the line, and a value between two gaps is a dot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from gateway.pipeline.report.markup import Html, element, joined
-from gateway.pipeline.report.scales import Axis, Scale, Tick
+from gateway.pipeline.report.axes import Axis
+from gateway.pipeline.report.markup import shown
 
-UNIT: Final = 1000
-"""Width and height of the inner picture."""
-_MOST_BAR: Final = 0.76
-"""Share of a column's width that its bars take."""
-_MOST_LABELS: Final = 12
-_MOST_NARROW: Final = 5
+Spec = dict[str, Any]
+Chart = Callable[[int], Spec]
+"""The specification of a chart that is so many pixels wide."""
+
+_HEIGHT: Final = 210
+_ROW: Final = 38
+_NARROW: Final = 460
+_LABEL: Final = 12
+_DASHES: Final = {"": [1, 0], "long": [7, 5], "short": [2, 4], "mixed": [8, 4, 2, 4]}
+_LINE: Final[Spec] = {"strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"}
+_POINT: Final[Spec] = {"filled": True, "opacity": 1}
+_Y2: Final[Spec] = {"y2": {"field": "y2"}}
+_AS_GIVEN: Final[Spec] = {"type": "nominal", "scale": None, "legend": None}
+_CONFIG: Final[Spec] = {
+    "background": None,
+    # The figure as a whole has a description; its parts would repeat the table below it, out of order.
+    "aria": False,
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "var(--quiet)",
+        "labelFontSize": _LABEL,
+        "gridColor": "var(--line)",
+        "domainColor": "var(--edge)",
+        "tickColor": "var(--edge)",
+        "title": None,
+    },
+    "text": {"color": "var(--text)", "fontSize": _LABEL},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +66,17 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One of several stacked amounts; all have the same steps."""
+    """One of several amounts in the same steps."""
 
     label: str
     colour: str
     values: Sequence[float]
-    whole: str = ""
-    """The total, for the legend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One labelled point; `low` and `high` bound its error."""
+    """One point; `low` and `high` bound its error."""
 
-    label: str
-    colour: str
     x: float
     y: float
     low: float
@@ -68,182 +84,204 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A value of y to compare with."""
+class Bars:
+    """A row of a list: a name, its figures in words, and the lengths of its bars by colour, the longest first."""
 
-    label: str
-    y: float
+    name: str
+    says: str
+    parts: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A row of a list: a name, its figures in words, and values by colour in rising order."""
+
+    name: str
+    says: str
+    values: Sequence[tuple[str, float]]
+
+
+def beyond(axis: Axis, values: Iterable[float | None]) -> list[float]:
+    """The values that the axis does not reach, in order."""
+    return [value for value in values if value is not None and not axis.low <= value <= axis.high]
 
 
 def lines(
-    x: Axis,
-    y: Axis,
-    series: Sequence[Line],
-    *,
-    says: str,
-    bands: Sequence[Band] = (),
-    marks: Sequence[Mark] = (),
-    rules: Sequence[Rule] = (),
-) -> Html:
-    """Lines, with bands behind them and marks in front; `says` describes the chart to a screen reader."""
-    inner: list[Html] = []
-    for band in bands:
-        there = [f"{_at(x.place(at))},{_at(1 - y.place(high))}" for at, _, high in band.points]
-        back = [f"{_at(x.place(at))},{_at(1 - y.place(low))}" for at, low, _ in reversed(band.points)]
-        inner.append(element("polygon", class_=f"band {band.colour}", points=" ".join(there + back)))
+    x: Axis, y: Axis, series: Sequence[Line], *, bands: Sequence[Band] = (), mark: Mark | None = None, rule: float = -1
+) -> Chart:
+    """Lines, with bands behind them, and in front a point and a horizontal rule at the height `rule`, if that is not
+    negative."""
+    layers = [
+        _layer(
+            "area",
+            [{"x": at, "y": _within(y, low), "y2": _within(y, high)} for at, low, high in band.points],
+            _on(x, y) | _Y2,
+            color=_colour(band.colour),
+            opacity=0.2,
+        )
+        for band in bands
+    ]
     for line in series:
-        path = line_path([(x.place(at), None if value is None else y.place(value)) for at, value in line.points])
-        inner.append(element("path", class_=f"line {line.colour} {line.dash}".rstrip(), d=path))
-    over: list[Html] = []
-    for rule in rules:
-        place = _percent(1 - y.place(rule.y))
-        over.append(element("line", class_="rule", x1="0", x2="100%", y1=place, y2=place))
-        over.append(element("text", rule.label, class_="rule-label", x="100%", y=place, dx="-4", dy="-6"))
-    over.extend(_mark(x, y, mark) for mark in marks)
-    return _chart(x, y, inner, over, says)
+        values = [{"x": at, "y": None if value is None else _within(y, value)} for at, value in line.points]
+        colour = _colour(line.colour)
+        layers.append(_layer("line", values, _on(x, y), **_LINE, color=colour, strokeDash=_DASHES[line.dash]))
+    for line in series:
+        known = [(at, value) for at, value in line.points if value is not None]
+        below = [{"x": at, "y": y.low} for at, value in known if value < y.low]
+        above = [{"x": at, "y": y.high} for at, value in known if value > y.high]
+        for out, shape in ((below, "triangle-down"), (above, "triangle-up")):
+            if out:
+                colour = _colour(line.colour)
+                layers.append(_layer("point", out, _on(x, y), **_POINT, color=colour, shape=shape, size=90))
+    if rule >= 0:
+        height = [{"y": _within(y, rule)}]
+        layers.append(_layer("rule", height, {"y": _y(y)}, color="var(--quiet)", strokeDash=_DASHES["short"]))
+    if mark is not None:
+        at = {"x": _within(x, mark.x)}
+        reach = [at | {"y": _within(y, mark.low), "y2": _within(y, mark.high)}]
+        ring = {"fill": "var(--surface)", "stroke": "var(--chosen)", "strokeWidth": 3, "size": 110}
+        layers += [
+            _layer("rule", [at], {"x": _x(x)}, color="var(--chosen)", strokeDash=[1, 4]),
+            _layer("rule", reach, _on(x, y) | _Y2, color="var(--chosen)", strokeWidth=2),
+            _layer("point", [at | {"y": _within(y, mark.y)}], _on(x, y), **_POINT, **ring),
+        ]
+    return _drawn(layers)
 
 
-def areas(x: Axis, y: Axis, edges: Sequence[float], layers: Sequence[Layer], *, says: str, stacked: bool) -> Html:
+def areas(x: Axis, y: Axis, edges: Sequence[int], layers: Sequence[Layer], *, stacked: bool) -> Chart:
     """Amounts by step, stacked or each from zero; `edges` are the beginnings of the steps and the end of the last."""
     ground = [0.0] * (len(edges) - 1)
-    inner = []
+    drawn: list[Spec] = []
     for layer in layers:
         top = [low + value for low, value in zip(ground, layer.values, strict=True)]
-        path = step_path([x.place(edge) for edge in edges], [y.place(v) for v in top], [y.place(v) for v in ground])
-        inner.append(element("path", class_=f"area {layer.colour}", d=path))
+        # The last step is as wide as the others: its values once more at its end.
+        steps = zip(edges, [*ground, *ground[-1:]], [*top, *top[-1:]], strict=True)
+        values = [{"x": 1000 * at, "y": low, "y2": high} for at, low, high in steps]
+        look = {"color": _colour(layer.colour), "opacity": 1, "interpolate": "step-after"}
+        drawn.append(_layer("area", values, {"x": _x(x), "y": _y(y) | {"stack": None}} | _Y2, **look))
         if stacked:
             ground = top
-    return _chart(x, y, inner, [], says)
+    return _drawn(drawn)
 
 
-def columns(labels: Sequence[str], y: Axis, groups: Sequence[Layer], *, says: str) -> Html:
-    """A group of bars for each label."""
-    number = max(len(labels), 1)
-    every = max(-(-number // _MOST_LABELS), 1)
-    stride = every * max(-(-number // (_MOST_NARROW * every)), 1)
-    ticks = tuple(
-        Tick((at + 0.5) / number, labels[at], is_roomy=at % stride != 0) for at in range(0, len(labels), every)
-    )
-    inner = []
-    width = _MOST_BAR / number / max(len(groups), 1)
-    for nth, group in enumerate(groups):
-        for at, value in enumerate(group.values):
-            left = (at + (1 - _MOST_BAR) / 2) / number + nth * width
-            height = y.place(value)
-            inner.append(
-                element(
-                    "rect",
-                    class_=f"column {group.colour}",
-                    x=_at(left),
-                    y=_at(1 - height),
-                    width=_at(width * 0.94),
-                    height=_at(height),
-                )
-            )
-    return _chart(Axis(Scale(0, number), ticks), y, inner, [], says)
-
-
-def bar(parts: Iterable[tuple[str, float]]) -> Html:
-    """A horizontal bar for a row of a list: shares of its width by colour, the larger first.  It is hidden from screen
-    readers."""
-    drawn = [
-        element("rect", class_=f"column {colour}", x="0", y="0", width=_percent(min(max(part, 0), 1)), height="100%")
-        for colour, part in parts
+def columns(labels: Sequence[str], y: Axis, groups: Sequence[Layer]) -> Chart:
+    """A group of columns for each label."""
+    values = [
+        {"x": at, "group": nth, "y": group.values[at], "colour": _colour(group.colour)}
+        for nth, group in enumerate(groups)
+        for at in range(len(labels))
     ]
-    return element("svg", drawn, class_="bar", aria_hidden="true")
+    names = ", ".join(f"'{label}'" for label in labels)
+    axis = {"labelExpr": f"[{names}][datum.value]", "labelAngle": 0, "labelOverlap": "greedy", "labelSeparation": 6}
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "axis": axis, "scale": {"paddingInner": 0.2}},
+        "xOffset": {"field": "group", "type": "ordinal"},
+        "y": _y(y),
+        "color": {"field": "colour", **_AS_GIVEN},
+    }
+    return _drawn([_layer("bar", values, encoding)])
 
 
-def legend(series: Iterable[Line | Layer]) -> Html:
-    """The meaning of colours and dashes."""
-    keys = []
-    for one in series:
-        if isinstance(one, Line):
-            sample = element("line", class_=f"line {one.colour} {one.dash}".rstrip(), x1="1", x2="23", y1="6", y2="6")
-        else:
-            sample = element("rect", class_=f"column {one.colour}", x="6", y="0", width="12", height="12", rx="3")
-        whole = element("b", one.whole) if isinstance(one, Layer) and one.whole else None
-        keys.append(element("li", element("svg", sample, class_="swatch", aria_hidden="true"), one.label, whole))
-    return element("ul", keys, class_="legend")
+def bars(rows: Sequence[Bars], x: Axis) -> Chart:
+    """A horizontal bar for each row, from zero, under the row's name and figures."""
+    # Longest first: the next one is drawn in front of it.
+    layers = [
+        _layer(
+            "bar",
+            [{"at": at, "x": row.parts[nth][1]} for at, row in enumerate(rows)],
+            {"x": _x(x), "y": _rows(rows)},
+            color=_colour(colour),
+            height=8,
+            yOffset=10,
+        )
+        for nth, (colour, _) in enumerate(rows[0].parts)
+    ]
+    return _listed(layers, rows)
 
 
-def line_path(points: Sequence[tuple[float, float | None]]) -> str:
-    """A path through points of 0..1, interrupted by gaps; a single point is a dot."""
-    path: list[str] = []
-    for at, (x, y) in enumerate(points):
-        if y is None:
-            continue
-        begins = at == 0 or points[at - 1][1] is None
-        path.append(f"{'M' if begins else 'L'}{_at(x)} {_at(1 - y)}")
-        if begins and (at + 1 == len(points) or points[at + 1][1] is None):
-            path.append("h0")
-    return "".join(path)
+def dots(rows: Sequence[Dots], x: Axis) -> Chart:
+    """Values on one axis for each row, joined by a line, under the row's name and figures."""
+    ends = [
+        {"at": at, "x": _within(x, row.values[0][1]), "x2": _within(x, row.values[-1][1])}
+        for at, row in enumerate(rows)
+    ]
+    points = [
+        {
+            "at": at,
+            "x": _within(x, value),
+            "colour": _colour(colour),
+            "shape": "triangle-left" if value < x.low else "triangle-right" if value > x.high else "circle",
+        }
+        for at, row in enumerate(rows)
+        for colour, value in row.values
+    ]
+    encoding = {"x": _x(x), "y": _rows(rows)}
+    looks = {"color": {"field": "colour", **_AS_GIVEN}, "shape": {"field": "shape", **_AS_GIVEN}}
+    joined = _layer("rule", ends, encoding | {"x2": {"field": "x2"}}, color="var(--edge)", strokeWidth=3, yOffset=10)
+    return _listed([joined, _layer("point", points, encoding | looks, **_POINT, size=80, yOffset=10)], rows)
 
 
-def step_path(edges: Sequence[float], top: Sequence[float], ground: Sequence[float]) -> str:
-    """The outline of steps between `ground` and `top`, all of 0..1: forth along the top, back along the ground."""
-    if not top:
-        return ""
-    path = [f"M{_at(edges[0])} {_at(1 - top[0])}"]
-    for at, height in enumerate(top):
-        path.append(f"V{_at(1 - height)}H{_at(edges[at + 1])}")
-    path.extend(f"V{_at(1 - ground[at])}H{_at(edges[at])}" for at in range(len(ground) - 1, -1, -1))
-    return "".join(path) + "Z"
+def _listed(layers: Sequence[Spec], rows: Sequence[Bars | Dots]) -> Chart:
+    """Layers with a row for each of `rows`, and above it the texts: beside each other, or in two lines where it is
+    narrow."""
+    values = [{"at": at, "name": shown(row.name), "says": row.says} for at, row in enumerate(rows)]
+
+    def text(field: str, x: int | str, **look: Any) -> Spec:
+        encoding = {"x": {"value": x}, "y": _rows(rows), "text": {"field": field, "type": "nominal"}}
+        return _layer("text", values, encoding, **look)
+
+    def chart(width: int) -> Spec:
+        if width <= _NARROW:
+            limit = int(width * 0.84)
+            name = text("name", 0, align="left", yOffset=-16, limit=limit)
+            says = text("says", 0, align="left", yOffset=-2, limit=limit, color="var(--quiet)")
+            return _spec([*layers, name, says], width, {"step": _ROW + 14})
+        name = text("name", 0, align="left", yOffset=-5, limit=width // 2)
+        says = text("says", "width", align="right", yOffset=-5, limit=int(width * 0.4), color="var(--quiet)")
+        return _spec([*layers, name, says], width, {"step": _ROW})
+
+    return chart
 
 
-def _mark(x: Axis, y: Axis, mark: Mark) -> Html:
-    place = x.place(mark.x)
-    left = _percent(place)
-    across = [_percent(1 - y.place(value)) for value in (mark.low, mark.high)]
-    # The label is at the top, where a falling curve leaves room, and on the side with more room.
-    anchor, shift = ("end", "-8") if place > 0.45 else ("start", "8")
-    return element(
-        "g",
-        element("line", class_="leader", x1=left, x2=left, y1="0", y2="100%"),
-        element("line", class_=f"reach {mark.colour}", x1=left, x2=left, y1=across[0], y2=across[1]),
-        element("circle", class_=f"point {mark.colour}", cx=left, cy=_percent(1 - y.place(mark.y)), r="6"),
-        element(
-            "text",
-            mark.label,
-            class_="point-label",
-            x=left,
-            y="0",
-            dx=shift,
-            dy="10",
-            text_anchor=anchor,
-        ),
-    )
+def _drawn(layers: Sequence[Spec]) -> Chart:
+    return lambda width: _spec(layers, width, _HEIGHT)
 
 
-def _chart(x: Axis, y: Axis, inner: Sequence[Html], over: Sequence[Html], says: str) -> Html:
-    under: list[Html] = []
-    for tick in y.ticks:
-        place = _percent(1 - tick.place)
-        under.append(element("line", class_="grid", x1="0", x2="100%", y1=place, y2=place))
-        under.append(element("text", tick.label, class_="y-label", x="0", y=place, dx="-8", dy="4"))
-    for tick in x.ticks:
-        place = _percent(tick.place)
-        roomy = " roomy" if tick.is_roomy else ""
-        under.append(element("line", class_=f"tick{roomy}", x1=place, x2=place, y1="100%", y2="100%"))
-        under.append(element("text", tick.label, class_=f"x-label{roomy}", x=place, y="100%", dy="20"))
-    plot = element(
-        "svg",
-        joined(list(inner)),
-        class_="plot",
-        x="0",
-        y="0",
-        width="100%",
-        height="100%",
-        viewBox=f"0 0 {UNIT} {UNIT}",
-        preserveAspectRatio="none",
-    )
-    cross = element("line", class_="cross", x1="0", x2="0", y1="0", y2="100%", visibility="hidden")
-    return element("svg", under, plot, cross, list(over), class_="chart", role="img", aria_label=says)
+def _spec(layers: Sequence[Spec], width: int, height: int | Spec) -> Spec:
+    return {
+        "width": width,
+        "height": height,
+        # A height in steps is that of the rows, whatever the texts beside them take.
+        "autosize": {"type": "fit-x" if isinstance(height, dict) else "fit", "contains": "padding"},
+        "padding": {"left": 2, "right": 12, "top": 8, "bottom": 2},
+        "config": _CONFIG,
+        "layer": list(layers),
+    }
 
 
-def _at(part: float) -> str:
-    """A share of the inner picture in its units."""
-    return f"{part * UNIT:.1f}".removesuffix(".0")
+def _layer(kind: str, values: Sequence[Spec], encoding: Spec, **look: Any) -> Spec:
+    return {"data": {"values": list(values)}, "mark": {"type": kind, **look}, "encoding": encoding}
 
 
-def _percent(part: float) -> str:
-    return f"{part * 100:.2f}".rstrip("0").rstrip(".") + "%"
+def _on(x: Axis, y: Axis) -> Spec:
+    return {"x": _x(x), "y": _y(y)}
+
+
+def _x(axis: Axis) -> Spec:
+    return {"field": "x", **axis.channel}
+
+
+def _y(axis: Axis) -> Spec:
+    return {"field": "y", **axis.channel}
+
+
+def _rows(rows: Sequence[object]) -> Spec:
+    return {"field": "at", "type": "ordinal", "axis": None, "scale": {"domain": [*range(len(rows))]}}
+
+
+def _within(axis: Axis, value: float) -> float:
+    return min(max(value, axis.low), axis.high)
+
+
+def _colour(name: str) -> str:
+    return f"var(--{name})"

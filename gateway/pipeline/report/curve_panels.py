@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-from gateway.pipeline.report import charts, scales, wording
-from gateway.pipeline.report.charts import Band, Line, Mark, Rule
-from gateway.pipeline.report.figures import CurvePoint, Figures, Plan
+from gateway.pipeline.report import axes, charts, wording
+from gateway.pipeline.report.charts import Band, Line, Mark
+from gateway.pipeline.report.figures import CurvePoint, Figures, Plan, Share
 from gateway.pipeline.report.findings import name
 from gateway.pipeline.report.markup import element
 from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panel import Panel
+from gateway.pipeline.report.panel import Key, Panel, drawn, legend
 
 _COLOURS = ("tape", "follow", "origin", "collapse")
 _DASHES = ("", "long", "short", "mixed")
-_LRU_BLOCKS = "lru-blocks"
 _BLOCKS = "-blocks"
 """Suffix of the name of a curve over blocks, which has no reads."""
 _KINDS = {
@@ -29,7 +29,10 @@ _NOTHING = "No curve was measured: `durable-gateway pipeline curve` does it, fro
 def bytes_curve(figures: Figures) -> Panel:
     """Byte miss ratio by memory."""
     panel = Panel(
-        "curve-bytes", "Miss ratio by memory: bytes", "Share of the bytes that the origin has to send.", _NOTHING
+        "curve-bytes",
+        "Miss ratio by memory: bytes",
+        "Share of the bytes of catch-up reads that the origin has to send.",
+        _NOTHING,
     )
     plan = figures.plan
     return _curve(
@@ -45,7 +48,10 @@ def bytes_curve(figures: Figures) -> Panel:
 def reads_curve(figures: Figures) -> Panel:
     """Miss ratio of reads by memory."""
     panel = Panel(
-        "curve-reads", "Miss ratio by memory: reads", "Share of the reads that the origin is asked for.", _NOTHING
+        "curve-reads",
+        "Miss ratio by memory: reads",
+        "Share of catch-up reads of which bytes are missing in memory.",
+        _NOTHING,
     )
     plan = figures.plan
     return _curve(
@@ -54,7 +60,7 @@ def reads_curve(figures: Figures) -> Panel:
         lambda point: point.miss_ratio,
         None if plan is None else 1 - plan.expected_hit_ratio,
         of_blocks=False,
-        target=plan,
+        target=None if plan is None else 1 - plan.target_hit_ratio,
     )
 
 
@@ -73,9 +79,9 @@ def plan(figures: Figures) -> Panel:
     reached = made.expected_hit_ratio + made.error >= made.target_hit_ratio
     says = [
         element("b", wording.size(made.cache_bytes)),
-        f" for tapes with {made.policy}: {wording.share(made.expected_hit_ratio)} of catch-up reads",
-        f" and {wording.share(made.expected_byte_hit_ratio)} of their bytes without the origin,",
-        f" give or take {wording.share(made.error)}. Asked for were {wording.share(made.target_hit_ratio)}",
+        f" for tapes with {made.policy} should hold all bytes of {wording.share(made.expected_hit_ratio)} of catch-up",
+        f" reads, and {wording.share(made.expected_byte_hit_ratio)} of the bytes of all of them, give or take",
+        f" {wording.share(made.error)}. Asked for were {wording.share(made.target_hit_ratio)} of the reads",
         "." if reached else ", but nothing better was found.",
     ]
     rows = [
@@ -94,7 +100,11 @@ def plan(figures: Figures) -> Panel:
         panel.title,
         panel.about,
         panel.nothing,
-        element("div", element("p", says, class_="says"), element("ul", rows, class_="items") if rows else None),
+        element(
+            "div",
+            [element("p", text, class_="says") for text in (says, _looks(figures), _short(made)) if text],
+            element("ul", rows, class_="items") if rows else None,
+        ),
         numbers=Numbers(
             "plan",
             [Column("Kind"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
@@ -109,6 +119,26 @@ def plan(figures: Figures) -> Panel:
     )
 
 
+def _looks(figures: Figures) -> str:
+    """What a hit does not spare the origin."""
+    looked = figures.shares.get("looked", Share())
+    if not looked.part:
+        return ""
+    return (
+        "Bytes in memory do not always spare the origin the question whether the stream has grown: in this log it was "
+        f"asked that before {wording.share(looked.ratio)} of catch-up reads were answered from memory."
+    )
+
+
+def _short(made: Plan) -> str:
+    if not made.is_short:
+        return ""
+    return (
+        f"It was made from {wording.span(made.span_s)} of traffic, and is marked as short: a gateway does not take its "
+        "memory unless cache.plan.take_short_memory is set."
+    )
+
+
 def _curve(
     figures: Figures,
     panel: Panel,
@@ -116,58 +146,45 @@ def _curve(
     chosen: float | None,
     *,
     of_blocks: bool,
-    target: Plan | None,
+    target: float | None,
 ) -> Panel:
-    points = [point for point in figures.curve if of_blocks or not point.policy.endswith(_BLOCKS)]
-    if not points:
+    every = [point for point in figures.curve if of_blocks or not point.policy.endswith(_BLOCKS)]
+    if not every:
         return panel
-    policies = list(dict.fromkeys(point.policy for point in points))
-    by_policy = {policy: [one for one in points if one.policy == policy] for policy in policies}
-    every = [float(point.cache_bytes) for point in points]
+    policies = list(dict.fromkeys(point.policy for point in every))
+    # The curve of the gateway's own policy answers the question; the others are among the numbers.
+    shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
+    by_policy = {policy: [one for one in every if one.policy == policy] for policy in shown}
+    points = [point for one in by_policy.values() for point in one]
     made = figures.plan
-    x = scales.sizes([*every, *([float(made.cache_bytes)] if made and made.cache_bytes else [])])
-    errors = [(ratio(point) + (point.error or 0)) for point in points] if of_blocks else []
-    y = scales.parts([*(ratio(point) for point in points), *errors, chosen])
-    colours = {policy: _COLOURS[nth % len(_COLOURS)] for nth, policy in enumerate(policies)}
+    x = axes.sizes([float(p.cache_bytes) for p in points] + ([float(made.cache_bytes)] if made is not None else []))
+    y = axes.parts([*(ratio(p) + (p.error or 0) * of_blocks for p in points), chosen, target])
     series = [
-        Line(
-            policy, colours[policy], [(p.cache_bytes, ratio(p)) for p in by_policy[policy]], _DASHES[nth % len(_DASHES)]
-        )
-        for nth, policy in enumerate(policies)
+        Line(policy, _COLOURS[nth % len(_COLOURS)], [(p.cache_bytes, ratio(p)) for p in by_policy[policy]], dash)
+        for nth, (policy, dash) in enumerate(zip(shown, itertools.cycle(_DASHES), strict=False))
     ]
     bands = [
-        Band(colours[policy], [(p.cache_bytes, ratio(p) - (p.error or 0), ratio(p) + (p.error or 0)) for p in points])
-        for policy, points in by_policy.items()
-        if of_blocks and any(point.error for point in points)
-    ]
-    marks = []
-    if made is not None and chosen is not None:
-        marks.append(
-            Mark(
-                f"Plan: {wording.size(made.cache_bytes)}, {wording.share(chosen)}",
-                "chosen",
-                float(made.cache_bytes),
-                chosen,
-                max(chosen - made.error, 0.0),
-                min(chosen + made.error, 1.0),
-            )
+        Band(
+            line.colour,
+            [(p.cache_bytes, ratio(p) - (p.error or 0), ratio(p) + (p.error or 0)) for p in by_policy[line.label]],
         )
-    rules = (
-        []
-        if target is None
-        else [Rule(f"Target: {wording.share(1 - target.target_hit_ratio)}", 1 - target.target_hit_ratio)]
-    )
-    sizes = sorted({point.cache_bytes for point in points})
-    at = {(point.policy, point.cache_bytes): point for point in points}
-    says = f"{panel.title}, {', '.join(policies)}" + (f". {marks[0].label}." if marks else ".")
-    best = next((one for one in points if not one.policy.endswith(_BLOCKS)), points[0])
-    return Panel(
-        panel.name,
-        panel.title,
-        panel.about,
-        panel.nothing,
-        charts.lines(x, y, series, says=says, bands=bands, marks=marks, rules=rules),
-        charts.legend(series),
+        for line in series
+        if of_blocks and any(point.error for point in by_policy[line.label])
+    ]
+    keys = [Key(line.label, line.colour, f"line {line.dash}") for line in series]
+    mark = None
+    if made is not None and chosen is not None:
+        mark = Mark(float(made.cache_bytes), chosen, chosen - made.error, chosen + made.error)
+        keys.append(Key(f"Plan: {wording.size(made.cache_bytes)}, {wording.share(chosen)}", "chosen", "dot"))
+    if target is not None:
+        keys.append(Key(f"Target: {wording.share(target)}", "quiet", "line short"))
+    sizes = sorted({point.cache_bytes for point in every})
+    at = {(point.policy, point.cache_bytes): point for point in every}
+    return drawn(
+        panel,
+        charts.lines(x, y, series, bands=bands, mark=mark, rule=-1 if target is None else target),
+        f"{'; '.join(key.label for key in keys)}.",
+        legend(keys),
         Numbers(
             panel.name,
             [
@@ -176,7 +193,7 @@ def _curve(
                     column
                     for policy in policies
                     for column in (
-                        Column(policy, wording.share, colours[policy]),
+                        Column(policy, wording.share),
                         *([Column(f"{policy} ±", wording.share)] if of_blocks else []),
                     )
                 ),
@@ -196,17 +213,16 @@ def _curve(
                 )
                 for size in sizes
             ],
-            places=[x.place(size) for size in sizes],
         ),
-        note=" ".join(_notes(best, has_bands=bool(bands), has_blocks=any(one.endswith(_BLOCKS) for one in policies))),
+        note=" ".join(_notes(points[0], has_bands=bool(bands), more=len(policies) - len(shown))),
     )
 
 
-def _notes(point: CurvePoint, *, has_bands: bool, has_blocks: bool) -> list[str]:
+def _notes(point: CurvePoint, *, has_bands: bool, more: int) -> list[str]:
     looked_at = "all played" if point.rate >= 1 else f"of whose tapes 1 in {wording.times(1 / point.rate)} was played"
     return [
         f"From {wording.many(point.references, 'catch-up read')}, {looked_at}.",
         "What was read for the first time counts as missing, whatever the memory.",
         *(["Bands are 95 % intervals."] if has_bands else []),
-        *([f"{_LRU_BLOCKS} gives up blocks, the gateway's policies whole tapes."] if has_blocks else []),
+        *([f"{wording.many(more, 'other curve')} among the numbers; `report --curve` draws them."] if more else []),
     ]

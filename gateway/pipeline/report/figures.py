@@ -8,6 +8,7 @@ None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -19,6 +20,19 @@ T = TypeVar("T")
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part and the whole that it is of; None is not known."""
+
+    part: int | None = None
+    whole: int | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Part by whole."""
+        return None if self.part is None or self.whole is None else _ratio(self.part, self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ class Traffic:
     """Reads (catch-up, long-poll, SSE) and their cost to the origin."""
 
     by: Saved
+    spared: int | None = 0
+    """Reads that caused no request at the origin; None if that is not known."""
     origin_requests: int = 0
     sent_bytes: int = 0
     saved_bytes: int = 0
@@ -60,10 +76,14 @@ class Traffic:
         return self.by.reads
 
     @property
-    def request_offload(self) -> float | None:
-        """Share of the reads that the origin was spared; negative if it had more requests than there were reads."""
-        saved = _ratio(self.origin_requests, self.reads)
-        return None if saved is None else 1 - saved
+    def spared_ratio(self) -> float | None:
+        """Share of the reads that caused no request at the origin."""
+        return Share(self.spared, self.reads).ratio
+
+    @property
+    def asked_ratio(self) -> float | None:
+        """Requests to the origin for each read."""
+        return _ratio(self.origin_requests, self.reads)
 
     @property
     def byte_offload(self) -> float | None:
@@ -183,6 +203,10 @@ class Plan:
     expected_hit_ratio: float
     expected_byte_hit_ratio: float
     error: float
+    span_s: float = 0.0
+    """Seconds of traffic that it was made from."""
+    is_short: bool = False
+    """Whether that is too little to set the memory by."""
     wishes: tuple[PlanEntry, ...] = ()
     wished: int = 0
     """Number of entries in all lists."""
@@ -269,8 +293,8 @@ class Figures:
     step_s: int = 60
     requests: int = 0
     """Requests of every mode."""
-    errors: int = 0
-    """Requests that ended in an error."""
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    """The headline figures, by the names of `headlines.DEFINITIONS`."""
     total: Traffic = field(default_factory=lambda: Traffic(Saved()))
     moments: tuple[Moment, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -284,12 +308,19 @@ class Figures:
     by_bytes: tuple[Stream, ...] = ()
     by_requests: tuple[Stream, ...] = ()
     fan_out: tuple[Shared, ...] = ()
-    most_shared: int = 0
-    """The largest number of live readers of one stream."""
     curve: tuple[CurvePoint, ...] = ()
+    curves: tuple[str, ...] = ()
+    """The policies whose curves are drawn; without any of them, the first one is."""
     plan: Plan | None = None
     refusals: Found[ErrorCount] = field(default_factory=Found)
     storms: Found[Storm] = field(default_factory=Found)
     slow_consumers: Found[SlowConsumer] = field(default_factory=Found)
     closed_loops: Found[ClosedLoop] = field(default_factory=Found)
     anomalies: Found[Anomaly] = field(default_factory=Found)
+    is_short: bool = False
+    """Whether the log covers too little time to judge a day by."""
+
+    @property
+    def span_s(self) -> int:
+        """Seconds from the first minute with a figure to the end of the last."""
+        return 0 if self.first is None or self.last is None else self.last + 60 - self.first

@@ -1,18 +1,93 @@
-"""The main figures, each as a plain sentence.
+"""The headline figures: what each of them means, the SQL that computes it from the gold tables, and its sentence.
 
-A sentence without data is left out: an empty lake has no headlines.  If the origin had more requests than there were
-reads, or sent more bytes than readers got, the sentence says so instead of a negative saving.
+`DEFINITIONS` is the only place where a headline figure is defined.  Each is `part` divided by `whole`; a figure without
+a `whole` is the `part` alone.  The SQL runs on DuckDB over the gold tables under their own names, so that it can be
+pasted there.  Percentiles are not in this list: `gateway.pipeline.gold.sketches` defines them.
+
+A figure without data is left out: an empty lake has no headlines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+import duckdb
 
 from gateway.pipeline.report import wording
-from gateway.pipeline.report.figures import Figures, Percentiles
+from gateway.pipeline.report.figures import Figures, Percentiles, Share
+from gateway.protocol.mode import Mode
 
-_AT_ONCE_S = 1e-6
+READS: Final = "mode IN ('catchup', 'longpoll', 'sse')"
+"""SQL: whether a row of `traffic` is of reads."""
+SPARED: Final = "CASE WHEN count(spared_requests) = count(*) THEN sum(spared_requests) END"
+"""SQL: reads that caused no request; NULL if a row is older than its column."""
+LOOKED: Final = "outcome IN ('joined', 'revalidated')"
+"""SQL: whether reads were answered from memory once the origin had been asked for the tail."""
+_AT_ONCE_S: Final = 1e-6
 """Less than the log's resolution: the answer was remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A headline figure: its name, what it counts, and the SQL of `part` and `whole`."""
+
+    name: str
+    meaning: str
+    sql: str
+
+
+DEFINITIONS: Final = (
+    Definition(
+        "spared",
+        "Reads that caused no request at the origin, of all reads that ended. The log charges each request to the one "
+        "read that caused it; a live read of several lines counts by its last.",
+        f"SELECT {SPARED} AS part, sum(requests) AS whole FROM traffic WHERE {READS}",
+    ),
+    Definition(
+        "asked",
+        "Requests to the origin because of reads, retries included, for each read that ended.",
+        f"SELECT sum(origin_requests) AS part, sum(requests) AS whole FROM traffic WHERE {READS}",
+    ),
+    Definition(
+        "looked",
+        "Catch-up reads answered from memory once the origin had been asked whether the stream had grown, of all "
+        "catch-up reads; reads that shared one such question count each.",
+        f"SELECT sum(requests) FILTER (WHERE {LOOKED}) AS part, sum(requests) AS whole FROM traffic "
+        f"WHERE mode = '{Mode.CATCHUP}'",
+    ),
+    Definition(
+        "delivered",
+        "Body bytes to readers before compression, for each body byte from the origin.",
+        f"SELECT sum(sent_bytes + saved_bytes) AS part, sum(fetched_bytes) AS whole FROM traffic WHERE {READS}",
+    ),
+    Definition(
+        "sent",
+        "Body bytes as they were sent to readers.",
+        f"SELECT sum(sent_bytes) AS part, NULL AS whole FROM traffic WHERE {READS}",
+    ),
+    Definition(
+        "errors",
+        "Requests of all kinds that were refused, failed, aborted or answered with a status of 400 or more, of all.",
+        "SELECT (SELECT sum(requests) FROM errors) AS part, (SELECT sum(requests) FROM traffic) AS whole",
+    ),
+    Definition(
+        "followed",
+        "Most readers that followed one stream live at the same time.",
+        f"SELECT max(most) AS part, NULL AS whole FROM fan_out WHERE mode <> '{Mode.CATCHUP}'",
+    ),
+)
+
+
+def measured(gold: duckdb.DuckDBPyConnection) -> dict[str, Share]:
+    """Every defined figure, by name, from a connection that knows the gold tables."""
+    found = {}
+    for one in DEFINITIONS:
+        row = gold.execute(one.sql).fetchone()
+        assert row is not None
+        found[one.name] = Share(*(None if value is None else int(value) for value in row))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +101,58 @@ class Headline:
 
 def headlines(figures: Figures) -> list[Headline]:
     """All headlines with data."""
+    shares = figures.shares
     said = [
-        _requests(figures),
-        _bytes(figures),
+        _spared(shares),
+        _bytes(shares),
+        _looked(shares),
         _waits("of catch-up reads began to be answered within this time", figures.first_byte_all),
         _waits("of appends were with their long-polling readers within this time", figures.delivery_all),
-        _shared(figures),
-        _errors(figures),
+        _followed(shares),
+        _errors(shares),
     ]
     return [one for one in said if one is not None]
 
 
-def _requests(figures: Figures) -> Headline | None:
-    total = figures.total
-    if total.request_offload is None:
+def _spared(shares: Mapping[str, Share]) -> Headline | None:
+    spared, asked = shares.get("spared", Share()), shares.get("asked", Share())
+    if not asked.whole:
         return None
-    made_of = f"{wording.many(total.reads, 'read')} cost it {wording.many(total.origin_requests, 'request')}"
-    if total.request_offload < 0:
-        asked = wording.times(total.origin_requests / total.reads)
-        return Headline(f"{asked} ×", "was the origin asked for each read", made_of)
-    return Headline(wording.share(total.request_offload), "of reads never reached the origin", made_of)
+    per_hundred = f"{wording.times(100 * (asked.ratio or 0))} requests to it for each 100 reads"
+    if spared.part is None:
+        return Headline(
+            wording.times(asked.ratio),
+            "requests to the origin for each read",
+            f"{wording.many(asked.whole, 'read')}, {wording.many(asked.part or 0, 'request')}",
+        )
+    made_of = f"{wording.count(spared.part)} of {wording.many(asked.whole, 'read')}; {per_hundred}"
+    return Headline(wording.share(spared.ratio), "of reads caused no request at the origin", made_of)
 
 
-def _bytes(figures: Figures) -> Headline | None:
-    total = figures.total
-    if not total.sent_bytes:
+def _looked(shares: Mapping[str, Share]) -> Headline | None:
+    looked = shares.get("looked", Share())
+    if not looked.part:
         return None
-    made_of = f"it sent {wording.size(total.fetched_bytes)}, readers got {wording.size(total.read_bytes)}"
-    if total.saved_bytes:
-        made_of += f" ({wording.size(total.sent_bytes)} as it was sent)"
-    if not total.fetched_bytes:
+    return Headline(
+        wording.share(looked.ratio),
+        "of catch-up reads were in memory, and the origin was asked for the tail",
+        f"{wording.count(looked.part)} of {wording.many(looked.whole or 0, 'catch-up read')}",
+    )
+
+
+def _bytes(shares: Mapping[str, Share]) -> Headline | None:
+    delivered, sent = shares.get("delivered", Share()), shares.get("sent", Share()).part
+    if not sent:
+        return None
+    fetched, read = delivered.whole or 0, delivered.part or 0
+    made_of = f"it sent {wording.size(fetched)}, readers got {wording.size(read)}"
+    if read > sent:
+        made_of += f" ({wording.size(sent)} as it was sent)"
+    if not fetched:
         return Headline(wording.size(0), "was all that the origin had to send", made_of)
-    ratio = total.read_bytes / total.fetched_bytes
-    if ratio < 1:
-        return Headline(f"{wording.times(1 / ratio)} ×", "what readers got was sent by the origin", made_of)
-    return Headline(f"{wording.times(ratio)} ×", "was every byte from the origin delivered", made_of)
+    if read < fetched:
+        return Headline(f"{wording.times(fetched / read)} ×", "what readers got was sent by the origin", made_of)
+    return Headline(f"{wording.times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
 
 
 def _waits(says: str, waited: Percentiles | None) -> Headline | None:
@@ -72,18 +164,20 @@ def _waits(says: str, waited: Percentiles | None) -> Headline | None:
     return Headline(wording.span(waited.p50_s), f"half {says}", made_of)
 
 
-def _shared(figures: Figures) -> Headline | None:
-    if figures.most_shared < 2:
+def _followed(shares: Mapping[str, Share]) -> Headline | None:
+    most = shares.get("followed", Share()).part or 0
+    if most < 2:
         return None
     return Headline(
-        wording.count(figures.most_shared),
+        wording.count(most),
         "readers followed one stream at once",
         "for one request to the origin at a time",
     )
 
 
-def _errors(figures: Figures) -> Headline | None:
-    if not figures.requests:
+def _errors(shares: Mapping[str, Share]) -> Headline | None:
+    errors = shares.get("errors", Share())
+    if not errors.whole:
         return None
-    made_of = f"{wording.count(figures.errors)} of {wording.many(figures.requests, 'request')} of all kinds"
-    return Headline(wording.share(figures.errors / figures.requests), "of requests ended in an error", made_of)
+    made_of = f"{wording.count(errors.part or 0)} of {wording.many(errors.whole, 'request')} of all kinds"
+    return Headline(wording.share((errors.part or 0) / errors.whole), "of requests ended in an error", made_of)

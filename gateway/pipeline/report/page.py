@@ -1,8 +1,8 @@
-"""Figures as one self-contained HTML page: style and script are inline, charts are SVG, fonts are the reader's.
+"""Figures as one self-contained HTML page: the style is inline, charts are SVG, fonts are the reader's, and there is
+no script.
 
-The page's content security policy allows only that style and that script, which are named by their hashes.  So the page
-makes no requests, and even if markup in a stream's name got through, it could not run anything.  Without the script all
-charts, lists and tables are there; it adds pointing, sorting and CSV.
+The page's content security policy allows only that style, which is named by its hash.  So the page makes no requests,
+and even if markup in a stream's name got through, it could not run anything.
 
 The same figures make the same page, byte for byte.  (The same lake makes almost the same figures: sketches of very many
 values are merged at random, so percentiles may differ within their error.)
@@ -38,9 +38,9 @@ _MOST_ITEMS = 5
 
 def page(figures: Figures, title: str) -> str:
     """The whole page."""
-    style, script = _file("report.css"), _file("report.js")
+    style = (resources.files("gateway.pipeline.report") / "report.css").read_text("utf-8")
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src 'none'; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
     )
     found = findings(figures)
@@ -60,13 +60,16 @@ def page(figures: Figures, title: str) -> str:
             "header",
             element("h1", title),
             element("p", _reach(figures), class_="reach-of"),
-            element("button", "Show all numbers", type="button", id="all-numbers", hidden=True),
         ),
         element(
-            "main", _headlines(figures), _contents(found), [_part(figures, *part) for part in _PARTS], _wrong(found)
+            "main",
+            _shortness(figures),
+            _headlines(figures),
+            _contents(found),
+            [_part(figures, *part) for part in _PARTS],
+            _wrong(found),
         ),
         element("footer", element("p", "Made by durable-gateway from its own access log. Times are UTC.")),
-        element("script", Html(script)),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
@@ -77,6 +80,18 @@ def _reach(figures: Figures) -> str:
     return (
         f"{wording.moment(figures.first)} to {wording.moment(figures.last + 60)} UTC, "
         f"{wording.many(figures.requests, 'request')} on {wording.many(len(figures.routes), 'route')}"
+    )
+
+
+def _shortness(figures: Figures) -> Html | None:
+    if not figures.is_short:
+        return None
+    return element(
+        "p",
+        element("b", f"A short log: {wording.span(figures.span_s)}."),
+        " Its figures say little about a day: caches fill in that time, rare streams do not occur, and there are no "
+        "busy and quiet hours to compare.",
+        class_="short-log",
     )
 
 
@@ -126,26 +141,13 @@ def _part(figures: Figures, title: str, makers: tuple[object, ...]) -> Html:
 
 
 def _card(panel: Panel) -> Html:
-    # Only charts can be pointed at; a list of bars shows its values itself.
-    points = panel.numbers is not None and bool(panel.numbers.places)
-    body: Html | None = panel.body
-    if body is not None and points:
-        body = element(
-            "div",
-            body,
-            element("div", class_="tip", hidden=True, aria_live="polite"),
-            class_="frame",
-            tabindex="0",
-            role="group",
-            aria_label=f"{panel.title}: arrow keys go through its points",
-        )
     return element(
         "article",
         element("h3", panel.title),
         element("p", panel.about, class_="about"),
         panel.legend,
-        element("p", _prose(panel.nothing), class_="nothing") if body is None else body,
-        element("p", panel.note, class_="note") if panel.note else None,
+        element("p", _prose(panel.nothing), class_="nothing") if panel.body is None else panel.body,
+        element("p", _prose(panel.note), class_="note") if panel.note else None,
         numbers(panel.numbers) if panel.numbers is not None else None,
         class_="card wide" if panel.is_wide else "card",
         id=panel.name,
@@ -193,10 +195,6 @@ def _finding(finding: Finding) -> Html:
 def _prose(text: str) -> list[Html | str]:
     """A text of this package, with the parts between backticks as code."""
     return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
-
-
-def _file(name: str) -> str:
-    return (resources.files("gateway.pipeline.report") / name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:

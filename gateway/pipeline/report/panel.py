@@ -1,14 +1,16 @@
-"""A card of the report: its heading, its chart or list, its legend and its numbers.
+"""A card of the report: its heading, its chart, its legend and its numbers.
 
 A card without data says so, and why, instead of showing an empty chart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.pipeline.report import charts, scales, wording
+from gateway.pipeline.report import axes, wording
+from gateway.pipeline.report.charts import Chart
+from gateway.pipeline.report.drawing import figure
 from gateway.pipeline.report.figures import Figures, Moment
 from gateway.pipeline.report.findings import shortened
 from gateway.pipeline.report.markup import Html, element
@@ -32,41 +34,63 @@ class Panel:
     note: str = ""
 
 
-def drawn(panel: Panel, body: Html, legend: Html | None, table: Numbers, note: str = "") -> Panel:
-    """The panel with its chart."""
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An entry of a legend."""
+
+    label: str
+    colour: str
+    sample: str = "area"
+    """The style sheet's class of its sample: `area`, `line` with a dash, `dot`, `out` (a triangle)."""
+    whole: str = ""
+    """The total."""
+
+
+def drawn(panel: Panel, chart: Chart, says: str, legend: Html | None, table: Numbers, note: str = "") -> Panel:
+    """The panel with its chart; `says` describes it to a screen reader."""
+    body = figure(chart, f"{panel.title}. {says}", is_wide=panel.is_wide)
     return Panel(
         panel.name, panel.title, panel.about, panel.nothing, body, legend, table, is_wide=panel.is_wide, note=note
     )
 
 
+def legend(keys: Iterable[Key]) -> Html:
+    """The meaning of colours, dashes and shapes."""
+    return element(
+        "ul",
+        [
+            element(
+                "li",
+                element("i", class_=f"swatch {key.sample} {key.colour}", aria_hidden="true"),
+                key.label,
+                element("b", key.whole) if key.whole else None,
+            )
+            for key in keys
+        ],
+        class_="legend",
+    )
+
+
 def over_time(
-    figures: Figures, name_: str, columns: Sequence[Column], rows: Sequence[Sequence[float | None]]
+    figures: Figures, name: str, columns: Sequence[Column], rows: Sequence[Sequence[float | None]]
 ) -> Numbers:
     """A table with a row for each step, which begins with the time; `rows` are in the order of the moments."""
-    x = time_axis(figures)
     return Numbers(
-        name_,
+        name,
         [Column("From (UTC)"), *columns],
         [(wording.moment(moment.at), *row) for moment, row in zip(figures.moments, rows, strict=True)],
-        places=[x.place(middle(figures, moment)) for moment in figures.moments],
     )
 
 
-def row(label: str, says: str, parts: Sequence[tuple[str, float]]) -> Html:
-    """One bar of a list: `parts` are colours and where each ends, from 0 to 1."""
-    short = shortened(label, _MOST_CHARS)
-    return element(
-        "li",
-        element("span", element("bdi", short), class_="bar-name", title=label),
-        element("span", says, class_="bar-says"),
-        charts.bar(parts),
-    )
+def listed(name: str) -> str:
+    """A name in a list."""
+    return shortened(name, _MOST_CHARS)
 
 
-def time_axis(figures: Figures) -> scales.Axis:
+def time_axis(figures: Figures) -> axes.Axis:
     """The time axis of all moments."""
     moments = edges(figures)
-    return scales.times(moments[0], moments[-1])
+    return axes.times(moments[0], moments[-1])
 
 
 def edges(figures: Figures) -> list[int]:
@@ -76,5 +100,5 @@ def edges(figures: Figures) -> list[int]:
 
 
 def middle(figures: Figures, moment: Moment) -> float:
-    """The middle of a moment."""
-    return moment.at + figures.step_s / 2
+    """The middle of a moment, in milliseconds."""
+    return 1000 * (moment.at + figures.step_s / 2)

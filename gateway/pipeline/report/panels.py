@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.pipeline.report import charts, scales, wording
-from gateway.pipeline.report.charts import Layer, Line
+from gateway.pipeline.report import axes, charts, wording
+from gateway.pipeline.report.charts import Bars, Layer, Line
 from gateway.pipeline.report.figures import Figures, Stream
-from gateway.pipeline.report.markup import Html, element
+from gateway.pipeline.report.markup import Html
 from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panel import Panel, drawn, edges, middle, over_time, row, time_axis
+from gateway.pipeline.report.panel import Key, Panel, drawn, edges, legend, listed, middle, over_time, time_axis
 
 SAVERS = (
     ("tape", "From the tape"),
@@ -21,6 +21,7 @@ SAVERS = (
 )
 """How a read is answered, from the bottom of the chart up."""
 _LEAST_OFFLOAD = -1.0
+_MOST_ROUTES = 12
 
 
 def offload(figures: Figures) -> Panel:
@@ -28,37 +29,42 @@ def offload(figures: Figures) -> Panel:
     panel = Panel(
         "offload",
         "Offload",
-        "Share of the readers' requests and bytes that the origin was spared.",
+        "Reads that caused no request at the origin, of all reads; and 1 − bytes from the origin / bytes to readers.",
         _no_reads(figures),
         is_wide=True,
     )
     if not figures.total.reads:
         return panel
-    requests = [(middle(figures, m), m.traffic.request_offload) for m in figures.moments]
+    requests = [(middle(figures, m), m.traffic.spared_ratio) for m in figures.moments]
     size = [(middle(figures, m), m.traffic.byte_offload) for m in figures.moments]
-    y = scales.shares([value for _, value in [*requests, *size]], least=_LEAST_OFFLOAD)
-    series = [Line("Requests", "tape", requests), Line("Bytes", "follow", size, "long")]
-    says = (
-        f"Over the whole time {wording.share(figures.total.request_offload)} of requests and "
-        f"{wording.share(figures.total.byte_offload)} of bytes."
-    )
+    y = axes.shares([value for _, value in [*requests, *size]], least=_LEAST_OFFLOAD)
+    series = [Line("Reads without a request", "tape", requests), Line("Bytes spared", "follow", size, "long")]
+    keys = [Key(line.label, line.colour, f"line {line.dash}") for line in series]
+    below = charts.beyond(y, [value for _, value in size])
+    if below:
+        keys.append(Key(f"Below {wording.share(y.low)}: {_times(below)}", "follow", "out"))
+    note = "Below 0 % the origin sent more than readers got: tapes were being filled." if y.low < 0 else ""
     return drawn(
         panel,
-        charts.lines(time_axis(figures), y, series, says=f"Offload over time. {says}"),
-        charts.legend(series),
+        charts.lines(time_axis(figures), y, series),
+        f"Over the whole time {wording.share(figures.total.spared_ratio)} of reads caused no request, and "
+        f"{wording.share(figures.total.byte_offload)} of bytes were spared.",
+        legend(keys),
         over_time(
             figures,
             "offload",
             [
-                Column("Requests spared", wording.share, "tape"),
-                Column("Bytes spared", wording.share, "follow"),
+                Column("Reads without a request", wording.share),
+                Column("Bytes spared", wording.share),
+                Column("Requests for each read", wording.times),
                 Column("Tape alone", wording.share),
             ],
-            [(m.traffic.request_offload, m.traffic.byte_offload, m.traffic.hit_ratio) for m in figures.moments],
+            [
+                (m.traffic.spared_ratio, m.traffic.byte_offload, m.traffic.asked_ratio, m.traffic.hit_ratio)
+                for m in figures.moments
+            ],
         ),
-        note="Below 0 % the origin did more than the readers asked for: tapes were being filled."
-        if y.scale.low < 0
-        else "",
+        note=note,
     )
 
 
@@ -106,25 +112,18 @@ def savers(figures: Figures) -> Panel:
     if not figures.total.reads:
         return panel
     whole = figures.total.by
-    layers = [
-        Layer(
-            label,
-            key,
-            [getattr(moment.traffic.by, key) for moment in figures.moments],
-            wording.share(getattr(whole, key) / whole.reads),
-        )
-        for key, label in SAVERS
-    ]
-    y = scales.amounts([m.traffic.reads for m in figures.moments])
-    says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers)
+    layers = [Layer(label, key, [getattr(m.traffic.by, key) for m in figures.moments]) for key, label in SAVERS]
+    keys = [Key(label, key, whole=wording.share(getattr(whole, key) / whole.reads)) for key, label in SAVERS]
+    y = axes.amounts([m.traffic.reads for m in figures.moments])
     return drawn(
         panel,
-        charts.areas(time_axis(figures), y, edges(figures), layers, says=f"Reads over time. {says}.", stacked=True),
-        charts.legend(layers),
+        charts.areas(time_axis(figures), y, edges(figures), layers, stacked=True),
+        f"Reads over time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
+        legend(keys),
         over_time(
             figures,
             "savers",
-            [*(Column(label, wording.count, key) for key, label in SAVERS), Column("Reads", wording.count)],
+            [*(Column(label, wording.count) for _, label in SAVERS), Column("Reads", wording.count)],
             [(*(getattr(m.traffic.by, key) for key, _ in SAVERS), m.traffic.reads) for m in figures.moments],
         ),
     )
@@ -135,18 +134,19 @@ def routes(figures: Figures) -> Panel:
     panel = Panel("routes", "Routes", "What each route's reads cost the origin.", _no_reads(figures))
     if not figures.routes:
         return panel
-    most = max(route.traffic.reads for route in figures.routes)
     rows = [
-        row(
-            route.route,
-            f"{wording.many(route.traffic.reads, 'read')}, {wording.share(route.traffic.request_offload)} spared",
-            [("tape", route.traffic.reads / most), ("origin", route.traffic.origin_requests / most)],
+        Bars(
+            listed(route.route),
+            f"{wording.many(route.traffic.reads, 'read')}, "
+            f"{wording.share(route.traffic.spared_ratio)} without a request",
+            [("tape", route.traffic.reads), ("origin", route.traffic.origin_requests)],
         )
-        for route in figures.routes[:12]
+        for route in figures.routes[:_MOST_ROUTES]
     ]
     return drawn(
         panel,
-        element("ol", rows, class_="bars"),
+        charts.bars(rows, axes.amounts([value for row in rows for _, value in row.parts])),
+        f"{wording.many(len(figures.routes), 'route')}, the busiest first.",
         _pair("Reads", "Requests to the origin"),
         Numbers(
             "routes",
@@ -154,8 +154,8 @@ def routes(figures: Figures) -> Panel:
                 Column("Route"),
                 Column("Protocol"),
                 Column("Reads", wording.count),
+                Column("Without a request", wording.count),
                 Column("Origin requests", wording.count),
-                Column("Requests spared", wording.share),
                 Column("To readers", wording.size),
                 Column("From the origin", wording.size),
                 Column("Bytes spared", wording.share),
@@ -166,8 +166,8 @@ def routes(figures: Figures) -> Panel:
                     route.route,
                     route.protocol,
                     (t := route.traffic).reads,
+                    t.spared,
                     t.origin_requests,
-                    t.request_offload,
                     t.read_bytes,
                     t.fetched_bytes,
                     t.byte_offload,
@@ -195,32 +195,25 @@ def fan_out(figures: Figures) -> Panel:
         Layer("Live reads", "follow", [one.live / live if live else 0.0 for one in figures.fan_out]),
         Layer("Catch-up reads", "collapse", [one.catchup / catchup if catchup else 0.0 for one in figures.fan_out]),
     ]
-    labels = [_bucket(one.at_least) for one in figures.fan_out]
-    y = scales.parts([value for group in groups for value in group.values])
-    number = len(labels)
+    y = axes.parts([value for group in groups for value in group.values])
     return drawn(
         panel,
-        charts.columns(
-            [wording.count(one.at_least) for one in figures.fan_out],
-            y,
-            groups,
-            says=f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
-        ),
-        charts.legend(groups),
+        charts.columns([wording.count(one.at_least) for one in figures.fan_out], y, groups),
+        f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
+        legend([Key(group.label, group.colour) for group in groups]),
         Numbers(
             "fan-out",
             [
                 Column("Readers"),
-                Column("Live reads", wording.count, "follow"),
+                Column("Live reads", wording.count),
                 Column("Share of them", wording.share),
-                Column("Catch-up reads", wording.count, "collapse"),
+                Column("Catch-up reads", wording.count),
                 Column("Share of them", wording.share),
             ],
             [
-                (label, one.live, groups[0].values[at], one.catchup, groups[1].values[at])
-                for at, (label, one) in enumerate(zip(labels, figures.fan_out, strict=True))
+                (_bucket(one.at_least), one.live, groups[0].values[at], one.catchup, groups[1].values[at])
+                for at, one in enumerate(figures.fan_out)
             ],
-            places=[(at + 0.5) / number for at in range(number)],
         ),
     )
 
@@ -233,16 +226,15 @@ def streams_by_bytes(figures: Figures) -> Panel:
         "What their readers got, before it was compressed, and what of it came from the origin.",
         "No stream is known to have been read.",
     )
-    return _streams(
-        panel,
-        figures.by_bytes,
-        [(one.read_bytes, one.fetched_bytes) for one in figures.by_bytes],
-        [
-            f"{wording.size(one.read_bytes)}, {wording.size(one.fetched_bytes)} from the origin"
-            for one in figures.by_bytes
-        ],
-        _pair("To readers", "From the origin"),
-    )
+    rows = [
+        Bars(
+            listed(one.stream),
+            f"{wording.size(one.read_bytes)}, {wording.size(one.fetched_bytes)} from the origin",
+            [("tape", one.read_bytes), ("origin", one.fetched_bytes)],
+        )
+        for one in figures.by_bytes
+    ]
+    return _streams(panel, figures.by_bytes, rows, _pair("To readers", "From the origin"), is_bytes=True)
 
 
 def streams_by_requests(figures: Figures) -> Panel:
@@ -253,36 +245,27 @@ def streams_by_requests(figures: Figures) -> Panel:
         "How often they were asked for, and by how many readers (about).",
         "No stream is known to have been asked for.",
     )
-    return _streams(
-        panel,
-        figures.by_requests,
-        [(one.requests, 0) for one in figures.by_requests],
-        [
-            f"{wording.many(one.requests, 'request')}, {wording.many(one.readers, 'reader')}"
-            for one in figures.by_requests
-        ],
-        None,
-    )
+    rows = [
+        Bars(
+            listed(one.stream),
+            f"{wording.many(one.requests, 'request')}, {wording.many(one.readers, 'reader')}",
+            [("tape", one.requests)],
+        )
+        for one in figures.by_requests
+    ]
+    return _streams(panel, figures.by_requests, rows, None, is_bytes=False)
 
 
 def _streams(
-    panel: Panel,
-    streams: Sequence[Stream],
-    values: Sequence[tuple[int, int]],
-    says: Sequence[str],
-    legend: Html | None,
+    panel: Panel, streams: Sequence[Stream], rows: Sequence[Bars], key: Html | None, *, is_bytes: bool
 ) -> Panel:
     if not streams:
         return panel
-    most = max(max(pair) for pair in values) or 1
-    rows = [
-        row(one.stream, said, [("tape", whole / most), ("origin", part / most)])
-        for one, (whole, part), said in zip(streams, values, says, strict=True)
-    ]
     return drawn(
         panel,
-        element("ol", rows, class_="bars"),
-        legend,
+        charts.bars(rows, axes.amounts([value for row in rows for _, value in row.parts], is_bytes=is_bytes)),
+        f"{wording.many(len(streams), 'stream')}, the busiest first.",
+        key,
         Numbers(
             panel.name,
             [
@@ -315,27 +298,29 @@ def _against(
     if not figures.total.reads:
         return panel
     write = wording.size if is_bytes else wording.count
-    layers = [
-        Layer(asked[0], "tape", asked[1], write(sum(asked[1]))),
-        Layer(cost[0], "origin", cost[1], write(sum(cost[1]))),
-    ]
-    y = scales.amounts([*asked[1], *cost[1]], is_bytes=is_bytes)
-    says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers) + "."
+    layers = [Layer(asked[0], "tape", asked[1]), Layer(cost[0], "origin", cost[1])]
+    keys = [Key(layer.label, layer.colour, whole=write(sum(layer.values))) for layer in layers]
+    y = axes.amounts([*asked[1], *cost[1]], is_bytes=is_bytes)
     return drawn(
         panel,
-        charts.areas(time_axis(figures), y, edges(figures), layers, says=f"Over time. {says}", stacked=False),
-        charts.legend(layers),
+        charts.areas(time_axis(figures), y, edges(figures), layers, stacked=False),
+        f"Over time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
+        legend(keys),
         over_time(
             figures,
             panel.name,
-            [Column(layer.label, write, layer.colour) for layer in layers],
+            [Column(layer.label, write) for layer in layers],
             list(zip(*(layer.values for layer in layers), strict=True)),
         ),
     )
 
 
 def _pair(first: str, second: str) -> Html:
-    return charts.legend([Layer(first, "tape", ()), Layer(second, "origin", ())])
+    return legend([Key(first, "tape"), Key(second, "origin")])
+
+
+def _times(below: Sequence[float]) -> str:
+    return f"{wording.many(len(below), 'time')}, the lowest {wording.share(min(below))}"
 
 
 def _bucket(at_least: int) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.pipeline.report import charts, scales, wording
-from gateway.pipeline.report.charts import Layer, Line
+from gateway.pipeline.report import axes, charts, wording
+from gateway.pipeline.report.charts import Dots, Line
 from gateway.pipeline.report.figures import Figures, Percentiles, Wait
-from gateway.pipeline.report.markup import element
 from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panel import Panel, drawn, over_time, row, time_axis
+from gateway.pipeline.report.panel import Key, Panel, drawn, legend, listed, over_time, time_axis
 
 _PERCENTILES = (("quick", "Half within"), ("middle", "90 % within"), ("slow", "99 % within"))
+_DASHES = ("", "long", "short")
+_MOST_ROWS = 12
 
 
 def first_byte(figures: Figures) -> Panel:
@@ -55,27 +56,25 @@ def latency(figures: Figures) -> Panel:
         "There were no requests but live reads.",
         is_wide=True,
     )
-    if not figures.latency:
+    known = [one for one in figures.latency if one.duration.count]
+    if not known:
         return panel
-    known = [one for one in figures.latency if one.duration.p99_s]
-    most = scales.spans([one.duration.p99_s for one in known] + [one.duration.p50_s for one in known])
     rows = [
-        row(
-            f"{one.mode} · {one.route}",
+        Dots(
+            listed(f"{one.mode} · {one.route}"),
             f"half {wording.span(one.duration.p50_s)}, 99 % {wording.span(one.duration.p99_s)}",
-            [
-                ("slow", most.place(one.duration.p99_s or 0)),
-                ("middle", most.place(one.duration.p90_s or 0)),
-                ("quick", most.place(one.duration.p50_s or 0)),
-            ],
+            [(colour, value or 0.0) for (colour, _), value in zip(_PERCENTILES, _three(one.duration), strict=True)],
         )
-        for one in known[:12]
+        for one in known[:_MOST_ROWS]
     ]
+    values = [value for row in rows for _, value in row.values]
+    x = axes.spans(values)
     heads = [Column(f"{what} p{rank}", wording.span) for what in ("All", "First byte") for rank in (50, 90, 99)]
     return drawn(
         panel,
-        element("ol", rows, class_="bars"),
-        charts.legend(Layer(label, colour, ()) for colour, label in _PERCENTILES),
+        charts.dots(rows, x),
+        "Half of the requests, 90 % and 99 % of them took at most the times of the dots.",
+        legend([*(Key(label, colour, "dot") for colour, label in _PERCENTILES), *_at_once(x, values)]),
         Numbers(
             "latency",
             [Column("Route"), Column("Mode"), Column("Requests", wording.count), *heads],
@@ -84,37 +83,46 @@ def latency(figures: Figures) -> Panel:
                 for one in figures.latency
             ],
         ),
-        note="The bars are on a logarithmic scale.",
+        note="The scale is logarithmic.",
     )
 
 
 def _waits(figures: Figures, panel: Panel, waits: Sequence[Wait], whole: Percentiles | None, counted: str) -> Panel:
     if not waits or whole is None:
         return panel
-    dashes = ("", "long", "short")
     series = [
-        Line(label, colour, [(wait.at + figures.step_s / 2, _three(wait.waited)[nth]) for wait in waits], dashes[nth])
+        Line(
+            label,
+            colour,
+            [(1000 * (wait.at + figures.step_s / 2), _three(wait.waited)[nth]) for wait in waits],
+            _DASHES[nth],
+        )
         for nth, (colour, label) in enumerate(_PERCENTILES)
     ]
-    y = scales.spans([value for line in series for _, value in line.points])
+    values = [value for line in series for _, value in line.points]
+    y = axes.spans(values)
     says = "; ".join(
         f"{label.lower()} {wording.span(value)}" for (_, label), value in zip(_PERCENTILES, _three(whole), strict=True)
     )
+    keys = [Key(line.label, line.colour, f"line {line.dash}") for line in series]
     return drawn(
         panel,
-        charts.lines(time_axis(figures), y, series, says=f"{panel.title} over time. Over the whole time {says}."),
-        charts.legend(series),
+        charts.lines(time_axis(figures), y, series),
+        f"Over the whole time {says}.",
+        legend([*keys, *_at_once(y, values)]),
         over_time(
             figures,
             panel.name,
-            [
-                *(Column(label, wording.span, colour) for colour, label in _PERCENTILES),
-                Column(counted, wording.count),
-            ],
+            [*(Column(label, wording.span) for _, label in _PERCENTILES), Column(counted, wording.count)],
             [(*_three(wait.waited), wait.waited.count) for wait in waits],
         ),
         note=f"In all: {says}. The scale is logarithmic.",
     )
+
+
+def _at_once(axis: axes.Axis, values: Sequence[float | None]) -> list[Key]:
+    """What the triangles mean at the end of a logarithmic axis, which has no zero."""
+    return [Key("At once: less than the log can tell", "quick", "out")] if charts.beyond(axis, values) else []
 
 
 def _three(waited: Percentiles) -> tuple[float | None, float | None, float | None]:

@@ -101,12 +101,17 @@ def test_exactly_the_planted_streams_are_planned(spark: SparkSession, lake: Lake
     assert made.made_from.nodes == ("edge-a",)
     assert (made.made_from.first, made.made_from.last) == (EPOCH, EPOCH + timedelta(seconds=log()[-1].at))
     assert made.made_at == datetime(2027, 1, 15, 8, tzinfo=UTC)
+    # Two hours of traffic are less than a day, and as much as two hours.
+    assert made.is_short
+    assert made.made_from.is_short
     for entry in (*made.pin, *made.warm, *made.do_not_store, *made.lifetimes):
         assert any(letter.isdigit() for letter in entry.reason)
 
 
 def test_nothing_is_pinned_or_left_out_if_everything_fits(spark: SparkSession, lake: Lake) -> None:
-    made = plan(spark, lake, 1.0)
+    made = plan(spark, lake, 1.0, min_span_s=3_600)
+    # Two hours of traffic are enough where one is asked for.
+    assert not made.is_short
     assert made.memory.expected_hit_ratio < 1
     assert not made.pin
     assert not made.do_not_store

@@ -16,7 +16,8 @@ _HOUR_BEFORE: Final = "cast(day as timestamp) - interval 1 hour"
 TRAFFIC: Final = """
 select day, date_trunc('minute', time) as minute, route, protocol, mode, outcome,
     count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes,
-    sum(fetched_bytes) as fetched_bytes, sum(origin_requests) as origin_requests
+    sum(fetched_bytes) as fetched_bytes, sum(origin_requests) as origin_requests,
+    count(*) filter (is_final and origin_requests = 0) as spared_requests
 from silver group by all
 """
 OFFLOAD: Final = """

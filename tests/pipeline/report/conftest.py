@@ -1,4 +1,4 @@
-"""One generated lake, its figures and one Chromium for all tests of the report."""
+"""Generated tables, their figures and one Chromium for all tests of the report; none of them needs Spark."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import pytest
 import pytest_asyncio
 import uvloop
 from playwright.async_api import Browser, async_playwright
-from pyspark.sql import SparkSession
 
 from gateway.config.cache_plan import parse_plan
-from gateway.pipeline.lake import Lake
 from gateway.pipeline.report import chosen_point
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.gather import gather
+from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.report.page import page
 from tests.chromium import arguments, chromium
-from tests.pipeline.report import made_lake
+from tests.pipeline.report import made_gold
 from tests.pipeline.report.sight import Sight
 
 
@@ -30,23 +29,21 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 @pytest.fixture(scope="session")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lake = Lake(str(tmp_path_factory.mktemp("report") / "lake"))
-    made_lake.write(spark, lake)
-    return lake
+def gold() -> Gold:
+    return made_gold.gold()
 
 
 @pytest.fixture(scope="session")
-def figures(spark: SparkSession, lake: Lake) -> Figures:
-    return gather(spark, lake, lambda _: None)
+def figures(gold: Gold) -> Figures:
+    return gather(gold, lambda _: None)
 
 
 @pytest.fixture(scope="session")
 def report(figures: Figures, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole report of the made lake, with a plan."""
-    plan = chosen_point(parse_plan(json.dumps(made_lake.PLAN).encode()))
+    """The whole report of the made tables, with a plan."""
+    plan = chosen_point(parse_plan(json.dumps(made_gold.PLAN).encode()))
     out = tmp_path_factory.mktemp("page") / "report.html"
-    out.write_text(page(replace(figures, plan=plan), "Report <of> a morning"))
+    out.write_text(page(replace(figures, plan=plan, curves=(plan.policy,)), "Report <of> a morning"))
     return out
 
 

@@ -10,23 +10,25 @@ from typing import Any, Self
 from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 BOUND_S = 20.0
-WIDTHS = (1280, 390)
+WIDTHS = (1280, 768, 360)
 
 expect.set_options(timeout=BOUND_S * 1000)
 
-# Boxes of all text and shapes in the visible charts, with their kind.
-_CHARTS = """() => [...document.querySelectorAll("svg.chart")].map((chart) => {
+# Boxes of all text and shapes in the drawings that are shown.
+_CHARTS = """() => [...document.querySelectorAll("svg.chart")].filter((one) => one.checkVisibility()).map((chart) => {
   const box = (node) => {
     const { left, top, right, bottom, width, height } = node.getBoundingClientRect()
-    return { left, top, right, bottom, width, height, text: node.textContent, kind: node.getAttribute("class") }
+    const size = parseFloat(getComputedStyle(node).fontSize) * chart.clientWidth / chart.viewBox.baseVal.width
+    return { left, top, right, bottom, width, height, size, text: node.textContent }
   }
+  const boxes = (selector) => [...chart.querySelectorAll(selector)].map(box)
   return {
     name: chart.closest("article").id,
     card: box(chart.closest("article")),
     plot: box(chart),
-    texts: [...chart.querySelectorAll("text")].map(box).filter((one) => one.width),
-    marks: [...chart.querySelectorAll(".plot > *")].map(box),
-    points: [...chart.querySelectorAll("circle")].map(box),
+    labels: boxes(".role-axis-label text"),
+    texts: boxes("text"),
+    marks: boxes(".role-mark > :not(text)"),
   }
 })"""
 

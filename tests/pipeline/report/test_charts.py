@@ -1,118 +1,98 @@
-"""Charts: everything is inside the plot, gaps in the data are gaps, and layers are stacked."""
+"""Charts: no value is outside its axes, and what an axis does not reach is marked."""
 
 from __future__ import annotations
 
-import itertools
-import re
-import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.report import charts, scales
-from gateway.pipeline.report.charts import Band, Layer, Line, Mark, Rule
+from gateway.pipeline.report import axes, charts
+from gateway.pipeline.report.axes import Axis
+from gateway.pipeline.report.charts import Band, Chart, Dots, Layer, Line, Mark
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-PART = st.floats(0, 1)
-VALUES = st.lists(st.tuples(PART, PART | st.none()), max_size=40)
-
-
-def numbers(path: str) -> list[float]:
-    return [float(one) for one in NUMBER.findall(path)]
+MAYBE = st.lists(st.floats(-50, 2) | st.none(), min_size=1, max_size=20)
+SPANS = st.lists(st.floats(0, 1e7) | st.none(), min_size=1, max_size=20)
+TIMES = axes.times(0, 3600)
 
 
-def drawn(markup: str) -> ET.Element:
-    """A chart as a tree, which also checks that it is well-formed."""
-    return ET.fromstring(markup)
+def drawn(chart: Chart, width: int = 620) -> list[dict[str, Any]]:
+    """The layers of a chart."""
+    layers: list[dict[str, Any]] = chart(width)["layer"]
+    return layers
 
 
-def inside(chart: ET.Element) -> bool:
-    """Whether all shapes in the stretched picture, and all text and lines over it, are within the plot."""
-    plot = chart.find("svg")
-    assert plot is not None
-    for mark in plot:
-        if mark.tag == "rect":
-            x, y, width, height = (float(mark.attrib[key]) for key in ("x", "y", "width", "height"))
-            ends = [x, y, x + width, y + height]
-        else:
-            ends = numbers(mark.get("d") or mark.get("points") or "")
-        if not all(-0.1 <= end <= charts.UNIT + 0.1 for end in ends):
-            return False
-    places = [
-        value
-        for node in chart.iter()
-        if node.tag in ("line", "text", "circle")
-        for key in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy")
-        if (value := node.get(key)) is not None
-    ]
-    return all(0 <= float(place.rstrip("%")) <= 100 for place in places)
+def values(layers: list[dict[str, Any]], *fields: str) -> list[float]:
+    found = [row.get(field) for layer in layers for row in layer["data"]["values"] for field in fields]
+    return [value for value in found if value is not None]
 
 
-@given(VALUES)
-def test_a_line_has_every_value_and_is_interrupted_by_gaps(points: list[tuple[float, float | None]]) -> None:
-    path = charts.line_path(points)
-    known = [y for _, y in points if y is not None]
-    runs = [y is not None and (at == 0 or points[at - 1][1] is None) for at, (_, y) in enumerate(points)]
-    assert path.count("M") == sum(runs)
-    assert path.count("M") + path.count("L") == len(known)
-    assert all(0 <= number <= charts.UNIT for number in numbers(path))
+def triangles(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [layer for layer in layers if str(layer["mark"].get("shape", "")).startswith("triangle")]
 
 
-@given(st.lists(st.tuples(PART, PART), min_size=1, max_size=40))
-def test_steps_go_along_the_top_and_back_along_the_ground(pairs: list[tuple[float, float]]) -> None:
-    ground, top = [min(pair) for pair in pairs], [max(pair) for pair in pairs]
-    edges = [at / len(pairs) for at in range(len(pairs) + 1)]
-    path = charts.step_path(edges, top, ground)
-    heights = [float(one) for one in re.findall(r"V(-?[\d.]+)", path)]
-    wanted = [(1 - value) * charts.UNIT for value in [*top, *reversed(ground)]]
-    assert len(heights) == len(wanted)
-    assert all(abs(one - other) <= 0.051 for one, other in zip(heights, wanted, strict=True))
-    assert all(0 <= number <= charts.UNIT for number in numbers(path))
-    assert path.endswith("Z")
+@given(MAYBE, st.floats(-9, 9))
+def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_: list[float | None], at: float) -> None:
+    y = axes.shares(values_, least=-1.0)
+    assert -1 <= y.low <= 0
+    assert y.high == 1
+    points = [(1000.0 * nth, value) for nth, value in enumerate(values_)]
+    band = Band("tape", [(at, (value or 0) - 0.1, (value or 0) + 0.1) for at, value in points])
+    layers = drawn(
+        charts.lines(TIMES, y, [Line("one", "tape", points)], bands=[band], mark=Mark(at, at, at - 1, at + 1), rule=at)
+    )
+    assert all(y.low <= value <= y.high for value in values(layers, "y", "y2"))
+    assert len(values(triangles(layers), "y")) == len(charts.beyond(y, values_))
+    (line,) = [layer for layer in layers if layer["mark"]["type"] == "line"]
+    # A gap stays a gap.
+    assert [row["y"] is None for row in line["data"]["values"]] == [value is None for value in values_]
 
 
-@given(st.lists(st.tuples(st.floats(-5, 5) | st.none(), st.floats(0, 1e9)), max_size=30), st.floats(-9, 9))
-def test_a_line_chart_draws_nothing_outside_its_plot(values: list[tuple[float | None, float]], chosen: float) -> None:
-    x = scales.times(0, 3600)
-    y = scales.shares([value for value, _ in values], least=-1.0)
-    line = Line("one <", "tape", [(at, value) for value, at in values])
-    band = Band("tape", [(at, (value or 0) - 0.1, (value or 0) + 0.1) for value, at in values])
-    mark = Mark("plan & more", "chosen", 1e12 * chosen, chosen, chosen - 1, chosen + 1)
-    made = charts.lines(x, y, [line], says='says "so"', bands=[band], marks=[mark], rules=[Rule("<rule>", chosen)])
-    assert inside(drawn(made))
+@given(SPANS)
+def test_a_span_of_zero_is_marked_on_a_logarithmic_axis_and_all_others_fit(spans: list[float | None]) -> None:
+    known = [value for value in spans if value is None or value == 0 or value > 1e-8]
+    axis = axes.spans(known)
+    assert axis.low > 0
+    assert axis.high >= 100 * axis.low * (1 - 1e-9)
+    out = charts.beyond(axis, known)
+    assert all(value == 0 or value == pytest.approx(axis.low) or value == pytest.approx(axis.high) for value in out)
+    rows = [Dots("name", "says", [("quick", value)]) for value in known if value is not None]
+    if rows:
+        layers = drawn(charts.dots(rows, axis))
+        shapes = [row.get("shape") for layer in layers for row in layer["data"]["values"] if "shape" in row]
+        assert shapes.count("triangle-left") + shapes.count("triangle-right") == len(out)
+        assert all(axis.low <= value <= axis.high for value in values(layers, "x", "x2"))
 
 
 @given(st.lists(st.lists(st.integers(0, 10**12), min_size=6, max_size=6), min_size=1, max_size=6), st.booleans())
-def test_an_area_chart_draws_nothing_outside_and_layers_add_up(amounts: list[list[int]], stacked: bool) -> None:
-    layers = [Layer(f"layer {at}", "tape", values) for at, values in enumerate(amounts)]
-    whole = [sum(values) for values in zip(*amounts, strict=True)]
-    most = whole if stacked else [value for values in amounts for value in values]
-    y = scales.amounts(most)
-    edges = [0, 60, 120, 180, 240, 300, 360]
-    chart = drawn(charts.areas(scales.times(0, 360), y, edges, layers, says="x", stacked=stacked))
-    assert inside(chart)
-    areas = [node.attrib["d"] for node in chart.iter("path")]
-    assert len(areas) == len(layers)
-    if stacked:
-        tops = [float(one) for one in re.findall(r"V(-?[\d.]+)", areas[-1])][:6]
-        for top, value in zip(tops, whole, strict=True):
-            assert abs(top - (1 - y.place(value)) * charts.UNIT) <= 0.051
+def test_layers_add_up_and_fit(amounts: list[list[int]], stacked: bool) -> None:
+    layers = [Layer(f"layer {at}", "tape", of) for at, of in enumerate(amounts)]
+    whole = [sum(column) for column in zip(*amounts, strict=True)]
+    y = axes.amounts(whole if stacked else [value for of in amounts for value in of])
+    found = drawn(charts.areas(TIMES, y, [0, 60, 120, 180, 240, 300, 360], layers, stacked=stacked))
+    assert all(0 <= value <= y.high for value in values(found, "y", "y2"))
+    tops = values(found[-1:], "y2")
+    assert tops[:-1] == (whole if stacked else amounts[-1])
+    assert tops[-1] == tops[-2]
 
 
-@given(st.lists(st.tuples(PART, PART), min_size=1, max_size=40))
-def test_columns_are_inside_and_beside_each_other(shares: list[tuple[float, float]]) -> None:
-    groups = [
-        Layer("live", "follow", [one for one, _ in shares]),
-        Layer("other", "collapse", [one for _, one in shares]),
-    ]
-    y = scales.parts([value for pair in shares for value in pair])
-    chart = drawn(charts.columns([str(2**at) for at in range(len(shares))], y, groups, says="x"))
-    assert inside(chart)
-    bars = sorted((float(node.attrib["x"]), float(node.attrib["width"])) for node in chart.iter("rect"))
-    assert len(bars) == 2 * len(shares)
-    for (left, width), (following, _) in itertools.pairwise(bars):
-        assert left + width <= following + 0.11
+@pytest.mark.parametrize(
+    ("make", "ticks"),
+    [
+        (lambda: axes.amounts([44.0 * 2**20], is_bytes=True), [0, 16 * 2**20, 32 * 2**20, 48 * 2**20]),
+        (lambda: axes.spans([0.0011, 0.093]), [1e-3, 1e-2, 1e-1]),
+        (lambda: axes.spans([]), [1e-3, 1e-2, 1e-1]),
+        (lambda: axes.sizes([1024, 4096]), [1024, 2048, 4096]),
+        (lambda: axes.sizes([2.0**20, 2.0**40]), [2.0**power for power in (21, 24, 27, 30, 33, 36, 39)]),
+    ],
+)
+def test_marks_are_round(make: Callable[[], Axis], ticks: list[float]) -> None:
+    assert make().channel["axis"]["values"] == pytest.approx(ticks)
 
 
-def test_one_value_between_gaps_is_a_dot() -> None:
-    assert charts.line_path([(0.0, None), (0.5, 0.25), (1.0, None)]) == "M500 750h0"
+@pytest.mark.parametrize("axis", [axes.spans([0.1]), axes.sizes([1024]), axes.amounts([5]), axes.parts([0.2])])
+def test_every_axis_of_values_is_drawn(axis: Axis) -> None:
+    assert axis.channel["axis"]["labelExpr"]
+    assert axis.channel["axis"]["grid"]

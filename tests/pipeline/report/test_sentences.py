@@ -4,40 +4,71 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.report import chosen_point
 from gateway.pipeline.report.curve_panels import plan
-from gateway.pipeline.report.figures import ErrorCount, Figures, Found, Percentiles, Saved, Storm, Traffic
+from gateway.pipeline.report.figures import ErrorCount, Figures, Found, Percentiles, Share, Storm
 from gateway.pipeline.report.findings import advice_for, findings, measured, shortened
 from gateway.pipeline.report.headlines import Headline, headlines
-from tests.pipeline.report import made_lake
+from tests.pipeline.report import made_gold
 
 
-def of(**total: Any) -> Figures:
-    return Figures(requests=100, total=Traffic(**{"by": Saved(tape=93, origin=7), **total}))
+def of(
+    *,
+    spared: int | None = 93,
+    asked: int = 7,
+    sent: int = 0,
+    read: int | None = None,
+    fetched: int = 0,
+    looked: int = 0,
+) -> Figures:
+    """Figures of 100 reads, of which so many caused no request; of bytes sent, and read before compression."""
+    shares = {
+        "spared": Share(spared, 100),
+        "asked": Share(asked, 100),
+        "looked": Share(looked, 80),
+        "delivered": Share(sent if read is None else read, fetched),
+        "sent": Share(sent),
+        "errors": Share(None, 100),
+        "followed": Share(),
+    }
+    return Figures(requests=100, shares=shares)
 
 
 def test_the_headlines_say_what_the_origin_was_spared() -> None:
-    said = headlines(of(origin_requests=7, sent_bytes=1_080_000, fetched_bytes=100_000))
-    assert said[0] == Headline("93 %", "of reads never reached the origin", "100 reads cost it 7 requests")
+    said = headlines(of(asked=12, sent=1_080_000, fetched=100_000))
+    assert said[0] == Headline(
+        "93 %", "of reads caused no request at the origin", "93 of 100 reads; 12.0 requests to it for each 100 reads"
+    )
     assert said[1].figure == "10.8 ×"
     assert said[1].says == "was every byte from the origin delivered"
-    (_, coded, *_) = headlines(of(origin_requests=7, sent_bytes=80_000, saved_bytes=1_000_000, fetched_bytes=100_000))
+    (_, coded, *_) = headlines(of(sent=80_000, read=1_080_000, fetched=100_000))
     assert coded == replace(said[1], made_of="it sent 97.7 KiB, readers got 1.0 MiB (78.1 KiB as it was sent)")
 
 
 def test_an_origin_that_does_more_than_readers_ask_for_is_not_called_a_saving() -> None:
-    said = headlines(of(origin_requests=130, sent_bytes=100_000, fetched_bytes=150_000))
-    assert (said[0].figure, said[0].says) == ("1.30 ×", "was the origin asked for each read")
+    said = headlines(of(spared=60, asked=130, sent=100_000, fetched=150_000))
+    assert (said[0].figure, said[0].made_of) == ("60 %", "60 of 100 reads; 130 requests to it for each 100 reads")
     assert (said[1].figure, said[1].says) == ("1.50 ×", "what readers got was sent by the origin")
 
 
+def test_what_is_not_known_is_not_said() -> None:
+    (first, *_) = headlines(of(spared=None, asked=12))
+    assert first == Headline("0.12", "requests to the origin for each read", "100 reads, 12 requests")
+
+
+def test_reads_that_needed_a_look_are_told_from_those_that_did_not() -> None:
+    said = headlines(of(looked=20))
+    assert said[1] == Headline(
+        "25 %", "of catch-up reads were in memory, and the origin was asked for the tail", "20 of 80 catch-up reads"
+    )
+
+
 def test_an_origin_that_had_nothing_to_send() -> None:
-    said = headlines(of(sent_bytes=100_000))
+    said = headlines(of(spared=100, asked=0, sent=100_000))
     assert [one.figure for one in said] == ["100 %", "0 B", "0 %"]
 
 
@@ -99,9 +130,21 @@ def test_long_names_keep_both_ends() -> None:
     assert shortened("short", 10) == "short"
 
 
-@pytest.mark.parametrize(("target", "word"), [(0.85, "Asked for were 85 %."), (0.95, "nothing better was found")])
+@pytest.mark.parametrize(
+    ("target", "word"), [(0.85, "Asked for were 85 % of the reads."), (0.95, "nothing better was found")]
+)
 def test_a_plan_says_whether_it_reaches_its_target(target: float, word: str) -> None:
-    made = chosen_point(parse_plan(json.dumps({**made_lake.PLAN, "target_hit_ratio": target}).encode()))
+    made = chosen_point(parse_plan(json.dumps({**made_gold.PLAN, "target_hit_ratio": target}).encode()))
     assert made.wished == 8
     assert [wish.wish for wish in made.wishes] == ["pin"] * 5 + ["do_not_store"]
     assert word in str(plan(Figures(plan=made)).body)
+
+
+def test_a_plan_says_that_it_is_short_and_what_a_hit_does_not_spare() -> None:
+    made = chosen_point(parse_plan(json.dumps(made_gold.PLAN).encode()))
+    said = str(plan(Figures(plan=made, shares={"looked": Share(617, 1_000)})).body)
+    assert "made from 7 h of traffic, and is marked as short" in said
+    assert "take_short_memory" in said
+    assert "without the origin" not in said
+    assert "asked that before 61.7 % of catch-up reads were answered from memory" in said
+    assert "short" not in str(plan(Figures(plan=replace(made, is_short=False))).body)

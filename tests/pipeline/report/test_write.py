@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
+from gateway.pipeline import tables
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.lake import Lake
 from gateway.pipeline.report import write_report
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.gather import gather
+from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.report.page import page
-from tests.pipeline.report import made_lake
+from tests.pipeline.report import made_gold
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps(made_lake.PLAN))
+    file.write_text(json.dumps(made_gold.PLAN))
     return file
 
 
@@ -32,11 +32,11 @@ def without_lots(figures: Figures) -> Figures:
 
 
 def test_the_same_lake_makes_the_same_figures_and_they_the_same_report(
-    spark: SparkSession, lake: Lake, figures: Figures, plan: Path, tmp_path: Path
+    gold: Gold, figures: Figures, plan: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "report.html"
     steps: list[str] = []
-    write_report(spark, lake, out, title="One", plan=plan, progress=steps.append)
+    write_report(gold, out, title="One", plan=plan, progress=steps.append)
     written = out.read_text()
     assert written.startswith("<!doctype html>")
     assert written.endswith("</html>\n")
@@ -45,21 +45,44 @@ def test_the_same_lake_makes_the_same_figures_and_they_the_same_report(
     assert steps[-1] == f"report: {out}"
     assert all("\n" not in step for step in steps)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "report.html"]
-    again = gather(spark, lake, steps.append)
+    again = gather(gold, steps.append)
     assert without_lots(again) == without_lots(figures)
     assert page(again, "One") == page(replace(again), "One")
 
 
-def test_an_empty_lake_gives_a_report(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("min_span_s", "is_said"), [(86_400, True), (7 * 3600, False), (0, False)])
+def test_a_short_log_is_called_short(tmp_path: Path, min_span_s: float, is_said: bool) -> None:
     out = tmp_path / "report.html"
-    write_report(spark, Lake(str(tmp_path / "lake")), out)
+    write_report(made_gold.gold(made_gold.tables_of(tables.TRAFFIC)), out, min_span_s=min_span_s)
+    assert ("A short log: 7 h." in out.read_text()) == is_said
+
+
+def test_an_empty_lake_gives_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    write_report(made_gold.gold({}), out)
     assert "Nothing to show" in out.read_text()
+    assert "A short log" not in out.read_text()
 
 
-def test_a_report_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
-    spark: SparkSession, tmp_path: Path, plan: Path
-) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+@pytest.mark.parametrize(("curves", "drawn"), [((), "s3-fifo"), (("lru", "sieve"), "lru; sieve")])
+def test_one_curve_is_drawn_unless_more_are_asked_for(tmp_path: Path, curves: tuple[str, ...], drawn: str) -> None:
+    out = tmp_path / "report.html"
+    write_report(made_gold.gold(made_gold.tables_of(tables.CURVE)), out, curves=curves)
+    assert f'aria-label="Miss ratio by memory: reads. {drawn}."' in out.read_text()
+
+
+def test_a_curve_that_was_not_measured_is_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    for gold, known in (
+        (made_gold.gold(made_gold.tables_of(tables.CURVE)), "lru, lru-blocks, s3-fifo, sieve"),
+        (made_gold.gold({}), "none"),
+    ):
+        with pytest.raises(PipelineFailed, match=f"^curve: lfu is none of those in the lake: {known}$"):
+            write_report(gold, out, curves=["lfu"])
+    assert not out.exists()
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_leaves_the_old_one(tmp_path: Path, plan: Path) -> None:
     out = tmp_path / "report.html"
     out.write_text("what was there")
     broken = tmp_path / "broken.json"
@@ -72,7 +95,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_leaves_the_old_one(
         (tmp_path / ("x" * 250 + ".html"), plan, os.strerror(36)),
     ):
         with pytest.raises(PipelineFailed, match=wanted) as failed:
-            write_report(spark, lake, place, plan=its_plan)
+            write_report(made_gold.gold({}), place, plan=its_plan)
         assert "\n" not in str(failed.value)
     assert out.read_text() == "what was there"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.json", "plan.json", "report.html"]

@@ -1,6 +1,6 @@
-"""A generated lake with a morning of traffic: the same every time, with everything that a report has to cope with.
+"""Generated gold tables of a morning of traffic: the same every time, with everything that a report has to cope with.
 
-Rows are plain values, which tests add up themselves; only the sketches are made by Spark.  The morning has a quiet
+Rows are plain values, which tests add up themselves; no Spark is needed.  The morning has a quiet
 start (tapes are filled, and the origin sends more than readers receive), a rush, a gap of 20 minutes without requests,
 an origin that fails for a while, and hostile names.
 """
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
+import pyarrow as pa
+from datasketches import hll_sketch, kll_doubles_sketch, tgt_hll_type
 
 from gateway.pipeline import tables
-from gateway.pipeline.lake import Lake
+from gateway.pipeline.report.gold import Gold, schema_of
 from gateway.pipeline.tables import Table
 
 BEGAN: Final = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
@@ -69,15 +71,34 @@ def traffic() -> list[Row]:
                 if not requests:
                     continue
                 sent = requests * rng.randrange(2_000, 60_000) if mode != "append" else 0
-                fetched = int(sent * asked * (4 if nth < 8 else 1))
+                fetched = int(sent * asked * (4 if nth < 8 else 1)) * (60 if nth == 2 else 1)
                 # Half of it is coded, to a fifth of its size.
                 saved = sent * 2 // 5
-                told = (requests, sent - saved, saved, fetched, int(requests * asked))
+                # A first reader that retries is charged with two.
+                told = (
+                    requests,
+                    sent - saved,
+                    saved,
+                    fetched,
+                    int(requests * asked),
+                    requests - int(requests * asked * 0.9),
+                )
                 rows.append((day(at), at, route, PROTOCOLS[route], mode, outcome, *told))
             if nth in FAILING:
                 reads = day(at), at, route, PROTOCOLS[route], "catchup"
-                rows.append((*reads, "failed", int(rush * weight * 0.1) + 1, 900, 0, 0, 20))
-                rows.append((*reads, "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0, 0))
+                rows.append((*reads, "failed", int(rush * weight * 0.1) + 1, 900, 0, 0, 20, 0))
+                rows.append(
+                    (
+                        *reads,
+                        "stale_if_error",
+                        int(rush * weight * 0.2) + 1,
+                        90_000,
+                        0,
+                        0,
+                        0,
+                        int(rush * weight * 0.2) + 1,
+                    )
+                )
     return rows
 
 
@@ -218,67 +239,109 @@ PLAN: Final = {
 }
 
 
-def write(spark: SparkSession, lake: Lake) -> None:
-    """Write every table to the lake."""
-    for table, rows in (
-        (tables.TRAFFIC, traffic()),
-        (tables.ERRORS, errors()),
-        (tables.RECONNECTS, reconnects()),
-        (tables.FAN_OUT, fan_out()),
-        (tables.SLOW_CONSUMERS, slow_consumers()),
-        (tables.CLOSED_LOOPS, closed_loops()),
-        (tables.ANOMALIES, anomalies()),
-    ):
-        lake.write_days(_frame(spark, table, rows), table)
-    lake.replace(_frame(spark, tables.CURVE, curve()), tables.CURVE)
-    _write_waits(spark, lake)
-    _write_streams(spark, lake)
+def tables_of(*only: Table) -> dict[str, pa.Table]:
+    """Every table, or `only` these, by its place, as a lake's gold has it."""
+    every = _every_table()
+    return {table.place: every[table.place] for table in only} if only else every
 
 
-def _write_waits(spark: SparkSession, lake: Lake) -> None:
-    schema = "minute timestamp, route string, mode string, seconds double"
-    taken = spark.createDataFrame(samples("duration"), schema)
-    sketched = taken.groupBy("minute", "route", "mode").agg(
-        f.count("*").alias("requests"),
-        f.kll_sketch_agg_double("seconds").alias("duration_sketch"),
-        f.kll_sketch_agg_double(f.col("seconds") / 2).alias("first_byte_sketch"),
+@cache
+def _every_table() -> dict[str, pa.Table]:
+    found = {
+        table.place: _table(table, rows)
+        for table, rows in (
+            (tables.TRAFFIC, traffic()),
+            (tables.ERRORS, errors()),
+            (tables.RECONNECTS, reconnects()),
+            (tables.FAN_OUT, fan_out()),
+            (tables.SLOW_CONSUMERS, slow_consumers()),
+            (tables.CLOSED_LOOPS, closed_loops()),
+            (tables.ANOMALIES, anomalies()),
+            (tables.CURVE, curve()),
+        )
+    }
+    by_minute: defaultdict[tuple[datetime, str, str], list[float]] = defaultdict(list)
+    for at, route, mode, value in samples("duration"):
+        by_minute[at, route, mode].append(value)
+    found[tables.LATENCY.place] = _named(
+        tables.LATENCY,
+        [
+            {
+                **dict(zip(("minute", "route", "mode"), key, strict=True)),
+                "requests": len(values),
+                "duration_sketch": seconds_sketch(values),
+                "first_byte_sketch": seconds_sketch([value / 2 for value in values]),
+            }
+            for key, values in by_minute.items()
+        ],
     )
-    lake.write_days(_widened(sketched, tables.LATENCY), tables.LATENCY)
-    delivered = spark.createDataFrame(samples("delay"), schema).where("mode = 'catchup'")
-    delays = delivered.groupBy("minute", "route").agg(
-        f.count("*").alias("deliveries"),
-        f.kll_sketch_agg_double("seconds").alias("delay_sketch"),
-        f.max("seconds").alias("delay_max_s"),
+    delays: defaultdict[tuple[datetime, str], list[float]] = defaultdict(list)
+    for at, route, mode, value in samples("delay"):
+        if mode == "catchup":
+            delays[at, route].append(value)
+    found[tables.DELIVERY.place] = _named(
+        tables.DELIVERY,
+        [
+            {"minute": at, "route": route, "delay_sketch": seconds_sketch(values), "delay_max_s": max(values)}
+            for (at, route), values in delays.items()
+        ],
     )
-    lake.write_days(_widened(delays, tables.DELIVERY), tables.DELIVERY)
-
-
-def _write_streams(spark: SparkSession, lake: Lake) -> None:
-    schema = "hour timestamp, route string, stream string, requests long, read_bytes long, fetched_bytes long, n long"
-    # Every hour ten readers leave and ten new ones arrive.
-    before = (f.unix_seconds("hour") / 360).cast("long")
-    found = spark.createDataFrame(streams(), schema).withColumns(
-        {
-            "reader": f.explode(f.sequence(before + 1, before + f.col("n"))),
-            "protocol": f.when(f.col("route") == "orders", "s2").otherwise("durable-streams"),
-            "saved_bytes": f.floor(f.col("read_bytes") / 3),
-            "sent_bytes": f.col("read_bytes") - f.floor(f.col("read_bytes") / 3),
-        }
+    found[tables.TOP_STREAMS.place] = _named(
+        tables.TOP_STREAMS,
+        [
+            {
+                "hour": hour,
+                "by": by,
+                "route": route,
+                "protocol": PROTOCOLS[route],
+                "stream": stream,
+                "requests": requests,
+                "sent_bytes": read_bytes - read_bytes // 3,
+                "saved_bytes": read_bytes // 3,
+                "fetched_bytes": fetched,
+                # Every hour ten readers leave and ten new ones arrive.
+                "readers_sketch": readers_sketch(range(int(hour.timestamp()) // 360, int(hour.timestamp()) // 360 + n)),
+            }
+            for hour, route, stream, requests, read_bytes, fetched, n in streams()
+            for by in ("requests", "bytes")
+        ],
     )
-    sketched = found.groupBy(
-        "hour", "route", "protocol", "stream", "requests", "sent_bytes", "saved_bytes", "fetched_bytes"
-    ).agg(f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch"))
-    for_both = sketched.withColumn("by", f.explode(f.array(f.lit("requests"), f.lit("bytes"))))
-    lake.write_days(_widened(for_both, tables.TOP_STREAMS), tables.TOP_STREAMS)
+    return found
 
 
-def _widened(frame: Any, table: Table) -> Any:
-    """A row with its day, and NULL for columns that a report does not use."""
-    begins = "minute" if "minute" in frame.columns else "hour"
-    frame = frame.withColumn("day", f.to_date(begins))
-    missing = [column for column in table.columns if column.name not in frame.columns]
-    return frame.withColumns({column.name: f.lit(None).cast(column.type) for column in missing})
+def gold(of: Mapping[str, pa.Table] | None = None) -> Gold:
+    """These tables, by default the made ones, as a report reads them."""
+    known = tables_of() if of is None else of
+
+    def read(table: Table, columns: Sequence[str]) -> pa.RecordBatchReader:
+        schema = schema_of(table, columns)
+        found = known.get(table.place, schema.empty_table())
+        return found.select(columns).cast(schema).to_reader(max_chunksize=1_000)
+
+    return read
 
 
-def _frame(spark: SparkSession, table: Table, rows: Iterable[Sequence[Any]]) -> Any:
-    return spark.createDataFrame(list(rows), table.ddl)
+def seconds_sketch(values: Iterable[float]) -> bytes:
+    """A KLL sketch of seconds as the pipeline makes it."""
+    sketch = kll_doubles_sketch(400)
+    for value in values:
+        sketch.update(value)
+    return bytes(sketch.serialize())
+
+
+def readers_sketch(readers: Iterable[int]) -> bytes:
+    """A HyperLogLog sketch of readers as the pipeline makes it."""
+    sketch = hll_sketch(12, tgt_hll_type.HLL_8)
+    for reader in readers:
+        sketch.update(reader)
+    return bytes(sketch.serialize_updatable())
+
+
+def _table(table: Table, rows: Iterable[Sequence[Any]]) -> pa.Table:
+    names = [column.name for column in table.columns]
+    return _named(table, [dict(zip(names, row, strict=True)) for row in rows])
+
+
+def _named(table: Table, rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Rows by column; NULL for columns that they leave out."""
+    return pa.Table.from_pylist(list(rows), schema_of(table, [column.name for column in table.columns]))

@@ -1,0 +1,116 @@
+"""Axes of charts: the range that is drawn, and how Vega-Lite marks it.
+
+Vega-Lite places linear ticks and the marks of time itself; logarithmic axes and axes of bytes name their ticks, so that
+they are round in the units that people read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+_MOST_TICKS: Final = 8
+_SHARE: Final = "format(datum.value * 100, ',~r') + ' %'"
+_SIZE: Final = (
+    "datum.value < 1024 ? format(datum.value, '~r') + ' B'"
+    " : datum.value < 1048576 ? format(datum.value / 1024, '.3~r') + ' KiB'"
+    " : datum.value < 1073741824 ? format(datum.value / 1048576, '.3~r') + ' MiB'"
+    " : datum.value < 1099511627776 ? format(datum.value / 1073741824, '.3~r') + ' GiB'"
+    " : format(datum.value / 1099511627776, ',.3~r') + ' TiB'"
+)
+_SPAN: Final = (
+    "datum.value < 0.000999 ? format(datum.value * 1000000, '.3~r') + ' µs'"
+    " : datum.value < 0.999 ? format(datum.value * 1000, '.3~r') + ' ms'"
+    " : format(datum.value, ',.3~r') + ' s'"
+)
+_COUNT: Final = (
+    "abs(datum.value) < 1000000 ? format(datum.value, ',~r')"
+    " : abs(datum.value) < 1000000000 ? format(datum.value / 1000000, ',.3~r') + ' M'"
+    " : format(datum.value / 1000000000, ',.3~r') + ' G'"
+)
+_CLOCK: Final = (
+    ("hours_ == 0 && minutes_ == 0 ? utcFormat(datum.value, '%b %-d') : utcFormat(datum.value, '%H:%M')")
+    .replace("hours_", "utchours(datum.value)")
+    .replace("minutes_", "utcminutes(datum.value)")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range, and Vega-Lite's channel (type, scale, axis) without its field."""
+
+    low: float
+    high: float
+    channel: dict[str, Any]
+
+
+def amounts(values: Iterable[float | None], *, is_bytes: bool = False) -> Axis:
+    """From 0 to the largest of these counts, or bytes."""
+    most = max((value for value in values if value is not None), default=0.0)
+    if not is_bytes:
+        high = max(most, 1.0)
+        return _linear(0.0, high, {"labelExpr": _COUNT, "tickMinStep": 1}, nice=True)
+    step = 2.0 ** max(math.ceil(math.log2(max(most, 1.0) / 5)), 0)
+    if step == 256:  # 512, 768, 1024: round in no unit
+        step = 512.0
+    number = max(math.ceil(most / step), 1)
+    return _linear(0.0, step * number, {"labelExpr": _SIZE, "values": [step * at for at in range(number + 1)]})
+
+
+def shares(values: Iterable[float | None], *, least: float = 0.0) -> Axis:
+    """Shares up to 100 %, from 0 or from the round share below the lowest value, but not from below `least`."""
+    lowest = min((value for value in values if value is not None), default=0.0)
+    low = 0.0 if lowest >= 0 else max(math.floor(lowest * 4) / 4, min(least, 0.0))
+    return _linear(low, 1.0, {"labelExpr": _SHARE})
+
+
+def parts(values: Iterable[float | None]) -> Axis:
+    """Shares from 0 to the largest."""
+    most = min(max((value for value in values if value is not None), default=1.0), 1.0)
+    return _linear(0.0, max(most, 0.01), {"labelExpr": _SHARE}, nice=True)
+
+
+def spans(values: Iterable[float | None]) -> Axis:
+    """A logarithmic axis of seconds, of at least two decades."""
+    known = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
+    first = math.floor(math.log10(min(known)) + 1e-9) if known else -3
+    last = math.ceil(math.log10(max(known)) - 1e-9) if known else -1
+    last = max(last, first + 2)
+    stride = math.ceil((last - first) / 5)
+    return _log(10.0**first, 10.0**last, 10, [10.0**power for power in range(first, last + 1, stride)], _SPAN)
+
+
+def sizes(values: Iterable[float]) -> Axis:
+    """A logarithmic axis of bytes, marked at powers of two."""
+    known = [value for value in values if value > 0]
+    low, high = (min(known), max(known)) if known else (1.0, 1024.0)
+    if high < low * 4:
+        low, high = low / 2, high * 2
+    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    stride = max(math.ceil((last - first + 1) / _MOST_TICKS), 1)
+    return _log(low, high, 2, [2.0**power for power in range(first, last + 1) if power % stride == 0], _SIZE)
+
+
+def times(first: int, last: int) -> Axis:
+    """An axis of time (UTC) from `first` to `last`, Unix seconds; its values are in milliseconds."""
+    low, high = 1000.0 * first, 1000.0 * max(last, first + 60)
+    channel = {
+        "type": "temporal",
+        "scale": {"type": "utc", "domain": [low, high]},
+        "axis": {"labelExpr": _CLOCK, "grid": False, "labelOverlap": "parity", "labelSeparation": 8},
+    }
+    return Axis(low, high, channel)
+
+
+def _linear(low: float, high: float, axis: dict[str, Any], *, nice: bool = False) -> Axis:
+    scale = {"domain": [low, high], "nice": 5 if nice else False}
+    marks = {"grid": True, "tickCount": 5, "domain": False, "ticks": False, **axis}
+    return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": marks})
+
+
+def _log(low: float, high: float, base: int, ticks: list[float], label: str) -> Axis:
+    scale = {"type": "log", "base": base, "domain": [low, high], "nice": False}
+    axis = {"values": ticks, "labelExpr": label, "grid": True, "labelOverlap": "greedy", "labelSeparation": 8}
+    return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": axis})

@@ -1,0 +1,67 @@
+"""Charts as SVG, drawn by Vega-Lite when the report is written: the page needs no script to show them.
+
+Each chart is drawn in a few widths, of which the style sheet shows the one that fits its card.  The SVG is taken apart
+and written anew from the elements and attributes named here: every text in it is escaped by `markup`, and nothing that
+could load, link or run gets into the page, whatever a stream is called.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from xml.etree import ElementTree
+
+import vl_convert
+
+from gateway.pipeline.report.charts import Chart
+from gateway.pipeline.report.markup import Html, element
+
+_WIDTHS: Final = (("narrow", 340), ("medium", 620), ("wide", 1120))
+"""Name and pixels of each drawing."""
+_DRAWN: Final = frozenset({"circle", "g", "line", "path", "rect", "text", "tspan"})
+_PLACES: Final = frozenset({"d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height", "transform"})
+_LOOKS: Final = frozenset(
+    {"fill", "fill-opacity", "font-size", "font-weight", "opacity", "stroke", "stroke-dasharray", "stroke-linecap"}
+    | {"stroke-linejoin", "stroke-miterlimit", "stroke-opacity", "stroke-width", "text-anchor"}
+)
+_HIDDEN: Final = frozenset({"background", "foreground"})
+_LONG: Final = re.compile(r"(\.\d)\d+")
+
+
+def figure(chart: Chart, says: str, *, is_wide: bool) -> Html:
+    """The chart in every width that its card can have; `says` describes it to a screen reader."""
+    widths = _WIDTHS if is_wide else _WIDTHS[:-1]
+    return element(
+        "figure",
+        [_svg(vl_convert.vegalite_to_svg(chart(width)), name) for name, width in widths],
+        class_="frame",
+        role="img",
+        aria_label=says,
+    )
+
+
+def _svg(text: str, name: str) -> Html:
+    root = ElementTree.fromstring(text)
+    return element(
+        "svg", [_kept(one) for one in root], class_=f"chart {name}", viewBox=root.get("viewBox"), aria_hidden="true"
+    )
+
+
+def _kept(node: ElementTree.Element) -> Html | None:
+    name = node.tag.rpartition("}")[2]
+    # Vega hides labels that would overlap others, and leaves them there.
+    if name not in _DRAWN or node.get("class") in _HIDDEN or node.get("opacity") == "0":
+        return None
+    kept = {key: _short(key, value) for key, value in node.items() if key in _PLACES | _LOOKS}
+    inner = [node.text if name in ("text", "tspan") else None, *(_kept(one) for one in node)]
+    if name == "g":
+        if not any(inner):
+            return None
+        # What Vega calls the group: a kind of mark, and whether it is of an axis or of the data.
+        kept["class"] = " ".join(node.get("class", "").split()[:2])
+    return element(name, inner, **{key: value or None for key, value in kept.items()})
+
+
+def _short(key: str, value: str) -> str:
+    """Positions to a tenth of a pixel: paths are most of a drawing."""
+    return _LONG.sub(r"\1", value) if key in _PLACES else value

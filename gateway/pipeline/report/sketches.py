@@ -1,0 +1,59 @@
+"""Sketches of the gold tables, merged without Spark: Apache DataSketches' own library reads what Spark has written.
+
+`gateway.pipeline.gold.sketches` says what the sketches hold and how exact they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+from datasketches import hll_sketch, hll_union, kll_doubles_sketch
+
+from gateway.pipeline.report.figures import Percentiles
+
+_K: Final = 400
+_LOG_REGISTERS: Final = 12
+_RANKS: Final = (0.5, 0.9, 0.99)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Durations(Generic[Key]):
+    """Merged KLL sketches of seconds, one for each key."""
+
+    def __init__(self) -> None:
+        self._merged: defaultdict[Key, kll_doubles_sketch] = defaultdict(lambda: kll_doubles_sketch(_K))
+
+    def add(self, sketch: bytes | None, *keys: Key) -> None:
+        """Merge a serialised sketch into those of these keys; None is an empty one."""
+        if sketch is None:
+            return
+        values = kll_doubles_sketch.deserialize(sketch)
+        for key in keys:
+            self._merged[key].merge(values)
+
+    def of(self, key: Key) -> Percentiles:
+        """The percentiles of a key; without figures if nothing was added."""
+        merged = self._merged.get(key)
+        if merged is None or merged.is_empty():
+            return Percentiles(0, None, None, None)
+        # Inclusive, as Spark's own: the smallest value whose rank is at least the one asked for.
+        return Percentiles(merged.n, *(float(merged.get_quantile(rank, inclusive=True)) for rank in _RANKS))
+
+
+class Readers(Generic[Key]):
+    """Merged HyperLogLog sketches of distinct readers, one for each key."""
+
+    def __init__(self) -> None:
+        self._merged: defaultdict[Key, hll_union] = defaultdict(lambda: hll_union(_LOG_REGISTERS))
+
+    def add(self, sketch: bytes | None, key: Key) -> None:
+        """Merge a serialised sketch into that of the key; None is an empty one."""
+        if sketch is not None:
+            self._merged[key].update(hll_sketch.deserialize(sketch))
+
+    def of(self, key: Key) -> int:
+        """The estimated number of distinct readers of a key."""
+        return round(self._merged[key].get_estimate()) if key in self._merged else 0
