@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
-from pyspark_durable_streams.errors import DataLost
+from pyspark_durable_streams.errors import BadOption, DataLost
 from pyspark_durable_streams.formats import Rows, check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, split_evenly
@@ -77,7 +77,9 @@ class BatchReader(DataSourceReader):
         is_named = options.prefix is None
         try:
             token = surveyor.tail(stream)[0] if ending == LATEST else ending
-            position = surveyor.enter(stream, surveyor.tail(stream)[0] if start == LATEST else start)
+            position = surveyor.enter(stream, start)
+            if position is not None and LATEST not in (start, ending) and ending < start:
+                raise BadOption(f"option endingOffsets: stream {stream}: {ending} is before startingOffsets, {start}")
             news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
         except Gone as gone:
             if is_named and options.fails_on_loss:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 from pyspark_durable_streams.batch import rows_of, tasks_of
 from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import Listing, admin_of, listing_of
-from pyspark_durable_streams.client import Client
+from pyspark_durable_streams.client import Client, Clock, MachineClock
 from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError
 from pyspark_durable_streams.formats import check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
@@ -42,16 +43,19 @@ from pyspark_durable_streams.walk import Gone
 
 _MOST_ASKED: Final = 64
 """The most streams left behind by a bound whose tails are requested for the report."""
+_CLOSED_AGAIN_S: Final = 60.0
+"""A stream that is closed and read to its end is looked at again after this time: it may have been re-created."""
 _log: Final = logging.getLogger("pyspark_durable_streams")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow."""
 
-    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+    def __init__(self, schema: StructType, options: ReadOptions, clock: Clock | None = None) -> None:
         check_schema(options.format, schema)
         self._schema = schema
         self._options = options
+        self._clock = clock if clock is not None else MachineClock()
         self._driver: _Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _state(self) -> _Driver:
         if self._driver is None:
-            self._driver = _Driver(self._options)
+            self._driver = _Driver(self._options, self._clock)
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
@@ -125,8 +129,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Driver:
     """The driver's state while a query runs."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, clock: Clock) -> None:
         self._options = options
+        self._clock = clock
         self._client = Client(options.client)
         self._admin = admin_of(options)
         self._listing: Listing = listing_of(options, self._client, self._admin)
@@ -144,8 +149,8 @@ class _Driver:
         self._behind: set[str] = set()
         self.planned: dict[str, Any] | None = None
         """The end of the batch whose bytes are in the spool."""
-        self._finished: dict[str, int] = {}
-        """The streams found closed, with the count at their end."""
+        self._closed_at: dict[str, float] = {}
+        """When closed streams were last looked at."""
 
     # -- the end of a batch
 
@@ -168,13 +173,18 @@ class _Driver:
         names = self._candidates(tails, {**positions, **entered})
         found, last = self._collect(rotated(names, start.last), {**positions, **entered}, budget)
         stretches: dict[str, tuple[Stretch, ...]] = {}
+        has_closed = False
         for name, news in found.items():
+            before = positions.get(name)
             if news.stretches:
                 positions[name] = news.position
                 stretches[name] = news.stretches
+            elif news.position.is_closed and before is not None and not before.is_closed:
+                # Stored, so that a stream re-created under the name is not taken for this one cut short.
+                positions[name], has_closed = news.position, True
         for name, position in entered.items():
             positions.setdefault(name, position)
-        if not stretches and not entered and (start.has_begun or options.starting.general != LATEST):
+        if not stretches and not entered and not has_closed and (start.has_begun or options.starting.general != LATEST):
             return None
         return Offset(positions, stretches, options.partitions, last or start.last, options.as_chunks, has_begun=True)
 
@@ -186,8 +196,8 @@ class _Driver:
         def enter(name: str) -> None:
             token = options.starting.of(name)
             try:
-                if token == LATEST:
-                    token = START if start.has_begun else self.surveyor.tail(name)[0]
+                if token == LATEST and start.has_begun:
+                    token = START
                 position = self.surveyor.enter(name, token)
             except Gone as gone:
                 self._missing(name, gone)
@@ -210,7 +220,7 @@ class _Driver:
                 continue
             if position is not None:
                 place = position.place
-                if position.is_closed or self._finished.get(name) == place.count:
+                if position.is_closed and self._clock.now() - self._closed_at.get(name, -inf) < _CLOSED_AGAIN_S:
                     continue
                 if tells_news and place.skip == 0 and tails.get(name) == place.token:
                     continue
@@ -252,18 +262,23 @@ class _Driver:
 
     def _look(self, name: str, position: Position | None, allowance: Allowance, found: dict[str, News]) -> None:
         target = self._targets.get(name) if self._targets is not None else None
+        was_closed = False
         try:
-            news = self.surveyor.news(name, position, allowance, target)
+            if position is not None and position.is_closed:
+                was_closed = True
+                news = self.surveyor.news_after_close(name, position, allowance, target)
+            else:
+                news = self.surveyor.news(name, position, allowance, target)
         except Gone as gone:
             self._missing(name, gone)
             return
+        if (news is None and was_closed) or (news is not None and news.position.is_closed):
+            self._closed_at[name] = self._clock.now()
         if news is None:
             return
         found[name] = news
         if news.tail is not None:
             self._tails[name] = news.tail
-        if news.position.is_closed:
-            self._finished[name] = news.position.place.count
 
     def _missing(self, name: str, gone: Gone) -> None:
         """Handle a stream that never existed: an error if the user named it, because a name may be mistyped."""
@@ -284,12 +299,14 @@ class _Driver:
         targets: dict[str, Target | None] = {}
 
         def ask(name: str) -> None:
-            said = tails[name] if tells_news else None
+            if tells_news and (said := tails[name]) is not None:
+                targets[name] = Target(said)
+                return
             try:
-                targets[name] = Target(said if said is not None else self.surveyor.tail(name)[0])
-            except Gone as gone:
-                # A stream that was read before reports its loss when it is read.
-                self._missing(name, gone)
+                token, is_closed = self.surveyor.tail(name)
+                targets[name] = Target(token, is_closed=is_closed)
+            except Gone:
+                # Whether that is a loss shows when the stream is read: a closed one may have been read to its end.
                 targets[name] = None
 
         self.surveyor.each(tails, ask)
