@@ -35,7 +35,7 @@ class BatchReader(DataSourceReader):
     """Reads streams from one offset to another."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
-        check_schema(options.format, schema)
+        check_schema(options.format, schema, options.corrupt)
         self._schema = schema
         self._options = options
 
@@ -105,7 +105,7 @@ def rows_of(partition: InputPartition, options: ReadOptions, schema: StructType)
         warn=_log.warning,
     )
     arrow = to_arrow_schema(schema, timezone="UTC")
-    return Rows(options.format, schema, arrow, options.mode, options.chunk_bytes).of(messages)
+    return Rows(options.format, schema, arrow, options.mode, options.chunk_bytes, options.corrupt).of(messages)
 
 
 def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[InputPartition]:

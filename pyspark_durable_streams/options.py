@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import BadOption
-from pyspark_durable_streams.formats import Format, Mode
+from pyspark_durable_streams.formats import CORRUPT, Format, Mode
 from pyspark_durable_streams.places import START
 
 EARLIEST: Final = "earliest"
@@ -26,7 +26,7 @@ _CATALOGUE_HEADERS: Final = "catalogueheaders."
 _OF_READING: Final = (
     "url", "path", "stream", "streams", "streamsPrefix", "catalogue", "catalogueStream", "tails", "startingOffsets",
     "endingOffsets", "failOnDataLoss", "maxBytesPerTrigger", "maxRowsPerTrigger", "minPartitions", "format",
-    "chunkBytes", "mode", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
+    "chunkBytes", "mode", "columnNameOfCorruptRecord", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
 )  # fmt: skip
 _ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger")
 _ONLY_BATCH: Final = ("endingOffsets",)
@@ -75,6 +75,8 @@ class ReadOptions:
     format: Format = Format.MESSAGES
     chunk_bytes: int = 1 << 20
     mode: Mode = Mode.PERMISSIVE
+    corrupt: tuple[str, ...] = CORRUPT
+    """The columns with the texts of messages that do not fit."""
     spool_bytes: int = 1 << 29
 
     @property
@@ -119,8 +121,9 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
     found = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(found, is_streaming=is_streaming)
     kind = format_of(found)
-    if "mode" in found and kind is not Format.TYPED:
-        raise BadOption("option mode requires format=typed")
+    for name in ("mode", "columnNameOfCorruptRecord"):
+        if name.lower() in found and kind is not Format.TYPED:
+            raise BadOption(f"option {name} requires format=typed")
     if "chunkbytes" in found and kind is not Format.CHUNKS:
         raise BadOption("option chunkBytes requires format=chunks")
     streams, prefix, catalogue = _subscription(found)
@@ -144,6 +147,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
         format=kind,
         chunk_bytes=_count(found, "chunkBytes") or 1 << 20,
         mode=_one_of(found, "mode", Mode, Mode.PERMISSIVE),
+        corrupt=(found["columnnameofcorruptrecord"],) if "columnnameofcorruptrecord" in found else CORRUPT,
         spool_bytes=_count(found, "spoolBytes", least=0, default=1 << 29) or 0,
     )
 

@@ -52,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow."""
 
     def __init__(self, schema: StructType, options: ReadOptions, clock: Clock | None = None) -> None:
-        check_schema(options.format, schema)
+        check_schema(options.format, schema, options.corrupt)
         self._schema = schema
         self._options = options
         self._clock = clock if clock is not None else MachineClock()

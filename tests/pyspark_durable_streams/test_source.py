@@ -105,7 +105,7 @@ def test_typed_rows(spark: SparkSession, origin: Beside) -> None:
         "id": 1, "name": 'a"b\\c', "ok": True, "at": "2026-01-02T03:04:05.5Z", "day": "2026-01-02", "price": 1.25,
         "ratio": 2, "tags": ["x", "y"], "inner": {"a": 1, "d": "2025-12-31"}, "unknown": [1],
     }  # fmt: skip
-    bad = [{"id": "no number"}, 5, None, [1]]
+    bad = [{"id": "no number", "name": "kept"}, 5, None, [1]]
     fill(origin, "t/1", good, *bad, {**good, "id": 2})
     rows = load(spark, origin, TYPES, stream="t/1", format="typed").orderBy("_pos").collect()
     assert [row["_pos"] for row in rows] == list(range(6))
@@ -120,6 +120,7 @@ def test_typed_rows(spark: SparkSession, origin: Beside) -> None:
     assert first["_corrupt_record"] is None
     assert [json.loads(row["_corrupt_record"]) for row in rows[1:5]] == bad
     assert [row["id"] for row in rows] == [1, None, None, None, None, 2]
+    assert [row["name"] for row in rows[1:5]] == ["kept", None, None, None]
 
     dropped = load(spark, origin, "id bigint", stream="t/1", format="typed", mode="DROPMALFORMED")
     assert [row["id"] for row in dropped.collect()] == [1, 2]
