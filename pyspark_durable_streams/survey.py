@@ -37,6 +37,7 @@ from pyspark_durable_streams.options import LATEST
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
+from pyspark_durable_streams.times import place_at
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
@@ -159,6 +160,17 @@ class Surveyor:
         # Identified by its beginning, because the data just before the token is not known.
         unit, evidence = self._identities.of_beginning(stream)
         return None if unit is None else Position(Place(token), unit, evidence=evidence)
+
+    def enter_at(self, stream: str, at_s: float, fields: tuple[str, ...]) -> Position | None:
+        """The position of a stream entered at a time, by a field of its messages; None for one entered at its
+        beginning.  BadOption if it tells no time.
+        """
+        walk = Walk(self._client, stream, Place(), self._as_chunks)
+        place = place_at(walk, at_s, fields)
+        if place == Place() or walk.unit is None:
+            return None
+        _, evidence = self._identities.of_beginning(stream)
+        return Position(place, walk.unit, evidence=evidence)
 
     def _check_token(self, stream: str, token: str) -> None:
         """Raise BadOption if the stream does not have the token that the user gave."""
