@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -33,9 +33,12 @@ from pyspark_durable_streams.framing import Marks, Piece, line_ends, marks_of, q
 
 _OPEN_BRACE: Final = 0x7B
 _FEED: Final = 0x0A
+_BLANK, _BACKSLASH = 0x20, 0x5C
 _FILLERS: Final = b"~^!#%&"
 _MOST_DIGITS: Final = 38
 """Of 128 bits."""
+_MOST_SPACE: Final = 64
+"""The most white space between a key and an object."""
 _Positions = npt.NDArray[np.intp]
 _Flags = npt.NDArray[np.bool_]
 
@@ -55,7 +58,7 @@ class Parser:
     def __init__(self, target: pa.Schema) -> None:
         self._target = target
         self._wanted = pa.schema([pa.field(column.name, _parsable(column.type)) for column in target])
-        self._columns = [_Column.of(column, [other.name for other in target]) for column in target]
+        self._columns = list(_columns(target, ()))
         self._may_wrap = any(_may_wrap(column.type) for column in target)
         self._suspects: list[_Column] = []
         """The columns with misfits in the latest block."""
@@ -91,6 +94,8 @@ class Parser:
     @staticmethod
     def _take_out(lines: _Lines, misfits: _Flags) -> None:
         """Remove lines that are no objects, as far as quotes and brackets tell."""
+        if lines.are_plain():
+            return
         for odd in (lines.are_no_objects, lines.are_unbalanced):
             gone = odd()
             if gone.any():
@@ -178,6 +183,18 @@ class _Lines:
         self.data, self.rows, self._marks = view[np.repeat(kept, self._lengths)].tobytes(), self.rows[kept], None
         self._index()
 
+    def are_plain(self) -> bool:
+        """Whether each line is one pair of braces and what is in it; the other two say which lines are not."""
+        marks = self.marks
+        outermost = marks.at[marks.opens & (marks.depths == 1)]
+        view = np.frombuffer(self.data, np.uint8)
+        return bool(
+            np.array_equal(outermost, self._begins)
+            and marks.depths[-1] == 0
+            and (view[outermost] == _OPEN_BRACE).all()
+            and marks.outside_strings(np.array([len(self.data) - 1]))[0]
+        )
+
     def are_no_objects(self) -> _Flags:
         """Which lines do not begin with a brace, or end within a string."""
         view = np.frombuffer(self.data, np.uint8)
@@ -209,70 +226,95 @@ class _Lines:
 class _Column:
     """A column, or a field of a struct, and how to find its values that do not fit."""
 
-    key: bytes
-    """With its quotes."""
+    key: _Key
+    within: tuple[_Key, ...]
+    """The keys of the structs that it is in, outermost first."""
     filler: int
     """A byte such that no other key of the object consists of it alone."""
-    suspicious: re.Pattern[bytes]
-    """Matches the key of a value that may not fit; group 1 takes part if it surely does not."""
+    misfit: re.Pattern[bytes]
+    """Matches the key of a value that surely does not fit."""
+    doubtful: re.Pattern[bytes] | None
+    """Matches the key of any other value that may not fit; None if there is none."""
     fit: Fit
-    inner: tuple[_Column, ...] = ()
-    """The fields of a struct."""
-    objects: re.Pattern[bytes] | None = None
-    """Matches the key of a struct, up to its brace."""
 
-    @classmethod
-    def of(cls, column: pa.Field, siblings: Iterable[str]) -> _Column:
-        """The column; `siblings` are the names of all columns beside it."""
-        key = json.dumps(column.name, ensure_ascii=False).encode()
-        taken = {name.encode() for name in siblings}
-        filler = next(byte for byte in _FILLERS if bytes([byte]) * (len(key) - 2) not in taken)
-        fit = fit_of(column.type)
-        before = re.escape(key) + rb"[ \t\r]*+:[ \t\r]*+"
-        suspicious = re.compile(before + rb"(?!null[ \t\r,}]|" + fit.surely + rb")(" + fit.surely_not + rb")?")
-        if not pa.types.is_struct(column.type):
-            return cls(key, filler, suspicious, fit)
-        fields = [column.type.field(number) for number in range(column.type.num_fields)]
-        names = [field.name for field in fields]
-        inner = tuple(cls.of(field, names) for field in fields)
-        return cls(key, filler, suspicious, fit, inner, re.compile(before + rb"\{"))
+    def overwrite(self, data: npt.NDArray[np.uint8], text: bytes, marks: Marks) -> _Positions:
+        """Overwrite the keys of values that do not fit; returns where they begin.
 
-    def overwrite(
-        self, data: npt.NDArray[np.uint8], text: bytes, marks: Marks, depth: int = 1, within: _Positions | None = None
-    ) -> _Positions:
-        """Overwrite the keys of values that do not fit, in all objects at a depth or in those `within`; returns where
-        they begin.  `text` is the data before anything was overwritten.
+        `text` is the data before anything was overwritten.
         """
-        matches = list(self.suspicious.finditer(text))
-        at = np.array([match.start() for match in matches], np.intp)
-        are_misfits = _are_keys(at, marks, depth, within)
-        if are_misfits.any():
-            is_open = np.array([match.lastindex is None for match in matches])
-            for number in np.flatnonzero(are_misfits & is_open).tolist():
-                are_misfits[number] = not self.fit.is_met(text, matches[number].end())
-        found = at[are_misfits]
-        if found.size:
-            data[(found[:, None] + 1 + np.arange(len(self.key) - 2)).ravel()] = self.filler
-        if self.objects is None:
-            return found
-        spans = np.array([match.span() for match in self.objects.finditer(text)], np.intp).reshape(-1, 2)
-        braces = spans[_are_keys(spans[:, 0], marks, depth, within), 1] - 1
-        if not braces.size:
-            return found
-        return np.concatenate([found, *(field.overwrite(data, text, marks, depth + 1, braces) for field in self.inner)])
+        at = np.array([match.start() for match in self.misfit.finditer(text)], np.intp)
+        found: _Positions = at[self._are_ours(at, text, marks)] if at.size else at
+        if self.doubtful is not None and (spans := [match.span() for match in self.doubtful.finditer(text)]):
+            at = np.array([begin for begin, value in spans if not self.fit.is_met(text, value)], np.intp)
+            if at.size:
+                found = np.concatenate([found, at[self._are_ours(at, text, marks)]])
+        data[(found[:, None] + 1 + np.arange(len(self.key.text) - 2)).ravel()] = self.filler
+        return found
+
+    def _are_ours(self, at: _Positions, text: bytes, marks: Marks) -> _Flags:
+        """Which of these quotes begin the key in an object that the schema has the field in."""
+        depth = len(self.within) + 1
+        are_ours = _are_keys(at, text, marks, depth)
+        for key in reversed(self.within):
+            opens = marks.at[marks.opens & (marks.depths == depth)]
+            braces = opens[np.maximum(np.searchsorted(opens, at) - 1, 0)] if opens.size else at
+            depth -= 1
+            at = key.before(text, braces)
+            are_ours &= (at >= 0) & _are_keys(np.maximum(at, 0), text, marks, depth)
+        return are_ours
 
 
-def _are_keys(at: _Positions, marks: Marks, depth: int, within: _Positions | None) -> _Flags:
+class _Key:
+    """The key of a field; `text` is with its quotes."""
+
+    def __init__(self, name: str) -> None:
+        self.text = json.dumps(name, ensure_ascii=False).encode()
+        # It begins with what is searched for as bytes, without the machinery of regular expressions.
+        self.pattern = re.escape(self.text) + rb"[ \t\r]*+:[ \t\r]*+"
+        self._ending = re.compile(self.pattern + rb"\Z")
+        self._usual = [np.frombuffer(self.text + ending, np.uint8) for ending in (b":{", b": {")]
+
+    def before(self, text: bytes, braces: _Positions) -> _Positions:
+        """Where the key begins whose value begins with a brace at each of these positions; -1 where it is another."""
+        view = np.frombuffer(text, np.uint8)
+        found = np.full(braces.size, -1, np.intp)
+        for wanted in self._usual:
+            if view.size <= wanted.size:
+                continue
+            begins = np.maximum(braces - wanted.size + 1, 1)
+            is_here = (view[begins[:, None] + np.arange(wanted.size)] == wanted).all(axis=1)
+            found[is_here] = begins[is_here]
+        for number in np.flatnonzero((found < 0) & (view[np.maximum(braces - 1, 0)] <= _BLANK)).tolist():
+            brace = int(braces[number])
+            match = self._ending.search(text, max(brace - len(self.text) - _MOST_SPACE, 0), brace)
+            if match is not None:
+                found[number] = match.start()
+        return found
+
+
+def _columns(fields: Iterable[pa.Field], within: tuple[_Key, ...]) -> Iterator[_Column]:
+    """The columns for fields of a schema or of a struct, and for the fields of these."""
+    fields = list(fields)
+    taken = {field.name.encode() for field in fields}
+    for field in fields:
+        key = _Key(field.name)
+        filler = next(byte for byte in _FILLERS if bytes([byte]) * (len(key.text) - 2) not in taken)
+        fit = fit_of(field.type)
+        suspicious = key.pattern + rb"(?!null[ \t\r,}]|" + fit.surely + rb")"
+        misfit = re.compile(suspicious + rb"(?:" + fit.surely_not + rb")")
+        doubtful = re.compile(suspicious + rb"(?!" + fit.surely_not + rb")") if fit.surely_not else None
+        yield _Column(key, within, filler, misfit, doubtful, fit)
+        if pa.types.is_struct(field.type):
+            inner = [field.type.field(number) for number in range(field.type.num_fields)]
+            yield from _columns(inner, (*within, key))
+
+
+def _are_keys(at: _Positions, text: bytes, marks: Marks, depth: int) -> _Flags:
     """Which of these quotes begin keys of objects at this depth."""
-    if not at.size:
-        return np.zeros(0, np.bool_)
     before = np.searchsorted(marks.at, at) - 1
-    # A quote that begins a string counts as inside of it, one that ends a string does not.
+    # A quote that begins a string counts as inside of it, as one within does, and one that ends a string does not.
     are_keys: _Flags = ~marks.outside_strings(at) & (before >= 0) & (marks.depths[before] == depth)
-    if within is not None:
-        opens = marks.at[marks.opens & (marks.depths == depth)]
-        nearest = np.maximum(np.searchsorted(opens, at) - 1, 0)
-        are_keys &= np.isin(opens[nearest], within)
+    are_keys &= np.frombuffer(text, np.uint8)[np.maximum(at - 1, 0)] != _BACKSLASH
     return are_keys
 
 

@@ -101,6 +101,28 @@ def test_a_field_of_a_struct_that_does_not_fit_leaves_its_neighbours() -> None:
     assert misfits == [True, False]
 
 
+@pytest.mark.parametrize("space", ["", " ", "  ", "\t \r"])
+def test_white_space_and_keys_that_end_alike_are_no_matter(space: str) -> None:
+    fields = ['"inner": {"x\\"a": "x", "a" : 5, "x\\"id": 7}', '"x\\"id" : "x"', '"x\\"inner" :{"a": "x"}', '"id":7']
+    good = f"{{{','.join(fields)}}}".replace(" ", space).encode()
+    bad = good.replace(b"5", b'"5"')
+    read, misfits = parsed(good, bad, dumped({"id": "x"}))
+    assert [(row["id"], row["inner"]) for row in read] == [
+        (7, {"a": 5, "b": None, "deep": None}),
+        (7, {"a": None, "b": None, "deep": None}),
+        (None, None),
+    ]
+    assert misfits == [False, True, True]
+
+
+def test_a_block_shorter_than_a_key() -> None:
+    parser = Parser(pa.schema([("a" * 20, pa.struct([("b", pa.int64())]))]))
+    found = parser.parse(piece(b'{"b":"x"}', b"5"))
+    assert found.table.to_pylist() == [{"a" * 20: None}] * 2
+    assert found.misfits is not None
+    assert found.misfits.tolist() == [False, True]
+
+
 def test_keys_within_texts_and_other_objects_are_none() -> None:
     text = '{"id":"x","inner":{"a":"x"}} "id" : [ "id":"x'
     line = dumped({**_GOOD, "name": text, "unknown": {"id": "x", "at": 5, "inner": "x"}})
