@@ -114,7 +114,13 @@ def test_a_stream_is_entered_at_a_time(origin: Beside, stream: str, form: str, w
     going = reader(origin, **options)
     found, at = step(going, going.initialOffset())
     assert found == expected
+    bounded = reader(origin, maxRowsPerTrigger="7", **options)
+    bounded.prepareForTriggerAvailableNow()
     origin.append(stream, {"any": 1})
+    parts, there = [], bounded.initialOffset()
+    while (came := step(bounded, there))[1] != there:
+        parts, there = parts + came[0], came[1]
+    assert parts == expected
     assert step(reader(origin, **options), at)[0] == [(60 - first, {"any": 1})]
     now = BatchReader(_SCHEMA, read_options({"url": origin.url, **options}, is_streaming=False))
     assert read(now, now.partitions()) == [*expected, (60 - first, {"any": 1})]
