@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
-from pyspark_durable_streams.errors import DataLost
+from pyspark_durable_streams.errors import BadOption, DataLost, each_in_one_line, in_one_line
 from pyspark_durable_streams.formats import Rows, check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, split_evenly
@@ -35,10 +35,11 @@ class BatchReader(DataSourceReader):
     """Reads streams from one offset to another."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
-        check_schema(options.format, schema)
+        check_schema(options.format, schema, options.corrupt)
         self._schema = schema
         self._options = options
 
+    @in_one_line
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the batch."""
         options = self._options
@@ -77,15 +78,24 @@ class BatchReader(DataSourceReader):
         is_named = options.prefix is None
         try:
             token = surveyor.tail(stream)[0] if ending == LATEST else ending
-            position = surveyor.enter(stream, surveyor.tail(stream)[0] if start == LATEST else start)
+            if options.times is not None:
+                position = surveyor.enter_at(stream, options.times.of(stream), options.times.fields)
+            else:
+                position = surveyor.enter(stream, start)
+            if position is not None and LATEST not in (start, ending) and ending < start:
+                raise BadOption(f"option endingOffsets: stream {stream}: {ending} is before startingOffsets, {start}")
             news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
         except Gone as gone:
             if is_named and options.fails_on_loss:
-                raise DataLost(f"{gone}; failOnDataLoss=false reads the streams that are there") from gone
+                asked = f"{options.client.url}/{stream}"
+                raise DataLost(
+                    f"{gone} (is {asked} its URL?); failOnDataLoss=false reads the streams that are there"
+                ) from gone
             return
         if news is not None:
             found[stream] = news
 
+    @each_in_one_line
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         return rows_of(partition, self._options, self._schema)
@@ -103,7 +113,7 @@ def rows_of(partition: InputPartition, options: ReadOptions, schema: StructType)
         warn=_log.warning,
     )
     arrow = to_arrow_schema(schema, timezone="UTC")
-    return Rows(options.format, schema, arrow, options.mode, options.chunk_bytes).of(messages)
+    return Rows(options.format, schema, arrow, options.mode, options.chunk_bytes, options.corrupt).of(messages)
 
 
 def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[InputPartition]:

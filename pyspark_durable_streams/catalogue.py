@@ -1,8 +1,12 @@
 """The list of streams to read; the protocol itself has none.
 
-The list comes either from a gateway's admin API, which gives the streams that it holds and their tails, ten thousand in
-one answer, or from a stream of names.  The messages of that JSON stream are names, or objects with a `stream` and, for
-one that no longer exists, `"deleted": true`.  Names are relative to the reader's URL.
+A stream of names is complete.  The messages of that JSON stream are names, or objects with a `stream` and, for one that
+no longer exists, `"deleted": true`; or the events in which an origin records its own streams, by the State Protocol:
+`{"type": "stream", "key": name, "headers": {"operation": "insert"}}`.  The reference server keeps such a stream under
+`__registry__`.
+
+A gateway's admin API lists what the gateway has in memory, with tails, ten thousand in one answer: a stream that was
+not read through it, or that it has evicted, is missing.  Names are relative to the reader's URL.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from pyspark_durable_streams.options import ReadOptions
 from pyspark_durable_streams.places import Place
 from pyspark_durable_streams.walk import Walk
 
+_STREAM: Final = "stream"
+_DELETE: Final = "delete"
 _log: Final = logging.getLogger("pyspark_durable_streams")
 
 
@@ -48,6 +54,11 @@ def listing_of(options: ReadOptions, client: Client, admin: AdminApi | None) -> 
     if catalogue is None or (options.prefix is None and not catalogue.tells_news):
         return _Named(options.streams)
     assert admin is not None
+    if options.prefix is not None:
+        _log.warning(
+            "streamsPrefix: the catalogue is a gateway's memory, which lacks streams that were not read through it;"
+            " catalogueStream, a stream of names, lists all"
+        )
     return _Admin(admin, options.streams, options.prefix)
 
 
@@ -87,11 +98,16 @@ class _NamesStream:
 
     def _take(self, said: Any) -> None:
         name, is_gone = said, False
-        if isinstance(said, dict):
+        if isinstance(said, dict) and isinstance(headers := said.get("headers"), dict):
+            if "control" in headers or said.get("type") != _STREAM:
+                return
+            name, is_gone = said.get("key"), headers.get("operation") == _DELETE
+        elif isinstance(said, dict):
             name, is_gone = said.get("stream"), said.get("deleted") is True
         if not isinstance(name, str) or not name.lstrip("/"):
             raise BadReply(
-                f'stream {self._stream}: a message that names no stream: a text or {{"stream": …}} is expected'
+                f"stream {self._stream}: a message that names no stream:"
+                ' a text, {"stream": …} or an event of the State Protocol is expected'
             )
         name = name.lstrip("/")
         if is_gone:

@@ -8,8 +8,9 @@
 token from which the row can be read again: the one before the row's stretch.  Both, and the borders of chunks, are the
 same each time a batch is read.
 
-A JSON message that does not fit the schema is found by bisection.  `mode` decides its fate: a row of nulls with the
-text in `_corrupt_record` if the schema has that column (PERMISSIVE), no row (DROPMALFORMED), or an error (FAILFAST).
+A JSON message may have fields that do not fit the schema, or be no object (see `misfits`).  `mode` decides its fate,
+as that of Spark's own JSON reader: a row with the fields that fit, and the message's text in `_corrupt` if the schema
+has that column (PERMISSIVE), no row (DROPMALFORMED), or an error (FAILFAST).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -33,11 +34,11 @@ from pyspark.sql.types import (
 
 from pyspark_durable_streams.errors import BadOption, BadReply
 from pyspark_durable_streams.framing import Piece, Unit, line_ends
+from pyspark_durable_streams.misfits import Parser
 from pyspark_durable_streams.reading import Fragment
 
-CORRUPT: Final = "_corrupt_record"
-_OPEN_BRACE: Final = 0x7B
-_FEED: Final = 0x0A
+CORRUPT: Final = ("_corrupt", "_corrupt_record")
+"""The columns with the texts of messages that do not fit; the second is Spark's name.  An option gives another."""
 
 
 class Format(StrEnum):
@@ -70,7 +71,6 @@ _COLUMNS: Final[dict[Format, dict[str, tuple[type[DataType], ...]]]] = {
         "_stream": (StringType,),
         "_pos": (LongType,),
         "_offset": (StringType,),
-        CORRUPT: (StringType,),
     },
 }
 _DEFAULT: Final = {
@@ -86,9 +86,11 @@ def default_schema(kind: Format) -> str:
     return _DEFAULT[kind]
 
 
-def check_schema(kind: Format, schema: StructType) -> None:
-    """BadOption if rows of this schema cannot be made."""
+def check_schema(kind: Format, schema: StructType, corrupt: tuple[str, ...] = CORRUPT) -> None:
+    """BadOption if rows of this schema cannot be made; `corrupt` are the columns for messages that do not fit."""
     known = _COLUMNS[kind]
+    if kind is Format.TYPED:
+        known = {**known, **dict.fromkeys(corrupt, (StringType,))}
     for column in schema.fields:
         types = known.get(column.name)
         if types is not None:
@@ -130,7 +132,9 @@ class Rows:
     arrow: pa.Schema
     mode: Mode = Mode.PERMISSIVE
     chunk_bytes: int = 1 << 20
-    _parsed: pa.Schema | None = field(default=None, init=False)
+    corrupt: tuple[str, ...] = CORRUPT
+    """The columns with the texts of messages that do not fit."""
+    _parser: Parser | None = field(default=None, init=False)
 
     def of(self, fragments: Iterator[Fragment]) -> Iterator[pa.RecordBatch]:
         """The rows of these messages, in order."""
@@ -156,7 +160,7 @@ class Rows:
                 "stream": lambda kind: _same(fragment.stream, rows, kind),
                 "pos": lambda kind: pa.array(np.arange(fragment.pos, fragment.pos + rows, dtype=np.int64)),
                 "offset": lambda kind: _same(fragment.token, rows, kind),
-                "value": lambda kind: _values(piece, kind),
+                "value": lambda kind: _values(piece, kind, fragment.unit),
             },
         )
 
@@ -177,16 +181,21 @@ class Rows:
 
     def _typed(self, fragment: Fragment) -> Iterator[pa.RecordBatch]:
         piece = fragment.piece
-        table = self._read(piece)
-        corrupt: pa.Array | None = None
+        if self._parser is None:
+            self._parser = Parser(pa.schema([column for column in self.arrow if column.name not in self._ours]))
+        parsed = self._parser.parse(piece)
+        table, misfits = parsed.table, parsed.misfits
         positions = np.arange(fragment.pos, fragment.pos + piece.count, dtype=np.int64)
-        if table is None:
-            table, corrupt, kept = self._halved(fragment)
-            positions = positions[kept]
+        if misfits is not None and self.mode is Mode.FAILFAST:
+            raise BadReply(
+                f"stream {fragment.stream}: the message at pos {positions[misfits][0]} does not fit the schema;"
+                " mode=PERMISSIVE keeps the fields that fit"
+            )
+        if misfits is not None and self.mode is Mode.DROPMALFORMED:
+            table, positions, misfits = table.filter(pa.array(~misfits)), positions[~misfits], None
         rows = table.num_rows
         if not rows:
             return
-        parsed = {name: table.column(name) for name in table.schema.names}
         columns: list[pa.Array] = []
         for column in self.arrow:
             match column.name:
@@ -196,89 +205,22 @@ class Rows:
                     array = _same(fragment.token, rows, column.type)
                 case "_pos":
                     array = pa.array(positions)
-                case _ if column.name == CORRUPT:
-                    array = corrupt if corrupt is not None else pa.nulls(rows, column.type)
+                case name if name in self.corrupt and misfits is None:
+                    array = pa.nulls(rows, column.type)
+                case name if name in self.corrupt:
+                    texts = _values(piece, pa.binary(), fragment.unit).cast(pa.string(), safe=False)
+                    array = pc.if_else(pa.array(misfits), texts, pa.scalar(None, pa.string()))
                 case name:
-                    array = parsed[name]
+                    array = table.column(name)
             if array.type != column.type:
                 array = array.cast(column.type)
             columns.append(array)
         yield from pa.Table.from_arrays(columns, schema=self.arrow).combine_chunks().to_batches()
 
-    def _read(self, piece: Piece) -> pa.Table | None:
-        """The messages as columns; None if one of them does not fit."""
-        view = np.frombuffer(piece.data, np.uint8)
-        # Arrow's reader crashes on a line that is `null`, and accepts only objects anyway.
-        is_other = view[:-1] == _FEED
-        is_other &= view[1:] != _OPEN_BRACE
-        if view[0] != _OPEN_BRACE or is_other.any():
-            return None
-        try:
-            table = pyarrow.json.read_json(
-                pa.BufferReader(piece.data),
-                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(piece.data) + 1),
-                parse_options=pyarrow.json.ParseOptions(
-                    explicit_schema=self._wanted, unexpected_field_behavior="ignore"
-                ),
-            )
-            return table.cast(self._target) if table.num_rows == piece.count else None
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return None
-
-    def _halved(self, fragment: Fragment) -> tuple[pa.Table, pa.Array, list[int]]:
-        """The rows of a fragment with misfits: the columns, the misfits' texts, and the indices of the rows kept."""
-        lines = [line + b"\n" for line in fragment.piece.data.split(b"\n")[:-1]]
-        tables: list[pa.Table] = []
-        texts: list[bytes | None] = []
-        kept: list[int] = []
-        stack: list[tuple[int, int]] = [(0, len(lines))]
-        while stack:
-            begin, end = stack.pop()
-            found = self._read(Piece(b"".join(lines[begin:end]), end - begin))
-            if found is None and end - begin > 1:
-                middle = (begin + end) // 2
-                stack += [(middle, end), (begin, middle)]
-                continue
-            if found is None:
-                text = lines[begin][:-1]
-                if self.mode is Mode.DROPMALFORMED:
-                    continue
-                if self.mode is Mode.FAILFAST:
-                    raise BadReply(
-                        f"stream {fragment.stream}: the message at pos {fragment.pos + begin} does not fit the"
-                        " schema; mode=PERMISSIVE makes it a row of nulls"
-                    )
-                found = pa.table([pa.nulls(1, column.type) for column in self._target], schema=self._target)
-                texts.append(text)
-            else:
-                texts += [None] * (end - begin)
-            tables.append(found)
-            kept += range(begin, end)
-        whole = pa.concat_tables(tables) if tables else self._target.empty_table()
-        corrupt = pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
-        return whole, corrupt, kept
-
     @property
-    def _target(self) -> pa.Schema:
-        """The columns that come from the messages, with Spark's types, all nullable."""
-        return pa.schema([pa.field(c.name, c.type) for c in self.arrow if c.name not in _COLUMNS[Format.TYPED]])
-
-    @property
-    def _wanted(self) -> pa.Schema:
-        """The same columns with types that Arrow's reader can parse: dates as timestamps."""
-        if self._parsed is None:
-            self._parsed = pa.schema([pa.field(column.name, _parsable(column.type)) for column in self._target])
-        return self._parsed
-
-
-def _parsable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_date(kind):
-        return pa.timestamp("s")
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(kind.field(i).name, _parsable(kind.field(i).type)) for i in range(kind.num_fields)])
-    if pa.types.is_list(kind):
-        return pa.list_(_parsable(kind.value_type))
-    return kind
+    def _ours(self) -> set[str]:
+        """The columns that do not come from the messages."""
+        return {*_COLUMNS[Format.TYPED], *self.corrupt}
 
 
 def _same(text: str, rows: int, kind: pa.DataType) -> pa.Array:
@@ -293,12 +235,15 @@ def _one(data: bytes, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
-    """The lines without their line feeds."""
-    ends = line_ends(piece.data)
+def _values(piece: Piece, kind: pa.DataType, unit: Unit) -> pa.Array:
+    """The lines without their line feeds, or carriage returns before these."""
+    data = piece.data
+    if unit is Unit.LINE and b"\r\n" in data:
+        data = data.replace(b"\r\n", b"\n")
+    ends = line_ends(data)
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends - np.arange(ends.size)
-    data = piece.data.replace(b"\n", b"")
+    data = data.replace(b"\n", b"")
     return pa.Array.from_buffers(kind, ends.size, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 

@@ -224,7 +224,7 @@ class Elements:
                 begin = 1
             elif rest and rest[:1] != b"]":
                 raise BadReply("the reply's JSON array lacks a comma")
-        marks = _marks(rest)
+        marks = marks_of(rest)
         end = None
         if marks.depths.size and marks.depths.min() < 0:
             end = int(marks.at[np.argmax(marks.depths < 0)])
@@ -239,7 +239,7 @@ class Elements:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
+class Marks:
     """The brackets outside strings: their positions, whether they open, and the depth after each."""
 
     at: npt.NDArray[np.intp]
@@ -254,15 +254,16 @@ class _Marks:
         return found
 
 
-def _marks(rest: bytes) -> _Marks:
+def marks_of(rest: bytes) -> Marks:
+    """The brackets of these bytes, which begin outside strings."""
     view = np.frombuffer(rest, np.uint8)
-    in_string = _in_string(rest, view)
+    in_string = _in_string(rest)
     low = view | _BIT
     at = np.flatnonzero((low == _OPEN) | (low == _CLOSE))
     at = at[_bits(in_string, at) == 0]
     opens = low[at] == _OPEN
     depths = np.cumsum(opens.view(np.int8) * 2 - 1, dtype=np.int32)
-    return _Marks(at, opens, depths, in_string)
+    return Marks(at, opens, depths, in_string)
 
 
 def _bits(words: npt.NDArray[np.uint64], at: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
@@ -271,12 +272,10 @@ def _bits(words: npt.NDArray[np.uint64], at: npt.NDArray[np.intp]) -> npt.NDArra
     return found
 
 
-def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def _in_string(rest: bytes) -> npt.NDArray[np.uint64]:
     """One bit for each byte: whether the number of quotes up to it is odd."""
-    is_quote = view == _QUOTE
-    if b"\\" in rest:
-        is_quote[_escaped(view)] = False
-    words = np.zeros(-(-view.size // 64), "<u8")
+    is_quote = quotes(rest)
+    words = np.zeros(-(-len(rest) // 64), "<u8")
     packed = np.packbits(is_quote, bitorder="little")
     words.view(np.uint8)[: packed.size] = packed
     # A prefix sum of bits: first within the words, then over them.
@@ -285,6 +284,15 @@ def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint6
     is_odd = np.bitwise_xor.accumulate((words >> np.uint64(63)).astype(np.bool_))
     words[1:] ^= -is_odd[:-1].astype(np.uint64)
     return words
+
+
+def quotes(data: bytes) -> npt.NDArray[np.bool_]:
+    """Which bytes are quotes without a backslash."""
+    view = np.frombuffer(data, np.uint8)
+    is_quote: npt.NDArray[np.bool_] = view == _QUOTE
+    if b"\\" in data:
+        is_quote[_escaped(view)] = False
+    return is_quote
 
 
 def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
@@ -299,7 +307,7 @@ def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
     return escaped[escaped < view.size]
 
 
-def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, int]:
+def _containers(rest: bytes, begin: int, marks: Marks) -> tuple[Piece | None, int]:
     """Fast path: all elements are objects or arrays, with exactly one comma between two of them."""
     starts = marks.at[marks.opens & (marks.depths == 1)]
     ends = marks.at[~marks.opens & (marks.depths == 0)]
@@ -320,7 +328,7 @@ def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, i
     return Piece(lines.tobytes(), int(ends.size)), used
 
 
-def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[Piece | None, int]:
+def _anything(rest: bytes, begin: int, marks: Marks, end: int | None) -> tuple[Piece | None, int]:
     """Slow path: the text between commas that are in no string and in no bracket."""
     commas = np.flatnonzero(np.frombuffer(rest, np.uint8)[:end] == _COMMA)
     commas = commas[commas >= begin]

@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import BadOption
-from pyspark_durable_streams.formats import Format, Mode
+from pyspark_durable_streams.formats import CORRUPT, Format, Mode
 from pyspark_durable_streams.places import START
+from pyspark_durable_streams.times import USUAL_FIELDS
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -25,13 +27,16 @@ _HEADERS: Final = "headers."
 _CATALOGUE_HEADERS: Final = "catalogueheaders."
 _OF_READING: Final = (
     "url", "path", "stream", "streams", "streamsPrefix", "catalogue", "catalogueStream", "tails", "startingOffsets",
-    "endingOffsets", "failOnDataLoss", "maxBytesPerTrigger", "maxRowsPerTrigger", "minPartitions", "format",
-    "chunkBytes", "mode", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
+    "startingTimestamp", "startingOffsetsByTimestamp", "timestampField", "endingOffsets", "failOnDataLoss",
+    "maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "format",
+    "chunkBytes", "mode", "columnNameOfCorruptRecord", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
 )  # fmt: skip
-_ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger")
+_ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ONLY_BATCH: Final = ("endingOffsets",)
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
+_DURATION: Final = re.compile(r"(\d{1,9})\s*(ms|s|m|h)")
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _T = TypeVar("_T")
 
 
@@ -46,6 +51,20 @@ class Offsets:
         """The offset for a stream: a token, or `latest`; `earliest` becomes the protocol's token for it."""
         said = self.tokens.get(stream, self.general)
         return {EARLIEST: START, "now": LATEST}.get(said, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A time at which streams are entered, or one for each stream, in seconds since 1970."""
+
+    general: float = 0.0
+    own: Mapping[str, float] = field(default_factory=dict)
+    fields: tuple[str, ...] = USUAL_FIELDS
+    """The fields of messages that may have their time; the first that one has is taken."""
+
+    def of(self, stream: str) -> float:
+        """The time at which a stream is entered; 0 for its beginning."""
+        return self.own.get(stream, self.general)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +86,21 @@ class ReadOptions:
     prefix: str | None = None
     catalogue: Catalogue | None = None
     starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
+    times: Times | None = None
+    """Where streams are entered in place of `starting`."""
     ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
     fails_on_loss: bool = True
     max_bytes: int | None = None
     most_rows: int | None = None
+    least_rows: int = 0
+    """A batch of fewer messages waits for more."""
+    longest_wait_s: float = 900.0
     partitions: int = 1
     format: Format = Format.MESSAGES
     chunk_bytes: int = 1 << 20
     mode: Mode = Mode.PERMISSIVE
+    corrupt: tuple[str, ...] = CORRUPT
+    """The columns with the texts of messages that do not fit."""
     spool_bytes: int = 1 << 29
 
     @property
@@ -119,31 +145,42 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
     found = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(found, is_streaming=is_streaming)
     kind = format_of(found)
-    if "mode" in found and kind is not Format.TYPED:
-        raise BadOption("option mode requires format=typed")
+    for name in ("mode", "columnNameOfCorruptRecord"):
+        if name.lower() in found and kind is not Format.TYPED:
+            raise BadOption(f"option {name} requires format=typed")
     if "chunkbytes" in found and kind is not Format.CHUNKS:
         raise BadOption("option chunkBytes requires format=chunks")
     streams, prefix, catalogue = _subscription(found)
-    starting = _offsets(found, "startingOffsets", streams, prefix, LATEST if is_streaming else EARLIEST)
+    times = _times(found, streams, prefix)
+    starting = _offsets(found, "startingOffsets", streams, prefix, LATEST if is_streaming and not times else EARLIEST)
     if not is_streaming and starting.general == LATEST:
         raise BadOption("option startingOffsets: a batch cannot start at latest, nothing follows it")
     ending = _offsets(found, "endingOffsets", streams, prefix, LATEST)
     if EARLIEST in (ending.general, *ending.tokens.values()):
         raise BadOption("option endingOffsets: latest or a token for each stream is expected, not earliest")
+    max_rows, min_rows = _count(found, "maxRowsPerTrigger"), _count(found, "minOffsetsPerTrigger")
+    if max_rows is not None and min_rows is not None and min_rows > max_rows:
+        raise BadOption("option minOffsetsPerTrigger exceeds maxRowsPerTrigger")
+    if "maxtriggerdelay" in found and min_rows is None:
+        raise BadOption("option maxTriggerDelay requires minOffsetsPerTrigger")
     return ReadOptions(
         client=client_config(found),
         streams=streams,
         prefix=prefix,
         catalogue=catalogue,
         starting=starting,
+        times=times,
         ending=ending,
         fails_on_loss=_boolean(found, "failOnDataLoss", True),
         max_bytes=_count(found, "maxBytesPerTrigger"),
-        most_rows=_count(found, "maxRowsPerTrigger"),
+        most_rows=max_rows,
+        least_rows=min_rows or 0,
+        longest_wait_s=_duration(found, "maxTriggerDelay", 900.0),
         partitions=_count(found, "minPartitions") or max(os.cpu_count() or 1, 2),
         format=kind,
         chunk_bytes=_count(found, "chunkBytes") or 1 << 20,
         mode=_one_of(found, "mode", Mode, Mode.PERMISSIVE),
+        corrupt=(found["columnnameofcorruptrecord"],) if "columnnameofcorruptrecord" in found else CORRUPT,
         spool_bytes=_count(found, "spoolBytes", least=0, default=1 << 29) or 0,
     )
 
@@ -174,8 +211,8 @@ def _subscription(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None
     if given == ["streamsprefix"]:
         if catalogue is None:
             raise BadOption(
-                "option streamsPrefix needs a list of the streams: catalogue, the URL of a gateway's admin API, or"
-                " catalogueStream, a stream of names"
+                "option streamsPrefix needs a list of the streams: catalogueStream, a stream of names, or catalogue,"
+                " the URL of a gateway's admin API, which lists what the gateway has in memory"
             )
         return (), found["streamsprefix"].lstrip("/"), catalogue
     if catalogue is not None and catalogue.stream is not None:
@@ -232,6 +269,56 @@ def _offsets(
         stream: token.lower() if token.lower() in (EARLIEST, LATEST) else token for stream, token in value.items()
     }
     return Offsets(EARLIEST if name == "startingOffsets" else LATEST, tokens)
+
+
+def _times(found: Mapping[str, str], streams: tuple[str, ...], prefix: str | None) -> Times | None:
+    given = [
+        name for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp") if name.lower() in found
+    ]
+    if len(given) > 1:
+        raise BadOption(f"options {' and '.join(given)} exclude each other")
+    if not given or given == ["startingOffsets"]:
+        if "timestampfield" in found:
+            raise BadOption("option timestampField requires startingTimestamp or startingOffsetsByTimestamp")
+        return None
+    fields = (found["timestampfield"],) if "timestampfield" in found else USUAL_FIELDS
+    text = found[given[0].lower()].strip()
+    if given == ["startingTimestamp"]:
+        return Times(_time("startingTimestamp", text), fields=fields)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadOption(f'option {given[0]}: {{"stream": milliseconds, …}} is expected, not {text[:60]}')
+    if prefix is None and set(value) != set(streams):
+        raise BadOption(
+            f"option {given[0]}: every stream needs a time, and no others: {min(set(value) ^ set(streams))}"
+        )
+    return Times(own={stream: _time(given[0], str(one)) for stream, one in value.items()}, fields=fields)
+
+
+def _time(name: str, text: str) -> float:
+    """Seconds since 1970, from milliseconds or ISO 8601."""
+    if _DIGITS.fullmatch(text):
+        return int(text) / 1000
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadOption(
+            f"option {name}: milliseconds since 1970, or a time as 2026-09-24T12:00:00Z, is expected, not {text[:60]}"
+        ) from None
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _duration(found: Mapping[str, str], name: str, default: float) -> float:
+    text = found.get(name.lower())
+    if text is None:
+        return default
+    parsed = _DURATION.fullmatch(text.strip().lower())
+    if parsed is None:
+        raise BadOption(f"option {name}: a number with ms, s, m or h, as 15m, is expected, not {text[:60]}")
+    return int(parsed[1]) * _UNITS_S[parsed[2]]
 
 
 def _beginning(name: str) -> str:

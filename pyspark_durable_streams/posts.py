@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_durable_streams.codec import orjson
 from pyspark_durable_streams.errors import BadRow
 from pyspark_durable_streams.framing import LINED
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_durable_streams.codec import orjson
 from pyspark_durable_streams.errors import BadOption, BadRow
 from pyspark_durable_streams.layout import ONLY_TASK, STREAM_TASK
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -10,7 +10,11 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    InputPartition,
 )
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from pyspark_durable_streams.errors import DurableStreamsError, in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -26,6 +30,7 @@ class DefaultSource(DataSource):
         """The name for `format`."""
         return "durable_streams"
 
+    @in_one_line
     def schema(self) -> str:
         """The columns if the user names none."""
         from pyspark_durable_streams.formats import default_schema
@@ -33,6 +38,7 @@ class DefaultSource(DataSource):
 
         return default_schema(format_of(self.options))
 
+    @in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a batch."""
         from pyspark_durable_streams.batch import BatchReader
@@ -45,16 +51,49 @@ class DefaultSource(DataSource):
         from pyspark_durable_streams.options import read_options
         from pyspark_durable_streams.stream import StreamReader
 
-        return StreamReader(schema, read_options(self.options, is_streaming=True))
+        try:
+            return StreamReader(schema, read_options(self.options, is_streaming=True))
+        except DurableStreamsError as error:
+            return _Refusal(error)
 
+    @in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Writes a batch."""
         from pyspark_durable_streams.writer import batch_writer
 
         return batch_writer(schema, self.options, overwrite)
 
+    @in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Writes the result of a streaming query, batch by batch."""
         from pyspark_durable_streams.writer import stream_writer
 
         return stream_writer(schema, self.options, overwrite)
+
+
+class _Refusal(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader that cannot be made, in place of the error: if `streamReader` raises, Spark reports an error of its own,
+    that it has no reader to stop.
+    """
+
+    def __init__(self, error: DurableStreamsError) -> None:
+        self._error = error
+
+    @in_one_line
+    def _refuse(self, *_: object) -> NoReturn:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's names)
+        self._refuse()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        self._refuse()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        self._refuse()

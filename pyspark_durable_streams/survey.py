@@ -8,17 +8,16 @@ If a gateway's admin API is configured and has already counted a long stretch (`
 reading.  Only the last of its runs is read, to check that it matches.  The tasks then verify all of it against the
 checksums, as always.
 
-A token cannot be located inside a reply.  If a target lies within one, the units up to the target are those up to the
-reply's end minus those from the target to the same end, which a second walk counts.
+A token cannot be located inside a reply, so the units up to a target within one are counted by `distance`.
 
-Before news of a stream are used, its identity is checked (see `places`).  A stream that was never read before must,
-after a walk of several replies, still begin as it did at first; else it is walked again.  Lost data is an error, unless
-the user wants to continue with the available data: then the stream restarts at its current beginning.
+Before news of a stream are used, its identity is checked (see `identity`), and once if there are none.  A stream that
+was never read before must, after a walk of several replies, still begin as it did at first; else it is walked again.
+Lost data is an error, unless the user wants to continue with the available data: then the stream restarts at its
+current beginning.  So does a stream that was closed, read to its end and re-created: nothing of it is lost.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,14 +26,18 @@ from itertools import chain
 from typing import Final
 
 from pyspark_durable_streams.admin import AdminApi, CountedRun
-from pyspark_durable_streams.batch_slice import EVIDENCE_UNITS, Allowance, BatchSlice, ExtentKey, evidence_at
+from pyspark_durable_streams.batch_slice import Allowance, BatchSlice, ExtentKey, evidence_at
 from pyspark_durable_streams.client import Client, origin_error
 from pyspark_durable_streams.continuity import continues, head
-from pyspark_durable_streams.errors import BadReply, DataLost, DurableStreamsError
+from pyspark_durable_streams.distance import units_between
+from pyspark_durable_streams.errors import BadOption, BadReply, DataLost, DurableStreamsError
 from pyspark_durable_streams.framing import BLOCK_BYTES, Checksum, Unit
+from pyspark_durable_streams.identity import Identities
+from pyspark_durable_streams.options import LATEST
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
+from pyspark_durable_streams.times import place_at
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
@@ -59,6 +62,8 @@ class Target:
 
     token: str
     is_exact: bool = True
+    is_closed: bool = False
+    """Whether the stream ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Surveyor:
         warn: Callable[[str], None],
     ) -> None:
         self._client = client
+        self._identities = Identities(client, as_chunks=as_chunks)
         self._admin = admin
         self._partitions = partitions
         self._as_chunks = as_chunks
@@ -141,15 +147,43 @@ class Surveyor:
         return token, reply.headers.get(CLOSED, "").lower() == "true"
 
     def enter(self, stream: str, token: str) -> Position | None:
-        """The position of a stream entered at `token`; None for one entered at its beginning."""
+        """The position of a stream entered at a token or at LATEST; None for one entered at its beginning.
+
+        BadOption if the stream does not have the token.
+        """
         if token == START:
             return None
+        if token == LATEST:
+            token = self.tail(stream)[0]
+        else:
+            self._check_token(stream, token)
         # Identified by its beginning, because the data just before the token is not known.
-        walk = Walk(self._client, stream, Place(START), self._as_chunks)
-        evidence = self._evidence(walk)
-        if walk.unit is None:
+        unit, evidence = self._identities.of_beginning(stream)
+        return None if unit is None else Position(Place(token), unit, evidence=evidence)
+
+    def enter_at(self, stream: str, at_s: float, fields: tuple[str, ...]) -> Position | None:
+        """The position of a stream entered at a time, by a field of its messages; None for one entered at its
+        beginning.  BadOption if it tells no time.
+        """
+        walk = Walk(self._client, stream, Place(), self._as_chunks)
+        place = place_at(walk, at_s, fields)
+        if place == Place() or walk.unit is None:
             return None
-        return Position(Place(token), walk.unit, evidence=evidence)
+        _, evidence = self._identities.of_beginning(stream)
+        return Position(place, walk.unit, evidence=evidence)
+
+    def _check_token(self, stream: str, token: str) -> None:
+        """Raise BadOption if the stream does not have the token that the user gave."""
+        said = f"option startingOffsets: stream {stream} has no offset {token}"
+        try:
+            walk = self._identities.reach(stream, Place(token))
+        except Gone as gone:
+            if gone.status in (404, 410):
+                raise
+            raise BadOption(f"{said} ({gone})") from None
+        # An origin may take any token beyond the tail for the tail.
+        if walk.is_at_tail and walk.place.token == token and self.tail(stream)[0] < token:
+            raise BadOption(f"{said}: it ends before")
 
     def news(
         self, stream: str, position: Position | None, allowance: Allowance, target: Target | None = None
@@ -172,6 +206,30 @@ class Surveyor:
             except Gone:
                 return None
             return news if news is not None and news.stretches else None
+
+    def news_after_close(
+        self, stream: str, position: Position, allowance: Allowance, target: Target | None = None
+    ) -> News | None:
+        """The news of a stream that was closed and read to its end; None unless it was re-created."""
+        try:
+            if self._is_unchanged(stream, position):
+                return None
+            self._warn(f"stream {stream} was closed, and has been re-created: it is read from its beginning")
+            return self._first_news(stream, allowance, target, position.place.count)
+        except Gone:
+            return None  # it was deleted, and all of it had been read
+
+    def _is_unchanged(self, stream: str, position: Position) -> bool:
+        token, is_closed = self.tail(stream)
+        if position.evidence is None:
+            return is_closed and token == position.place.token
+        try:
+            self._identities.compare(stream, position.unit, position.evidence)
+        except Gone as gone:
+            if gone.status in (404, 410):
+                raise
+            return False
+        return True
 
     def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
         """The news of a stream that was not read before, all from one life of the stream."""
@@ -205,7 +263,12 @@ class Surveyor:
         unit = position.unit if position is not None else None
         if target is not None and place.skip == 0 and place.token != START and not place.token < target.token:
             assert position is not None
-            return News(position, tail=target.token)
+            if place.token > target.token:
+                # The tail was asked for somewhat earlier, or the stream is another one.
+                self._identities.reach(stream, place, unit)
+            self._identities.confirm(stream, position)
+            is_closed = position.is_closed or (target.is_closed and place.token == target.token)
+            return News(replace(position, is_closed=is_closed), tail=target.token)
         paused = self._paused.take(stream, place)
         walk = paused.walk if paused is not None else Walk(self._client, stream, place, self._as_chunks, unit)
         fresh = paused.parts if paused is not None else walk.parts()
@@ -247,11 +310,15 @@ class Surveyor:
             self._paused.keep(walk, fresh, taken.rest)
         stretches = taken.stretches()
         evidence = position.evidence if position is not None else None
-        if stretches and evidence is not None and not self._is_same(stream, walk.unit, evidence):
-            raise Gone(f"stream {stream} was deleted and re-created: the data after {evidence.token} has changed")
+        if stretches and evidence is not None:
+            self._identities.compare(stream, walk.unit, evidence)
+        elif position is not None and is_done:
+            self._identities.confirm(stream, position)
         begin = taken.begin if position is None and is_whole and walk.replies > 1 else None
-        if begin is not None and not self._still_begins(stream, walk.unit, begin):
+        if begin is not None and not self._identities.still_begins(stream, walk.unit, begin):
             raise _Changed
+        if stretches:
+            self._identities.trust(stream)
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
         return News(found, stretches, walk.reply_end, has_more=not reached)
@@ -319,73 +386,11 @@ class Surveyor:
             return place.count
         counts = self._counts.setdefault(stream, {})
         if token not in counts:
-            counts[token] = place.count + self._units_to(stream, place, unit, token)
+            counts[token] = place.count + units_between(
+                self._client, stream, place, token, unit, as_chunks=self._as_chunks
+            )
         return counts[token]
-
-    def _units_to(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
-        walks = (
-            Walk(self._client, stream, replace(place, count=0), self._as_chunks, unit),
-            Walk(self._client, stream, Place(token), self._as_chunks, unit),
-        )
-        replies = [_ends(walk) for walk in walks]
-        passed: tuple[dict[str, int], ...] = ({}, {})
-        going = [0, 1]
-        with ThreadPoolExecutor(len(walks)) as pool:
-            for _ in range(_STEPS):
-                for number, (end, units) in zip(going, pool.map(next, [replies[n] for n in going]), strict=True):
-                    passed[number][end] = units
-                for end in passed[0].keys() & passed[1].keys():
-                    return passed[0][end] - passed[1][end]
-                # The walk that is behind catches up.  Two walks at the tail request at the same moment: if the stream
-                # grows faster than a round trip, they would otherwise never see the same tail.
-                ends = [max(found) for found in passed]
-                is_behind = 0 if ends[0] < ends[1] else 1
-                going = [0, 1] if all(walk.is_at_tail for walk in walks) else [is_behind]
-        raise BadReply(f"stream {stream}: the replies from two of its offsets have no end in common")
-
-    def _is_same(self, stream: str, unit: Unit, evidence: Evidence) -> bool:
-        """Whether the stream is the one that the evidence describes, as far as can be told."""
-        walk = Walk(self._client, stream, Place(evidence.token), self._as_chunks, unit)
-        try:
-            return self._evidence(walk, evidence.units) == evidence
-        except Gone as gone:
-            if gone.status == 410:
-                return True  # retention removed the data; what follows may well be the same stream
-            raise
-
-    def _still_begins(self, stream: str, unit: Unit, begin: Evidence) -> bool:
-        try:
-            return self._is_same(stream, unit, begin)
-        except Gone:
-            return False
-
-    @staticmethod
-    def _evidence(walk: Walk, units: int | None = None) -> Evidence | None:
-        token = walk.place.token
-        hasher = hashlib.blake2b(digest_size=8)
-        done = 0
-        for part in walk.parts():
-            assert walk.unit is not None
-            if units is None:
-                units = min(EVIDENCE_UNITS[walk.unit], part.piece.count)
-            piece = part.piece.before(units - done, walk.unit)
-            hasher.update(piece.data)
-            done += piece.count
-            if done >= units:
-                break
-        return Evidence(token, done, hasher.hexdigest()) if done else None
 
 
 def _passes(reply_end: str | None, token: str) -> bool:
     return reply_end is not None and reply_end > token
-
-
-def _ends(walk: Walk) -> Iterator[tuple[str, int]]:
-    """The end of each reply, with the units up to there; at the tail the walk asks again, for ever."""
-    told = 0
-    while True:
-        for _ in walk.parts():
-            yield from walk.passed[told:]
-            told = len(walk.passed)
-        yield from walk.passed[told:]
-        told = len(walk.passed)

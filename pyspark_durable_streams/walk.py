@@ -121,6 +121,10 @@ class Walk:
             if not left:
                 self.passed.append((headers.next, self.place.count - carry.unended))
             self.is_at_tail, self.is_closed = headers.is_at_tail, headers.is_closed
+            if self.is_at_tail and left:
+                raise Gone(
+                    f"stream {self.stream}: it ends at {headers.next}, {left} units before the place that was read"
+                )
 
     def _ahead(self, headers: _Headers, request: str, *, is_amid: bool) -> Place | None:
         """The place to continue at instead of reading this reply; None if it must be read."""

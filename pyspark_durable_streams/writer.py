@@ -38,7 +38,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from pyspark_durable_streams.errors import BadOption, NotRepeatable
+from pyspark_durable_streams.errors import BadOption, NotRepeatable, in_one_line
 from pyspark_durable_streams.rows import Shape
 from pyspark_durable_streams.sender import Batch, Sender
 from pyspark_durable_streams.write_options import WriteOptions
@@ -125,6 +125,7 @@ class _Writer:
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
 
+    @in_one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: send or hand over, as the module describes.  Raises a DurableStreamsError."""
         context = _context()
@@ -136,6 +137,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         return self._take(iterator, Batch(query, int(number)), context.partitionId())
 
+    @in_one_line
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         """In the driver, when all tasks are done: send what they handed over."""
         for message in messages:
@@ -153,10 +155,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         write = f"save {options.write_id}" if options.write_id is not None else f"once {uuid.uuid4().hex}"
         self._batch = Batch(write, _FIRST)
 
+    @in_one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: send or hand over, as the module describes.  Raises a DurableStreamsError."""
         return self._take(iterator, self._batch, _context().partitionId())
 
+    @in_one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are done: send what they handed over, and close streams if `close` is set."""
         # The driver sends once; only another run with the same id can repeat it.

@@ -17,6 +17,7 @@ _CAUSE: Final = "Caused by: "
 _SQLSTATE: Final = re.compile(r"(?: ?SQLSTATE: \w{5})+$")
 _WRAPPED: Final = re.compile(r"^(?:\[STREAM_FAILED\] )?Query \[[^\]]*\] terminated with exception: (?=.)")
 _OURS: Final = re.compile(r"^(?:pyspark_durable_streams|gateway)\.[\w.]+: ")
+_SOURCE: Final = re.compile(r"\bpyspark_durable_streams\.[\w.]+: (.+)")
 _OF_JAVA: Final = ("py4j.", "Py4JJavaError", "An error occurred while calling ")
 
 
@@ -38,7 +39,7 @@ def one_line(error: BaseException) -> str:
     except Exception:
         return type(error).__name__  # the text comes from Java, which may have died
     lines = report.partition(_STATE)[0].splitlines()
-    message = _python_message(lines)
+    message = _python_message(lines) or _source_message(lines)
     if message is None or message.startswith(_OF_JAVA):
         message = _java_message(lines)
     message = _OURS.sub("", _WRAPPED.sub("", _SQLSTATE.sub("", message)))
@@ -52,6 +53,12 @@ def _python_message(lines: list[str]) -> str | None:
         return None
     # Frames are indented; the exception's line is not.
     return next((line.strip() for line in lines[begin + 1 :] if line.strip() and not line[0].isspace()), None)
+
+
+def _source_message(lines: list[str]) -> str | None:
+    """The message of the data source, which keeps its traceback back; None if the error is not its."""
+    found = [match[1] for line in lines if (match := _SOURCE.search(line))]
+    return found[-1] if found else None
 
 
 def _java_message(lines: list[str]) -> str:

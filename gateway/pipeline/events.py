@@ -122,7 +122,7 @@ def with_hint(said: str) -> str:
     """The Spark source's error, with a hint if there is a remedy."""
     if _REFUSED.fullmatch(said):
         return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
-    return said
+    return said.replace("; failOnDataLoss=", "; --option failOnDataLoss=")
 
 
 def _check(url: str) -> None:

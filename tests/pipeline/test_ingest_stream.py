@@ -184,6 +184,24 @@ def test_lines_that_are_lost_while_they_are_read_are_told_of_in_one_line(
         take(spark, lake, log)
 
 
+def test_a_log_stream_made_anew_and_shorter_is_told_of_or_taken_from_its_beginning(
+    spark: SparkSession, origin: str, tmp_path: Path
+) -> None:
+    log = f"{origin}/{LOG}"
+    lake = Lake(str(tmp_path / "lake"))
+    ask("PUT", log)
+    ask("POST", log, b"[%s]" % b",".join(line(number) for number in range(20)))
+    assert take(spark, lake, log) == 20
+    ask("DELETE", log)
+    ask("PUT", log)
+    ask("POST", log, b"[%s]" % b",".join(line(number) for number in range(20, 28)))
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*: stream logs/edge 1[^\n]*--option failOnDataLoss=false"):
+        take(spark, lake, log)
+    source = source_of([log], {"failOnDataLoss": "false"})
+    assert ingest(spark, source, lake, progress=lambda _: None).added == 8
+    assert ingest(spark, source, lake, progress=lambda _: None).added == 0
+
+
 def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said() -> None:
     environ = {AUTHORIZATION_VARIABLE: "Basic a", ADMIN_TOKEN_VARIABLE: "token"}
     options = {"Headers.Authorization": "Basic b", "maxRowsPerTrigger": "9"}
@@ -250,5 +268,5 @@ def test_a_url_that_cannot_be_is_one_line_without_secrets(url: str, said: str) -
 
 
 def test_a_stream_that_is_not_there_is_one_line(spark: SparkSession, origin: str, tmp_path: Path) -> None:
-    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*/nothing: stream nothing: 404[^\n]*$"):
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*/nothing: stream nothing[^\n]*: 404[^\n]*$"):
         take(spark, Lake(str(tmp_path / "lake")), f"{origin}/nothing")

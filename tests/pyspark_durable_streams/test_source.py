@@ -105,7 +105,7 @@ def test_typed_rows(spark: SparkSession, origin: Beside) -> None:
         "id": 1, "name": 'a"b\\c', "ok": True, "at": "2026-01-02T03:04:05.5Z", "day": "2026-01-02", "price": 1.25,
         "ratio": 2, "tags": ["x", "y"], "inner": {"a": 1, "d": "2025-12-31"}, "unknown": [1],
     }  # fmt: skip
-    bad = [{"id": "no number"}, 5, None, [1]]
+    bad = [{"id": "no number", "name": "kept"}, 5, None, [1]]
     fill(origin, "t/1", good, *bad, {**good, "id": 2})
     rows = load(spark, origin, TYPES, stream="t/1", format="typed").orderBy("_pos").collect()
     assert [row["_pos"] for row in rows] == list(range(6))
@@ -120,6 +120,7 @@ def test_typed_rows(spark: SparkSession, origin: Beside) -> None:
     assert first["_corrupt_record"] is None
     assert [json.loads(row["_corrupt_record"]) for row in rows[1:5]] == bad
     assert [row["id"] for row in rows] == [1, None, None, None, None, 2]
+    assert [row["name"] for row in rows[1:5]] == ["kept", None, None, None]
 
     dropped = load(spark, origin, "id bigint", stream="t/1", format="typed", mode="DROPMALFORMED")
     assert [row["id"] for row in dropped.collect()] == [1, 2]
@@ -164,11 +165,34 @@ def test_a_query_ends_with_one_line_where_a_stream_was_made_anew(
         run(spark, origin, tmp_path, stream="n/1")
 
 
-def test_a_bad_option_is_one_line(spark: SparkSession, origin: Beside) -> None:
-    with pytest.raises(PySparkException, match="option startingoffset is unknown; did you mean startingOffsets"):
-        load(spark, origin, stream="a", startingOffset="earliest").collect()
-    with pytest.raises(PySparkException, match=r"format=typed needs your columns: give them with \.schema"):
-        load(spark, origin, stream="a", format="typed").collect()
+def shown(error: Exception) -> list[str]:
+    """The lines that Spark shows of an error, without those that follow it: an SQL state, and the query's state."""
+    return [line for line in str(error).partition("=== Streaming Query ===")[0].splitlines() if "SQLSTATE" not in line]
+
+
+def test_errors_are_one_line(spark: SparkSession, origin: Beside, tmp_path: Path) -> None:
+    fill(origin, "b/1", {"id": 1}, {"id": "x"})
+    for said, options in (
+        ("option startingoffset is unknown; did you mean startingOffsets", {"startingOffset": "earliest"}),
+        (r"format=typed needs your columns: give them with \.schema", {"format": "typed"}),
+    ):
+        with pytest.raises(PySparkException, match=rf"BadOption: {said}") as refused:
+            load(spark, origin, stream="b/1", **options).collect()
+        assert len(shown(refused.value)) == 1
+    with pytest.raises(PySparkException, match=r"DataLost: stream b/0.*: 404 \(is http://\S+/b/0 its URL\?\)") as lost:
+        load(spark, origin, stream="b/0").collect()
+    assert len(shown(lost.value)) == 1
+    with pytest.raises(PySparkException, match="BadReply: stream b/1: the message at pos 1 does not fit") as misfit:
+        load(spark, origin, "id bigint", stream="b/1", format="typed", mode="FAILFAST").collect()
+    assert len(shown(misfit.value)) == 2
+    for name, said in (("startingOffset", "option startingoffset is unknown"), ("stream", r"stream b/0.*its URL")):
+        with pytest.raises(StreamingQueryException, match=said) as ended:
+            run(spark, origin, tmp_path / name, **{"stream": "b/0", name: "b/0"})
+        assert len(shown(ended.value)) == 1
+    frame = spark.createDataFrame([("x",)], "value string")
+    with pytest.raises(PySparkException, match=r"BadRow: b/1: a value is not one JSON value") as bad:
+        frame.write.format("durable_streams").options(url=origin.url, stream="b/1").mode("append").save()
+    assert len(shown(bad.value)) == 1
 
 
 def test_a_secret_is_in_no_plan(spark: SparkSession, origin: Beside, capfd: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +202,21 @@ def test_a_secret_is_in_no_plan(spark: SparkSession, origin: Beside, capfd: pyte
     assert frame.count() == 1
     said = capfd.readouterr()
     assert "s3cret" not in said.out + said.err
+
+
+@pytest.mark.parametrize("page", ["guides/spark.md", "start/spark.md"])
+def test_the_first_program_of_a_page_works_as_it_stands(
+    spark: SparkSession, page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    with beside() as origin:
+        program = program.replace("http://127.0.0.1:4437", origin.url).replace("/tmp/orders", str(tmp_path / "orders"))
+        exec(compile(program, page, "exec"), {})
+        shown = capsys.readouterr().out
+        for message in origin.messages("orders"):
+            assert f"|{json.dumps(message, separators=(',', ':'))}" in shown
+        assert shown.count("|orders|") >= 2
 
 
 def test_a_prefix_of_what_a_gateway_holds(spark: SparkSession) -> None:

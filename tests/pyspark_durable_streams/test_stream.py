@@ -412,6 +412,19 @@ def test_a_prefix_of_a_stream_of_names(origin: Beside, stream: str) -> None:
     assert values(batches) == ["a/2"]
 
 
+def test_a_prefix_of_an_origins_own_record_of_its_streams(origin: Beside, stream: str) -> None:
+    def event(operation: str, name: str, kind: str = "stream") -> dict[str, object]:
+        return {"type": kind, "key": f"{stream}/{name}", "headers": {"operation": operation}}
+
+    for name in ("a", "b", "c"):
+        origin.create(f"{stream}/{name}")
+        origin.append(f"{stream}/{name}", name)
+    origin.append(stream, event("insert", "a"), event("insert", "b"), event("insert", "c", "user"))
+    origin.append(stream, {"headers": {"control": "snapshot-end"}}, event("update", "a"), event("delete", "b"))
+    batches, _ = follow(reader(origin, streamsPrefix=f"{stream}/", catalogueStream=stream))
+    assert values(batches) == ["a"]
+
+
 def test_available_now_tells_of_a_stream_that_is_gone(origin: Beside, stream: str) -> None:
     origin.create(f"{stream}/1")
     origin.append(f"{stream}/1", 1)
