@@ -159,9 +159,13 @@ class Call:
             if (refused := await _refusal(reply)) is not None:
                 return refused
             try:
-                return protobuf.decode_append_ack(await reply.read(_MOST_ERROR_BYTES))
+                ack = protobuf.decode_append_ack(await reply.read(_MOST_ERROR_BYTES))
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
+        if ack.end.seq_num - ack.start.seq_num != len(appended.records):
+            # Bytes that are not of S2 decode too: an empty body is a message of zeros.
+            raise UpstreamBroken("Origin acknowledged other records than it was sent")
+        return ack
 
     async def create(self) -> Refused | None:
         """Create the stream.  Raises a GatewayError."""

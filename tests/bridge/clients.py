@@ -167,6 +167,10 @@ class Writer:
     async def command(self, command: Command, stream: str = STREAM) -> AppendAck:
         return await self._append(stream, command_record(command))
 
+    async def commands(self, *commands: Command, stream: str = STREAM) -> AppendAck:
+        """So many commands in one append."""
+        return await self._append(stream, *map(command_record, commands))
+
     async def _append(self, stream: str, *records: AppendRecord) -> AppendAck:
         async with self.client.http.post(
             URL(f"{self.client.url}/v1/streams/{_escaped(stream)}/records", encoded=True),

@@ -66,3 +66,23 @@ async def bridged(bridge: dict[str, object], settings: dict[str, object], clock:
     origin.origin.faults.clear()
     await gateway.stop()
     await origin.stop(grace_s=0)
+
+
+@pytest.fixture
+async def plain(bridged: Bridged) -> AsyncIterator[Reader]:
+    """A client of a gateway without a basin in its configuration, that caches nothing, over HTTP/1.1."""
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(
+            bridged.origin.url,
+            protocol="s2",
+            present="durable-streams",
+            listen="127.0.0.1:0",
+            admin="127.0.0.1:0",
+            cache=False,
+            shutdown_timeout_s=1,
+            long_poll_timeout_s=1,
+        ),
+        clock=bridged.clock,
+    )
+    yield Reader(bridged.reader.http, gateway.gateway_url)
+    await gateway.stop()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from gateway.app import start_gateway
-from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import Header
@@ -64,26 +61,6 @@ async def test_the_basin_may_be_in_the_path(bridged: Bridged, plain: Reader) -> 
     assert (created.status, created.headers["Location"]) == (201, f"{plain.url}/{BASIN}/another")
     for path in ("", BASIN, f"{BASIN}/", f"other-basin/{STREAM}", f"{BASIN}/a%2Fstream"):
         assert (await plain.read(stream=path)).status == 404
-
-
-@pytest.fixture
-async def plain(bridged: Bridged) -> AsyncIterator[Reader]:
-    """A client of a gateway without a basin in its configuration, that caches nothing, over HTTP/1.1."""
-    gateway = await start_gateway(
-        GatewayConfig.for_origin(
-            bridged.origin.url,
-            protocol="s2",
-            present="durable-streams",
-            listen="127.0.0.1:0",
-            admin="127.0.0.1:0",
-            cache=False,
-            shutdown_timeout_s=1,
-            long_poll_timeout_s=1,
-        ),
-        clock=bridged.clock,
-    )
-    yield Reader(bridged.reader.http, gateway.gateway_url)
-    await gateway.stop()
 
 
 async def test_without_a_cache_the_bridge_itself_answers(bridged: Bridged, plain: Reader) -> None:
