@@ -74,13 +74,19 @@ def refusal(refused: Refused) -> Made:
     """What a refusal of the origin is to a client of Durable Streams.
 
     A stream that is being deleted, and a conflict between two transactions, pass: clients come back after a 503.  422
-    would be a fault of the bridge in all but names, so it is a 400.
+    would be a fault of the bridge in all but names, so it is a 400.  What is no error of HTTP, as the status in a
+    session's last frame may be, is a 502, and so is a condition (412, 416) that the request did not set.
     """
+    if not 400 <= refused.status < 600 or refused.status in (412, 416):
+        return text(502, "The origin has answered a request with what is no answer to it")
     error = parse_error(refused.status, refused.body)
     message = " ".join(error.message.split()) if isinstance(error, Other) else ""
     code = error.code if isinstance(error, Other) else ""
     status = refused.status
     retry = {"Retry-After": refused.retry_after} if refused.retry_after is not None else {}
+    if status == 401:
+        # RFC 9110 section 11.6.1 requires it; S2's tokens are bearer tokens.
+        retry["WWW-Authenticate"] = "Bearer"
     if code in ("stream_deletion_pending", "basin_deletion_pending", "transaction_conflict") or status == 408:
         return text(503, message or "Try again", {"Retry-After": _RETRY_S} | retry)
     if status == 404:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.origin.s2.calls import Call
-from gateway.s2 import protobuf
-from gateway.s2.records import AppendAck, StreamPosition
-from tests.bridge.clients import STREAM, Bridged
+from gateway.s2 import protobuf, session
+from gateway.s2.errors import ErrorCode, error_body
+from gateway.s2.records import AppendAck, ReadBatch, StreamPosition
+from tests.bridge.clients import STREAM, Bridged, Reader
+from tests.s2.edge.clients import BASIN
 
 PROTOBUF = {"content-type": protobuf.CONTENT_TYPE}
 JSON = "application/json"
@@ -34,3 +36,37 @@ async def test_an_acknowledgement_of_other_records_is_none(bridged: Bridged, bod
     else:
         answer = await bridged.reader.send("POST", STREAM, b"1", Content_Type=JSON)
     assert answer.status == 502
+
+
+@pytest.mark.parametrize("status", [0, 99, 200, 204, 304, 412, 416, 600, 65535])
+async def test_a_session_ends_with_an_error_of_http(bridged: Bridged, plain: Reader, status: int) -> None:
+    await bridged.writer.create()
+    frame = session.encode_terminal(status, error_body(ErrorCode.OTHER, "a lie"))
+    bridged.faults.replace(200, {"content-type": session.CONTENT_TYPE}, frame, kind=Call.READ_SESSION)
+    assert (await plain.read(stream=f"{BASIN}/{STREAM}", live="sse")).status == 502
+
+
+@pytest.mark.parametrize("status", [412, 416])
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"tail":1}', b'{"seq_num_mismatch":-1}'])
+async def test_a_condition_that_nothing_was_said_of_is_no_answer(bridged: Bridged, status: int, body: bytes) -> None:
+    await bridged.writer.create()
+    bridged.faults.replace(status, {"content-type": JSON}, body, times=None)
+    assert (await bridged.reader.read()).status == 502
+    assert (await bridged.reader.send("HEAD")).status == 502
+    assert (await bridged.reader.send("POST", STREAM, b"1", Content_Type=JSON)).status == 502
+
+
+async def test_a_401_says_what_is_wanted(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    bridged.faults.replace(401, {"content-type": JSON}, b'{"code":"x","message":"no"}', times=None)
+    answer = await bridged.reader.read()
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_reads_that_bring_nothing_are_no_answer(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0", b"1")
+    empty = protobuf.encode_read_batch(ReadBatch(()))
+    bridged.faults.replace(200, PROTOBUF, empty, kind=Call.READ, times=None)
+    assert (await bridged.reader.read()).status == 502
