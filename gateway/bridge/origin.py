@@ -93,12 +93,10 @@ class Call:
         Raises a GatewayError.
         """
         known = self.sighting.known()
-        outcome = await self._read(
-            ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES), may_be_empty=True
-        )
+        outcome = await self._ask(ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES))
         if isinstance(outcome, Refused):
             return outcome
-        if isinstance(outcome, AtTail) or not outcome.records or outcome.records[0].seq_num != seq_num:
+        if not isinstance(outcome, Found) or outcome.records[0].seq_num != seq_num:
             return None
         self._saw(known, outcome)
         return outcome.records[0]
@@ -190,7 +188,17 @@ class Call:
     def _stream(self) -> str:
         return self.base + self.name.path
 
-    async def _read(self, query: ReadQuery, *, may_be_empty: bool = False) -> Found | AtTail | Refused:
+    async def _read(self, query: ReadQuery) -> Found | AtTail | Refused:
+        if (outcome := await self._ask(query)) is not None:
+            return outcome
+        # All records between the start and the tail have been trimmed.
+        if (tail := await self._ask(_PROBE)) is None:
+            raise UpstreamBroken("Origin answered a probe of the tail without it")
+        # Records that have come since the read lie before this tail.
+        return await self._ask(replace(query, wait_s=None)) or tail
+
+    async def _ask(self, query: ReadQuery) -> Found | AtTail | Refused | None:
+        """One unary read; None if it brings neither records nor the tail."""
         target = f"{self._stream}/records?{encode_read_query(query)}"
         async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
             if (refused := await _refusal(reply)) is not None:
@@ -199,15 +207,10 @@ class Call:
                 batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
-        if batch.records or (may_be_empty and batch.tail is None):
+        if batch.records:
             check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
             return Found(batch.records, batch.tail)
-        if batch.tail is not None:
-            return AtTail(batch.tail)
-        if query is _PROBE:
-            raise UpstreamBroken("Origin answered a probe of the tail without it")
-        # All records between the start and the tail have been trimmed.
-        return await self._read(_PROBE)
+        return None if batch.tail is None else AtTail(batch.tail)
 
     def _saw(self, known: Known, outcome: Found | AtTail | Refused) -> None:
         match outcome:
