@@ -36,6 +36,9 @@ _MOST_ERROR_BYTES: Final = 64 * 1024
 _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 """A read that is always answered with the tail."""
 
+_MOST_INCARNATIONS: Final = 3
+"""How many incarnations of a stream one read meets before it fails."""
+
 _MOST_COMMAND_BYTES: Final = 64
 """Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
 
@@ -104,13 +107,17 @@ class Call:
     async def read_from(self, seq_num: int, wait_s: int | None = None) -> Found | AtTail | Refused:
         """A unary read from a number on, by which the stream is recognised if that is due.  It waits at the tail for so
         many seconds.  Raises a GatewayError."""
-        known = self.sighting.known()
-        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
-        if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
-            await self.recognise()
+        for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
-        self._saw(known, outcome)
-        return outcome
+            outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
+            if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
+                await self.recognise()
+            if self.sighting.known().incarnation == known.incarnation:
+                self._saw(known, outcome)
+                return outcome
+            # Another reply has shown the stream's successor: this one may be of either.
+            wait_s = None
+        raise UpstreamBroken("Stream changes faster than it can be read")
 
     async def recognise(self) -> None:
         """Recognise the stream by the furthest record that was seen of it.  Raises a GatewayError."""

@@ -15,6 +15,7 @@ from gateway.bridge.offsets import offset_at
 from gateway.bridge.origin import AtTail, Call, Found
 from gateway.bridge.page import is_close, page_of
 from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
+from gateway.errors import UpstreamBroken
 from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.protocol.offsets import START
 from gateway.s2.read_query import FromSeqNum, ReadQuery
@@ -47,6 +48,8 @@ class _Answer:
     is_closed: bool = False
     is_lost: bool = False
     """Whether records after the offset asked for are not there any more."""
+    identity: str = ""
+    """The stream's incarnation that the pages are of; empty before the first."""
 
 
 async def tail_of(call: Call) -> Tail | Refused:
@@ -152,8 +155,11 @@ async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
 
 
 def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
-    """Take one page, or what is known instead."""
-    place = answer.end
+    """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
+    place, identity = answer.end, asked.call.sighting.identity
+    if answer.identity not in ("", identity):
+        raise UpstreamBroken("Stream was created again while it was read")
+    answer.identity = identity
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
     if first > place:
         asked.on_trim(first)

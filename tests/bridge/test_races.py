@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.bridge.sightings import VERIFIED_S
+from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
-from gateway.s2.records import Trim
-from tests.bridge.clients import STREAM, Bridged
+from gateway.s2.records import MAX_BATCH_RECORDS, Trim
+from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
+from tests.waiting import time_passing
 
 JSON = "application/json"
 PLAIN = f"{BASIN}/{STREAM}"
@@ -31,3 +34,43 @@ async def test_a_record_that_comes_while_the_tail_of_a_trimmed_stream_is_asked_f
     second.release()
     answer = await read
     assert (answer.json, answer.end) == ([3], at(4))
+
+
+async def test_an_answer_is_of_one_stream(bridged: Bridged) -> None:
+    """The stream is created again, shorter, between two pages of one answer."""
+    await bridged.writer.create()
+    await bridged.writer.append(*[b'"old"'] * MAX_BATCH_RECORDS, timestamp=1_000)
+    await bridged.writer.append(b'"old"', timestamp=1_000)
+    hold = bridged.faults.hold(kind=Call.READ, times=1)
+    read = asyncio.ensure_future(bridged.reader.read())
+    await hold.waiting(1)
+    second = bridged.faults.hold(kind=Call.READ, times=1)
+    hold.release()
+    await second.waiting(1)
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(b'"new"', timestamp=2_000)
+    second.release()
+    async with time_passing(bridged.clock):
+        answer = await read
+    assert (answer.json, answer.end) == (["new"], at(1))
+
+
+async def test_an_old_page_is_not_taken_for_the_new_stream(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b'"old"', timestamp=1_000)
+    before = await plain.read(stream=PLAIN)
+    bridged.clock.advance(VERIFIED_S + 1)
+    hold = bridged.faults.hold(kind=Call.READ, times=1, when=When.REPLY)
+    read = asyncio.ensure_future(plain.read(stream=PLAIN))
+    await hold.waiting(1)
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(b'"new"', timestamp=2_000)
+    hold.release()
+    answer = await read
+    if answer.json == ["old"]:
+        assert answer.headers["ETag"] == before.headers["ETag"]
+    else:
+        assert answer.json == ["new"]
+        assert answer.headers["ETag"] != before.headers["ETag"]
