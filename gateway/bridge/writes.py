@@ -90,6 +90,8 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
             return done
         if done is not None:
             return _created(asked, done - closes, is_new=True, is_closed=closes)
+        if is_new:
+            return text(409, "Another writer has appended to the new stream first: nothing of the body was")
     if is_new:
         return _created(asked, 0, is_new=True, is_closed=False)
     tail = await tail_of(asked.call)

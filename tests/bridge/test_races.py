@@ -74,3 +74,14 @@ async def test_an_old_page_is_not_taken_for_the_new_stream(bridged: Bridged, pla
     else:
         assert answer.json == ["new"]
         assert answer.headers["ETag"] != before.headers["ETag"]
+
+
+async def test_a_body_that_another_writer_came_before_is_not_taken_for_kept(bridged: Bridged) -> None:
+    hold = bridged.faults.hold(kind=Call.APPEND, times=1)
+    put = asyncio.ensure_future(bridged.reader.send("PUT", STREAM, b'["mine"]', Content_Type=JSON))
+    await hold.waiting(1)
+    await bridged.writer.append(b'"theirs"')
+    hold.release()
+    answer = await put
+    assert await bridged.reader.all() == ["theirs"]
+    assert answer.status == 409, answer
