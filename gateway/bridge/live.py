@@ -62,14 +62,17 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         place = asked.place
     sighting = asked.call.sighting
     events = _Events(asked, place, sighting.known())
-    if events.start == place and sighting.is_due(asked.call.now()):
+    is_beyond_end = sighting.closed_at is not None and sighting.closed_at < place
+    if is_beyond_end or (events.start == place and sighting.is_due(asked.call.now())):
         await asked.call.recognise()
         events = _Events(asked, place, sighting.known())
+    if (closed_at := sighting.closed_at) is not None and closed_at < place:
+        return _ended(asked, closed_at, is_closed=True)
     session = await asked.call.session(events.start, asked.lifetime_s)
     if isinstance(session, Refused):
         return refusal(session)
     if isinstance(session, AtTail):
-        return _ended(asked, session.tail.seq_num)
+        return _ended(asked, session.tail.seq_num, is_closed=False)
     batches = _batches(session)
     try:
         # The first batch tells whether the records are there, and an error can still be a status.
@@ -101,9 +104,9 @@ def _sse(asked: Asked, body: MadeBody | bytes) -> Made:
     return Made(200, headers, body)
 
 
-def _ended(asked: Asked, tail: int) -> Made:
+def _ended(asked: Asked, tail: int, *, is_closed: bool) -> Made:
     """The offset lies beyond the tail: say where the tail is, and end."""
-    control = Control(offset_at(tail), asked.next_cursor(), True, False)
+    control = Control(offset_at(tail), asked.next_cursor(), True, is_closed)
     return _sse(asked, encode_control(control))
 
 

@@ -110,7 +110,7 @@ class Call:
         for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
             outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
-            if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
+            if self._is_doubtful(outcome):
                 await self.recognise()
             if self.sighting.known().incarnation == known.incarnation:
                 self._saw(known, outcome)
@@ -194,6 +194,17 @@ class Call:
     @property
     def _stream(self) -> str:
         return self.base + self.name.path
+
+    def _is_doubtful(self, outcome: Found | AtTail | Refused) -> bool:
+        """Whether the stream has to be recognised before the outcome is joined to what is known of it."""
+        match outcome:
+            case Found():
+                return self.sighting.is_due(self.now())
+            case AtTail(tail):
+                # Whether it is closed is not said by the outcome.
+                return self.sighting.closed_at is not None and not self.sighting.has_read_to(tail)
+            case _:
+                return False
 
     async def _read(self, query: ReadQuery) -> Found | AtTail | Refused:
         if (outcome := await self._ask(query)) is not None:

@@ -166,13 +166,14 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
         if asked.start != START or answer.records:
             answer.is_lost = True
             return
+    closed_at = asked.call.sighting.closed_at
     match outcome:
+        case _ if closed_at is not None and closed_at < first:
+            # Beyond the end, where an S2 writer may have left records.
+            answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
-            sighting = asked.call.sighting
-            closed_at = sighting.closed_at if sighting.has_read_to(tail) else None
-            answer.end, answer.up_to_date = tail.seq_num if closed_at is None else closed_at, True
-            answer.is_closed = closed_at is not None
+            answer.end, answer.up_to_date = tail.seq_num, True
         case Found(records, tail):
             page = page_of(records)
             asked.take(page)

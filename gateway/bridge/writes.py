@@ -135,6 +135,13 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return records
     if len(records) == closes and data:
         return text(400, "Empty arrays are not allowed")
+    if asked.call.sighting.closed_at is not None:
+        # The fence may be gone since then, and readers stop at the mark.
+        tail = await tail_of(asked.call)
+        if isinstance(tail, Refused):
+            return refusal(tail)
+        if tail.is_closed:
+            return _closed(tail, data)
     done = await asked.call.append(AppendInput(records, fencing_token=OPEN_TOKEN))
     if not isinstance(done, Refused):
         headers_ = position_headers(done.end.seq_num - closes, is_closed=closes)
@@ -149,14 +156,18 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
     if isinstance(tail, Refused):
         return refusal(tail)
     # The token says that it is closed, even where the mark has been trimmed.
-    position = _position(Tail(tail.seq_num, True))
-    return text(409, "Stream is closed", position) if data else Made(204, position)
+    return _closed(Tail(tail.seq_num, True), data)
 
 
 async def delete(asked: Asked) -> Made:
     """Delete the stream.  Raises a GatewayError."""
     refused = await asked.call.delete()
     return Made(204, {}) if refused is None else refusal(refused)
+
+
+def _closed(tail: Tail, data: bytes) -> Made:
+    """The answer to an append to a closed stream: without data it closes it once more (section 5.3)."""
+    return text(409, "Stream is closed", _position(tail)) if data else Made(204, _position(tail))
 
 
 async def _unless_closed(asked: Asked, otherwise: Made) -> Made:

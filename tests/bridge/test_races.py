@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.sightings import VERIFIED_S
 from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
-from gateway.s2.records import MAX_BATCH_RECORDS, Trim
+from gateway.s2.records import MAX_BATCH_RECORDS, Fence, Trim
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
 from tests.waiting import time_passing
@@ -85,3 +86,48 @@ async def test_a_body_that_another_writer_came_before_is_not_taken_for_kept(brid
     answer = await put
     assert await bridged.reader.all() == ["theirs"]
     assert answer.status == 409, answer
+
+
+async def test_a_stream_that_an_s2_writer_has_opened_again_stays_closed(bridged: Bridged) -> None:
+    await bridged.reader.send("PUT", STREAM, b"[0]", Content_Type=JSON)
+    await bridged.reader.send("POST", STREAM, None, Stream_Closed="true")
+    assert (await bridged.reader.read()).is_closed
+    await bridged.writer.command(Fence(""))
+    refused = await bridged.reader.send("POST", STREAM, b"1", Content_Type=JSON)
+    assert (refused.status, refused.end, refused.is_closed) == (409, at(1), True)
+    again = await bridged.reader.send("POST", STREAM, None, Stream_Closed="true")
+    assert (again.status, again.end, again.is_closed) == (204, at(1), True)
+    assert (await bridged.reader.read()).json == [0]
+
+
+async def test_the_first_of_two_marks_ends_the_stream(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    assert (await plain.read(stream=PLAIN)).end == at(1)
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    for answer in (
+        await plain.send("HEAD", PLAIN),
+        await plain.read("now", PLAIN),
+        await plain.read(at(1), PLAIN),
+        await plain.read(at(2), PLAIN),
+        await plain.read(at(3), PLAIN),
+    ):
+        assert (answer.end, answer.is_closed) == (at(1), True)
+
+
+async def test_offsets_behind_the_mark_lead_back_to_it(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    assert (await plain.read(stream=PLAIN)).is_closed
+    await bridged.writer.append(b"2")
+    for offset in (at(2), at(3), at(9)):
+        for live in ("", "long-poll"):
+            answer = await plain.read(offset, PLAIN, live)
+            assert answer.body in (b"", b"[]")
+            assert (answer.end, answer.is_closed) == (at(1), True), (offset, live)
+        events = await plain.events(offset, PLAIN)
+        control = await events.control()
+        assert (control["streamNextOffset"], control.get("streamClosed")) == (at(1), True), offset
+        assert await events.next() is None
