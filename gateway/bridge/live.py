@@ -54,7 +54,7 @@ class _Ended(Exception):
 async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
     if asked.start == NOW:
-        tail = await tail_of(asked.call)
+        tail = await tail_of(asked)
         if isinstance(tail, Refused):
             return refusal(tail)
         place = tail.seq_num
@@ -167,12 +167,19 @@ class _Events:
         self._overlap = None
         if not records:
             return b""
+        starts_anywhere = not self._is_begun and asked.start == START
         self._reach(records[0].seq_num)
         page = page_of(records)
         asked.take(page)
+        content = page.records
+        if page.trimmed > self._at:
+            # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+            if not starts_anywhere:
+                raise _Lost
+            content = tuple(record for record in content if record.seq_num >= page.trimmed)
         data = b""
-        if page.records:
-            data = encode_data(asked.content.body(page.records), base64=asked.content.is_base64)
+        if content:
+            data = encode_data(asked.content.body(content), base64=asked.content.is_base64)
         self._at, self.is_closed = page.end, page.is_closed
         return data + self._control(up_to_date=tail is not None and tail.seq_num == page.end)
 

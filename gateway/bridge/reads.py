@@ -12,8 +12,8 @@ from typing import Final
 
 from gateway.bridge.asked import Asked
 from gateway.bridge.offsets import offset_at
-from gateway.bridge.origin import AtTail, Call, Found
-from gateway.bridge.page import is_close, page_of
+from gateway.bridge.origin import AtTail, Found
+from gateway.bridge.page import is_close, page_of, trimmed_by
 from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
 from gateway.errors import UpstreamBroken
 from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
@@ -42,7 +42,8 @@ class Tail:
 class _Answer:
     """The answer to a read as it is put together."""
 
-    end: int
+    start: int
+    end: int = field(init=False)
     records: list[Record] = field(default_factory=list)
     up_to_date: bool = False
     is_closed: bool = False
@@ -51,41 +52,50 @@ class _Answer:
     identity: str = ""
     """The stream's incarnation that the pages are of; empty before the first."""
 
+    def __post_init__(self) -> None:
+        self.end = self.start
 
-async def tail_of(call: Call) -> Tail | Refused:
+
+async def tail_of(asked: Asked) -> Tail | Refused:
     """Where the stream ends now.  Raises a GatewayError.
 
     The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
     its body if it is too large for a command.
     """
+    call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()
     if isinstance(tail, Refused):
         return tail
-    if call.sighting.closed_at is not None and not call.sighting.has_read_to(tail):
+    if sighting.closed_at is not None and not sighting.has_read_to(tail):
         # Records behind the mark, or another stream.
         await call.recognise()
-    if call.sighting.closed_at is None and not call.sighting.has_read_to(tail):
-        last = await call.command_at(tail.seq_num - 1)
-        if isinstance(last, Refused):
-            return last
-        if last is not None and is_command(last) and not is_close(last):
+    if not sighting.has_read_to(tail):
+        looks_back = sighting.closed_at is not None
+        if not looks_back:
+            last = await call.command_at(tail.seq_num - 1)
+            if isinstance(last, Refused):
+                return last
             # A trim, perhaps of a closed stream.
-            refused = await _look_back(call, tail.seq_num)
-            if refused is not None:
-                return refused
-    closed_at = call.sighting.closed_at
+            looks_back = last is not None and is_command(last) and not is_close(last)
+        if looks_back and (refused := await _look_back(asked, tail.seq_num)) is not None:
+            return refused
+    closed_at = sighting.closed_at
     return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
 
 
-async def _look_back(call: Call, tail: int) -> Refused | None:
-    """Read the last records, for the sighting."""
-    outcome = await call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
-    return outcome if isinstance(outcome, Refused) else None
+async def _look_back(asked: Asked, tail: int) -> Refused | None:
+    """Read the last records, for the sighting and for the trims among them."""
+    outcome = await asked.call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
+    if isinstance(outcome, Refused):
+        return outcome
+    if isinstance(outcome, Found) and (trimmed := trimmed_by(outcome.records)):
+        asked.on_trim(trimmed)
+    return None
 
 
 async def head(asked: Asked) -> Made:
     """Answer a request for the metadata.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     return _made(asked, _Answer(tail.seq_num, is_closed=tail.is_closed), is_head=True)
@@ -93,7 +103,7 @@ async def head(asked: Asked) -> Made:
 
 async def now(asked: Asked) -> Made:
     """Answer a catch-up read from the tail.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     made = _made(asked, _Answer(tail.seq_num, up_to_date=True, is_closed=tail.is_closed))
@@ -116,7 +126,7 @@ async def long_poll(asked: Asked) -> Made:
 
 async def long_poll_now(asked: Asked) -> Made:
     """Answer a long-poll from the tail.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     # A closed stream is read once more, at its mark, and so answered without waiting.
@@ -160,16 +170,19 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
     if answer.identity not in ("", identity):
         raise UpstreamBroken("Stream was created again while it was read")
     answer.identity = identity
+    closed_at = asked.call.sighting.closed_at
+    if closed_at is not None and closed_at <= place:
+        # At the end or beyond it, where an S2 writer may have left records.
+        answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
+        return
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
     if first > place:
         asked.on_trim(first)
         if asked.start != START or answer.records:
             answer.is_lost = True
             return
-    closed_at = asked.call.sighting.closed_at
     match outcome:
         case _ if closed_at is not None and closed_at < first:
-            # Beyond the end, where an S2 writer may have left records.
             answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
@@ -180,6 +193,11 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
             answer.records += page.records
             answer.end, answer.is_closed = page.end, page.is_closed
             answer.up_to_date = page.is_closed or (tail is not None and tail.seq_num == page.end)
+            if page.trimmed > answer.start:
+                # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+                answer.records = [record for record in answer.records if record.seq_num >= page.trimmed]
+                if asked.start != START:
+                    answer.records, answer.is_lost = [], True
 
 
 def _made(asked: Asked, answer: _Answer, *, is_head: bool = False) -> Made:

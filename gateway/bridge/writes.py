@@ -94,7 +94,7 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
             return text(409, "Another writer has appended to the new stream first: nothing of the body was")
     if is_new:
         return _created(asked, 0, is_new=True, is_closed=False)
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     if tail.is_closed is not closes:
@@ -137,7 +137,7 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return text(400, "Empty arrays are not allowed")
     if asked.call.sighting.closed_at is not None:
         # The fence may be gone since then, and readers stop at the mark.
-        tail = await tail_of(asked.call)
+        tail = await tail_of(asked)
         if isinstance(tail, Refused):
             return refusal(tail)
         if tail.is_closed:
@@ -152,7 +152,7 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return refusal(done)
     if error.expected != CLOSE_TOKEN:
         return text(409, "The stream is fenced by another writer")
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     # The token says that it is closed, even where the mark has been trimmed.
@@ -172,7 +172,7 @@ def _closed(tail: Tail, data: bytes) -> Made:
 
 async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
     """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     return text(409, "Stream is closed", _position(tail)) if tail.is_closed else otherwise
