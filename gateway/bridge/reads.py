@@ -24,6 +24,9 @@ from gateway.s2.records import Record, is_command, total_metered_bytes
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Metered bytes of records after which an answer ends before the tail."""
 
+MOST_ANSWER_PAGES: Final = 16
+"""Pages after which an answer ends before the tail: records may be small, or be commands, which are not answered."""
+
 _LOOK_BACK: Final = 64
 """Records in which the mark of the close is looked for behind commands that came after it."""
 
@@ -45,6 +48,9 @@ class _Answer:
     start: int
     end: int = field(init=False)
     records: list[Record] = field(default_factory=list)
+    pages: int = 0
+    size: int = 0
+    """Metered bytes of the records of all pages."""
     up_to_date: bool = False
     is_closed: bool = False
     is_lost: bool = False
@@ -54,6 +60,12 @@ class _Answer:
 
     def __post_init__(self) -> None:
         self.end = self.start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more belongs to the answer, or fits."""
+        is_full = self.size >= MOST_ANSWER_BYTES or self.pages >= MOST_ANSWER_PAGES
+        return self.up_to_date or self.is_lost or is_full
 
 
 async def tail_of(asked: Asked) -> Tail | Refused:
@@ -139,16 +151,14 @@ async def _poll(asked: Asked, place: int) -> Made:
     if isinstance(outcome, Refused):
         return refusal(outcome)
     _take(asked, answer, outcome)
-    if not (answer.up_to_date or answer.is_lost):
-        refused = await _read_on(asked, answer)
-        if refused is not None:
-            return refusal(refused)
+    refused = await _read_on(asked, answer)
+    if refused is not None:
+        return refusal(refused)
     made = _made(asked, answer)
     if made.status == 200:
-        if not answer.records:
+        if answer.up_to_date and not answer.records:
             made = Made(204, made.headers)
             del made.headers["Content-Type"], made.headers["ETag"]
-            made.headers[STREAM_UP_TO_DATE] = "true"
         if not answer.is_closed:
             made.headers[STREAM_CURSOR] = asked.next_cursor()
     return made
@@ -156,7 +166,7 @@ async def _poll(asked: Asked, place: int) -> Made:
 
 async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
     """Take what follows until the tail, or until the answer is large enough."""
-    while not (answer.up_to_date or answer.is_lost) and total_metered_bytes(answer.records) < MOST_ANSWER_BYTES:
+    while not answer.is_over:
         outcome = await asked.call.read_from(answer.end)
         if isinstance(outcome, Refused):
             return outcome
@@ -191,6 +201,8 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
             page = page_of(records)
             asked.take(page)
             answer.records += page.records
+            answer.pages += 1
+            answer.size += total_metered_bytes(page.records)
             answer.end, answer.is_closed = page.end, page.is_closed
             answer.up_to_date = page.is_closed or (tail is not None and tail.seq_num == page.end)
             if page.trimmed > answer.start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.bridge.page import CLOSE_TOKEN
+from gateway.bridge.reads import MOST_ANSWER_PAGES
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
 from gateway.s2.records import AppendRecord, Fence, ReadBatch, Record, StreamPosition, Trim, command_record
@@ -73,3 +74,42 @@ async def test_a_trim_of_a_closed_stream_is_met_by_a_read_of_its_tail(
     read = await bridged.reader.read()
     assert (read.json, read.end, read.is_closed) == (left, at(2), True)
     assert (await bridged.reader.read(at(2))).is_closed
+
+
+@pytest.fixture
+async def commands(bridged: Bridged) -> int:
+    """A stream of a record, more commands than a few pages hold, and a record."""
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    count = 20
+    for _ in range(count):
+        await bridged.writer.commands(*[Fence("")] * 1000)
+    await bridged.writer.append(b"1")
+    return 1000 * count + 2
+
+
+async def test_a_run_of_commands_takes_several_answers(bridged: Bridged, commands: int) -> None:
+    before = bridged.counters.requests[Call.READ]
+    first = await bridged.reader.read()
+    assert bridged.counters.requests[Call.READ] - before == MOST_ANSWER_PAGES
+    assert not first.is_up_to_date
+    assert await bridged.reader.all() == [0, 1]
+    assert (await bridged.reader.send("HEAD")).end == at(commands)
+
+
+@pytest.mark.usefixtures("commands")
+async def test_a_long_poll_in_a_run_of_commands_is_not_up_to_date(bridged: Bridged, plain: Reader) -> None:
+    first = await plain.read(at(1), PLAIN, "long-poll")
+    assert (first.status, first.json, first.is_up_to_date) == (200, [], False)
+    assert (await plain.read(first.end, PLAIN, "long-poll")).json == [1]
+
+
+async def test_many_small_records_take_several_answers(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    for _ in range(20):
+        await bridged.writer.append(*[b"1"] * 1000)
+    before = bridged.counters.requests[Call.READ]
+    first = await bridged.reader.read()
+    assert (len(first.json), first.is_up_to_date) == (1000 * MOST_ANSWER_PAGES, False)
+    assert bridged.counters.requests[Call.READ] - before == MOST_ANSWER_PAGES
+    assert len(await bridged.reader.all()) == 20_000
