@@ -187,7 +187,7 @@ class Call:
         known = self.sighting.known()
         async with await self._send("DELETE", self._stream, {}) as reply:
             refused = await _refusal(reply)
-        if refused is None or refused.status == 404:
+        if refused is None or refused.is_absent:
             self.sighting.gone(known)
         return refused
 
@@ -236,7 +236,7 @@ class Call:
                 self.sighting.saw_records(known, records, self.now())
             case AtTail(tail):
                 self.sighting.saw_tail(known, tail, self.now())
-            case Refused(status=404):
+            case Refused(is_absent=True):
                 self.sighting.gone(known)
             case _:
                 pass

@@ -82,7 +82,7 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return records
     refusal_ = await asked.call.create()
     if refusal_ is not None and not _is_there(refusal_):
-        return refusal(refusal_)
+        return refusal(refusal_, creates=True)
     is_new = refusal_ is None
     if records:
         done = await _append_first(asked, records, is_new=is_new)
