@@ -106,6 +106,12 @@ def test_what_is_cut_is_json_again(body: bytes) -> None:
         )
 
 
+@given(st.lists(st.integers(), max_size=6), st.integers(0, 5))
+def test_of_too_many_messages_one_more_is_cut(messages: list[int], most: int) -> None:
+    found = split_messages(json.dumps(messages).encode(), most)
+    assert found == [str(message).encode() for message in messages[: most + 1]]
+
+
 @pytest.mark.parametrize("body", [b"", b" ", b"[1,]", b"[", b"NaN", b"[Infinity]", b"\xff", b"[" * 100_000, b"1 2"])
 def test_these_are_not_json(body: bytes) -> None:
     with pytest.raises(BadMessages):
