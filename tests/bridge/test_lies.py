@@ -70,3 +70,19 @@ async def test_reads_that_bring_nothing_are_no_answer(bridged: Bridged) -> None:
     empty = protobuf.encode_read_batch(ReadBatch(()))
     bridged.faults.replace(200, PROTOBUF, empty, kind=Call.READ, times=None)
     assert (await bridged.reader.read()).status == 502
+
+
+class TestSilence:
+    @pytest.fixture
+    def settings(self) -> dict[str, object]:
+        return {"retry_attempts": 0, "first_byte_timeout_s": 0.1, "live_first_byte_timeout_s": 0.1}
+
+    async def test_an_origin_that_does_not_answer_is_a_504(self, bridged: Bridged) -> None:
+        await bridged.writer.create()
+        bridged.faults.hold()
+        assert (await bridged.reader.read()).status == 504
+        assert (await bridged.reader.send("HEAD")).status == 504
+        assert (await bridged.reader.send("PUT", STREAM)).status == 504
+        assert (await bridged.reader.send("POST", STREAM, b"1", Content_Type=JSON)).status == 504
+        assert (await bridged.reader.send("DELETE")).status == 504
+        assert repr(bridged.gateway.engine.tasks) == "0 tasks: "

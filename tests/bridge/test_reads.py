@@ -98,6 +98,25 @@ async def test_without_a_cache_the_bridge_itself_answers(bridged: Bridged, plain
         assert (ended.status, ended.end, ended.is_closed) == (204, at(3), True)
 
 
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_live_read_needs_an_offset(bridged: Bridged, plain: Reader, live: str) -> None:
+    await bridged.writer.create()
+    for reader, stream in ((bridged.reader, STREAM), (plain, f"{BASIN}/{STREAM}")):
+        assert (await reader.send("GET", stream, query=f"live={live}")).status == 400
+
+
+async def test_a_client_that_leaves_takes_its_read_at_the_origin_along(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    stream = f"{BASIN}/{STREAM}"
+    poll = asyncio.ensure_future(plain.read(at(0), stream, "long-poll"))
+    events = await plain.events(stream=stream)
+    await bridged.counters.parked_is(2)
+    poll.cancel()
+    await bridged.counters.parked_is(1)
+    events.close()
+    await bridged.counters.parked_is(0)
+
+
 async def test_tokens_do_not_share(bridged: Bridged) -> None:
     await bridged.writer.create()
     await bridged.writer.append(b"0")
