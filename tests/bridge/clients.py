@@ -127,6 +127,16 @@ class Events:
                 found += json.loads(event.data)
         return found
 
+    async def text(self, end: str) -> str:
+        """The text up to and with the first event that ends so; each event is text by itself."""
+        found = ""
+        while not found.endswith(end):
+            event = await self.next()
+            assert event is not None, found
+            if event.name == "data":
+                found += event.data.decode()
+        return found
+
     async def control(self) -> dict[str, object]:
         """The next control event, past data."""
         while True:

@@ -10,9 +10,10 @@ import pytest
 
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import ErrorCode
-from gateway.s2.records import Header
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, Header
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
+from tests.waiting import time_passing
 
 
 def at(seq_num: int) -> str:
@@ -152,10 +153,46 @@ class TestBytes:
         assert (await bridged.reader.read()).body == b"\x00[1]"
 
 
+class TestText:
+    @pytest.fixture
+    def bridge(self) -> dict[str, object]:
+        return {"records": "bytes", "content_type": "text/plain"}
+
+    async def test_sse_cuts_no_character_that_records_cut(self, bridged: Bridged) -> None:
+        await bridged.writer.create()
+        text = "a\u00e9\u20ac\U0001f600\r\nz"
+        await bridged.writer.append(*(bytes((one,)) for one in text.encode()))
+        assert (await bridged.reader.read()).body == text.encode()
+        async with time_passing(bridged.clock):
+            events = await bridged.reader.events()
+            assert await events.text("z") == "a\u00e9\u20ac\U0001f600\nz"
+            for one in "\u00e9".encode():
+                await bridged.writer.append(bytes((one,)))
+            assert await events.text("\u00e9") == "\u00e9"
+        events.close()
+
+
 class TestEnvelopes:
     @pytest.fixture
     def bridge(self) -> dict[str, object]:
         return {"records": "envelope"}
+
+    async def test_the_largest_record_reaches_every_reader(self, bridged: Bridged) -> None:
+        """Each of its bytes takes six in JSON."""
+        await bridged.writer.create()
+        body = bytes(MAX_BATCH_METERED_BYTES - 8)
+        text = body.decode()
+        await bridged.writer.append(body)
+        (caught_up,) = (await bridged.reader.read()).json
+        events = await bridged.reader.events()
+        (first,) = await events.messages(1)
+        await bridged.counters.parked_is(1)
+        await bridged.writer.append(body)
+        (second,) = await events.messages(1)
+        for number, message in enumerate((caught_up, first, second)):
+            assert isinstance(message, dict)
+            assert (message["seq_num"], message["body"] == text) == (max(0, number - 1), True)
+        events.close()
 
     async def test_headers_and_timestamps_are_kept(self, bridged: Bridged) -> None:
         await bridged.writer.create()
