@@ -64,7 +64,9 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     events = _Events(asked, place, sighting.known())
     is_beyond_end = sighting.closed_at is not None and sighting.closed_at < place
     if is_beyond_end or (events.start == place and sighting.is_due(asked.call.now())):
-        await asked.call.recognise()
+        refused = await asked.call.recognise()
+        if refused is not None:
+            return refusal(refused)
         events = _Events(asked, place, sighting.known())
     if (closed_at := sighting.closed_at) is not None and closed_at < place:
         return _ended(asked, closed_at, is_closed=True)

@@ -110,8 +110,8 @@ class Call:
         for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
             outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
-            if self._is_doubtful(outcome):
-                await self.recognise()
+            if self._is_doubtful(outcome) and (refused := await self.recognise()) is not None:
+                return refused
             if self.sighting.known().incarnation == known.incarnation:
                 self._saw(known, outcome)
                 return outcome
@@ -119,17 +119,18 @@ class Call:
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 
-    async def recognise(self) -> None:
-        """Recognise the stream by the furthest record that was seen of it.  Raises a GatewayError."""
+    async def recognise(self) -> Refused | None:
+        """Recognise the stream by the furthest record that was seen of it, or say why not.  Raises a GatewayError."""
         known = self.sighting.known()
         if known.position is None or not known.position.seq_num:
-            return
+            return None
         seq_num = known.position.seq_num - 1
         outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
         if isinstance(outcome, Found) and outcome.records[0].seq_num > seq_num:
             self.sighting.cannot_tell(self.now())
         else:
             self._saw(known, outcome)
+        return outcome if isinstance(outcome, Refused) else None
 
     async def session(self, seq_num: int, lifetime_s: float) -> Reply | AtTail | Refused:
         """A read session from a number on, which waits for records; the caller must close the reply.

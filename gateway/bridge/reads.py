@@ -80,7 +80,9 @@ async def tail_of(asked: Asked) -> Tail | Refused:
         return tail
     if sighting.closed_at is not None and not sighting.has_read_to(tail):
         # Records behind the mark, or another stream.
-        await call.recognise()
+        refused = await call.recognise()
+        if refused is not None:
+            return refused
     if not sighting.has_read_to(tail):
         looks_back = sighting.closed_at is not None
         if not looks_back:
@@ -89,7 +91,8 @@ async def tail_of(asked: Asked) -> Tail | Refused:
                 return last
             # A trim, perhaps of a closed stream.
             looks_back = last is not None and is_command(last) and not is_close(last)
-        if looks_back and (refused := await _look_back(asked, tail.seq_num)) is not None:
+        refused = await _look_back(asked, tail.seq_num) if looks_back else None
+        if refused is not None:
             return refused
     closed_at = sighting.closed_at
     return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.sightings import VERIFIED_S
 from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
+from gateway.s2.errors import ErrorCode
 from gateway.s2.records import MAX_BATCH_RECORDS, Fence, Trim
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
@@ -131,3 +134,20 @@ async def test_offsets_behind_the_mark_lead_back_to_it(bridged: Bridged, plain: 
         control = await events.control()
         assert (control["streamNextOffset"], control.get("streamClosed")) == (at(1), True), offset
         assert await events.next() is None
+
+
+@pytest.mark.parametrize("live", ["", "long-poll"])
+async def test_a_stream_that_could_not_be_recognised_is_not_read_on(bridged: Bridged, plain: Reader, live: str) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b'"old"', timestamp=1_000)
+    assert (await plain.read(stream=PLAIN)).json == ["old"]
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(b'"new"', b'"newer"', timestamp=2_000)
+    bridged.clock.advance(VERIFIED_S + 1)
+    hold = bridged.faults.hold(kind=Call.READ, times=1)
+    read = asyncio.ensure_future(plain.read(at(1), PLAIN, live))
+    await hold.waiting(1)
+    bridged.faults.error(ErrorCode.RATE_LIMITED, kind=Call.READ)
+    hold.release()
+    assert (await read).status == 429
