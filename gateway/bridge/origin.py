@@ -198,12 +198,14 @@ class Call:
 
     def _is_doubtful(self, outcome: Found | AtTail | Refused) -> bool:
         """Whether the stream has to be recognised before the outcome is joined to what is known of it."""
+        closed_at = self.sighting.closed_at
         match outcome:
-            case Found():
-                return self.sighting.is_due(self.now())
+            case Found(records):
+                # Behind the mark, or of a stream that is not closed.
+                is_behind = closed_at is not None and closed_at < records[0].seq_num
+                return is_behind or self.sighting.is_due(self.now())
             case AtTail(tail):
-                # Whether it is closed is not said by the outcome.
-                return self.sighting.closed_at is not None and not self.sighting.has_read_to(tail)
+                return closed_at is not None and not self.sighting.has_read_to(tail)
             case _:
                 return False
 
@@ -271,8 +273,6 @@ async def _refusal(reply: Reply) -> Refused | None:
     """The error that the reply is; None if it is a success."""
     if reply.status < 300:
         return None
-    if reply.status < 400:
-        raise UpstreamBroken("Origin answered an S2 request with a redirect")
     return Refused(reply.status, await reply.read(_MOST_ERROR_BYTES), reply.headers.get("Retry-After"))
 
 

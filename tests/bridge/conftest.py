@@ -69,7 +69,13 @@ async def bridged(bridge: dict[str, object], settings: dict[str, object], clock:
 
 
 @pytest.fixture
-async def plain(bridged: Bridged) -> AsyncIterator[Reader]:
+def uncached() -> dict[str, object]:
+    """What the gateway that caches nothing is configured with beside that; a test may have its own."""
+    return {}
+
+
+@pytest.fixture
+async def plain(bridged: Bridged, uncached: dict[str, object]) -> AsyncIterator[Reader]:
     """A client of a gateway without a basin in its configuration, that caches nothing, over HTTP/1.1."""
     gateway = await start_gateway(
         GatewayConfig.for_origin(
@@ -80,7 +86,7 @@ async def plain(bridged: Bridged) -> AsyncIterator[Reader]:
             admin="127.0.0.1:0",
             cache=False,
             shutdown_timeout_s=1,
-            long_poll_timeout_s=1,
+            **{"long_poll_timeout_s": 1, **uncached},
         ),
         clock=bridged.clock,
     )

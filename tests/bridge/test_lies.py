@@ -7,12 +7,16 @@ import pytest
 from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import ErrorCode, error_body
-from gateway.s2.records import AppendAck, ReadBatch, StreamPosition
+from gateway.s2.records import AppendAck, ReadBatch, Record, StreamPosition
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
 
 PROTOBUF = {"content-type": protobuf.CONTENT_TYPE}
 JSON = "application/json"
+
+
+def at(seq_num: int) -> str:
+    return f"{seq_num:020d}"
 
 
 def ack(start: int, end: int) -> bytes:
@@ -70,6 +74,28 @@ async def test_reads_that_bring_nothing_are_no_answer(bridged: Bridged) -> None:
     empty = protobuf.encode_read_batch(ReadBatch(()))
     bridged.faults.replace(200, PROTOBUF, empty, kind=Call.READ, times=None)
     assert (await bridged.reader.read()).status == 502
+
+
+async def test_a_session_that_goes_back_is_of_another_stream(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0", b"1", b"2")
+    frame = session.encode_message(protobuf.encode_read_batch(ReadBatch((Record(0, 1, (), b"0"),))))
+    bridged.faults.replace(200, {"content-type": session.CONTENT_TYPE}, frame, kind=Call.READ_SESSION)
+    assert (await plain.read(at(2), f"{BASIN}/{STREAM}", "sse")).status == 410
+
+
+async def test_a_redirect_is_not_followed(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    bridged.faults.replace(307, {"location": f"{bridged.reader.url}/elsewhere"}, b"", times=None)
+    assert (await bridged.reader.read()).status == 502
+    assert (await bridged.reader.send("POST", STREAM, b"1", Content_Type=JSON)).status == 502
+
+
+async def test_what_the_origin_says_of_coming_back_is_passed_on(bridged: Bridged) -> None:
+    for status, code in ((409, "transaction_conflict"), (429, "rate_limited"), (503, "unavailable")):
+        headers = {"content-type": JSON, "retry-after": "7"}
+        bridged.faults.replace(status, headers, b'{"code":"%s","message":"no"}' % code.encode(), times=1)
+        assert (await bridged.reader.send("PUT", STREAM)).headers["Retry-After"] == "7"
 
 
 class TestSilence:

@@ -151,3 +151,21 @@ async def test_a_stream_that_could_not_be_recognised_is_not_read_on(bridged: Bri
     bridged.faults.error(ErrorCode.RATE_LIMITED, kind=Call.READ)
     hold.release()
     assert (await read).status == 429
+
+
+@pytest.mark.parametrize("live", ["", "long-poll", "sse"])
+async def test_a_mark_is_not_looked_for_in_another_stream(bridged: Bridged, plain: Reader, live: str) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0", timestamp=1_000)
+    await bridged.writer.command(Fence(CLOSE_TOKEN))
+    assert (await plain.read(stream=PLAIN)).is_closed
+    await bridged.writer.delete()
+    await bridged.writer.create()
+    await bridged.writer.append(*[b'"new"'] * 4, timestamp=2_000)
+    if live == "sse":
+        events = await plain.events(at(3), PLAIN)
+        assert await events.messages(1) == ["new"]
+        events.close()
+    else:
+        answer = await plain.read(at(3), PLAIN, live)
+        assert (answer.json, answer.end, answer.is_closed) == (["new"], at(4), False)
