@@ -199,6 +199,9 @@ class Bridge:
         match method:
             case "HEAD":
                 return await reads.head(asked)
+            case "GET" if mode in (LIVE_SSE, LIVE_LONG_POLL) and asked.offset is None:
+                # Section 5.7; without a cache nothing has checked it.
+                return text(400, "A live read needs an offset")
             case "GET" if mode == LIVE_SSE:
                 return await live.open_sse(asked, self._tasks)
             case "GET" if mode == LIVE_LONG_POLL:

@@ -54,7 +54,7 @@ class _Ended(Exception):
 async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     """Open an SSE answer; `tasks` run the session behind it.  Raises BadOffset or a GatewayError."""
     if asked.start == NOW:
-        tail = await tail_of(asked.call)
+        tail = await tail_of(asked)
         if isinstance(tail, Refused):
             return refusal(tail)
         place = tail.seq_num
@@ -62,14 +62,19 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
         place = asked.place
     sighting = asked.call.sighting
     events = _Events(asked, place, sighting.known())
-    if events.start == place and sighting.is_due(asked.call.now()):
-        await asked.call.recognise()
+    is_beyond_end = sighting.closed_at is not None and sighting.closed_at < place
+    if is_beyond_end or (events.start == place and sighting.is_due(asked.call.now())):
+        refused = await asked.call.recognise()
+        if refused is not None:
+            return refusal(refused)
         events = _Events(asked, place, sighting.known())
+    if (closed_at := sighting.closed_at) is not None and closed_at < place:
+        return _ended(asked, closed_at, is_closed=True)
     session = await asked.call.session(events.start, asked.lifetime_s)
     if isinstance(session, Refused):
         return refusal(session)
     if isinstance(session, AtTail):
-        return _ended(asked, session.tail.seq_num)
+        return _ended(asked, session.tail.seq_num, is_closed=False)
     batches = _batches(session)
     try:
         # The first batch tells whether the records are there, and an error can still be a status.
@@ -101,9 +106,9 @@ def _sse(asked: Asked, body: MadeBody | bytes) -> Made:
     return Made(200, headers, body)
 
 
-def _ended(asked: Asked, tail: int) -> Made:
+def _ended(asked: Asked, tail: int, *, is_closed: bool) -> Made:
     """The offset lies beyond the tail: say where the tail is, and end."""
-    control = Control(offset_at(tail), asked.next_cursor(), True, False)
+    control = Control(offset_at(tail), asked.next_cursor(), True, is_closed)
     return _sse(asked, encode_control(control))
 
 
@@ -164,12 +169,19 @@ class _Events:
         self._overlap = None
         if not records:
             return b""
+        starts_anywhere = not self._is_begun and asked.start == START
         self._reach(records[0].seq_num)
         page = page_of(records)
         asked.take(page)
+        content = page.records
+        if page.trimmed > self._at:
+            # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+            if not starts_anywhere:
+                raise _Lost
+            content = tuple(record for record in content if record.seq_num >= page.trimmed)
         data = b""
-        if page.records:
-            data = encode_data(asked.content.body(page.records), base64=asked.content.is_base64)
+        if content:
+            data = encode_data(asked.content.body(content), base64=asked.content.is_base64)
         self._at, self.is_closed = page.end, page.is_closed
         return data + self._control(up_to_date=tail is not None and tail.seq_num == page.end)
 

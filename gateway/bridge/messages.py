@@ -11,6 +11,8 @@ from typing import Final, Never
 
 import orjson
 
+from gateway.s2.records import MAX_BATCH_RECORDS
+
 _SPACE: Final = " \t\r\n"
 
 
@@ -27,8 +29,11 @@ def is_message(body: bytes) -> bool:
     return True
 
 
-def split_messages(body: bytes) -> list[bytes]:
-    """The messages of an append's body; none for an empty array.  Raises `BadMessages`."""
+def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
+    """The messages of an append's body; none for an empty array.  Raises `BadMessages`.
+
+    If there are more than `most`, only one more of them is returned: an array of a million takes a second to cut.
+    """
     # One parser decides what is JSON, so that what is appended is also what reads take for a message.
     if not is_message(body):
         raise BadMessages
@@ -38,7 +43,7 @@ def split_messages(body: bytes) -> list[bytes]:
         return [text.strip(_SPACE).encode()]
     found: list[bytes] = []
     at = _skip(text, at + 1)
-    while text[at] != "]":
+    while text[at] != "]" and len(found) <= most:
         try:
             _, end = _decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:

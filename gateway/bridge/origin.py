@@ -36,6 +36,9 @@ _MOST_ERROR_BYTES: Final = 64 * 1024
 _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 """A read that is always answered with the tail."""
 
+_MOST_INCARNATIONS: Final = 3
+"""How many incarnations of a stream one read meets before it fails."""
+
 _MOST_COMMAND_BYTES: Final = 64
 """Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
 
@@ -93,12 +96,10 @@ class Call:
         Raises a GatewayError.
         """
         known = self.sighting.known()
-        outcome = await self._read(
-            ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES), may_be_empty=True
-        )
+        outcome = await self._ask(ReadQuery(FromSeqNum(seq_num), count=1, bytes=_MOST_COMMAND_BYTES))
         if isinstance(outcome, Refused):
             return outcome
-        if isinstance(outcome, AtTail) or not outcome.records or outcome.records[0].seq_num != seq_num:
+        if not isinstance(outcome, Found) or outcome.records[0].seq_num != seq_num:
             return None
         self._saw(known, outcome)
         return outcome.records[0]
@@ -106,25 +107,30 @@ class Call:
     async def read_from(self, seq_num: int, wait_s: int | None = None) -> Found | AtTail | Refused:
         """A unary read from a number on, by which the stream is recognised if that is due.  It waits at the tail for so
         many seconds.  Raises a GatewayError."""
-        known = self.sighting.known()
-        outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
-        if isinstance(outcome, Found) and self.sighting.is_due(self.now()):
-            await self.recognise()
+        for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
-        self._saw(known, outcome)
-        return outcome
+            outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
+            if self._is_doubtful(outcome) and (refused := await self.recognise()) is not None:
+                return refused
+            if self.sighting.known().incarnation == known.incarnation:
+                self._saw(known, outcome)
+                return outcome
+            # Another reply has shown the stream's successor: this one may be of either.
+            wait_s = None
+        raise UpstreamBroken("Stream changes faster than it can be read")
 
-    async def recognise(self) -> None:
-        """Recognise the stream by the furthest record that was seen of it.  Raises a GatewayError."""
+    async def recognise(self) -> Refused | None:
+        """Recognise the stream by the furthest record that was seen of it, or say why not.  Raises a GatewayError."""
         known = self.sighting.known()
         if known.position is None or not known.position.seq_num:
-            return
+            return None
         seq_num = known.position.seq_num - 1
         outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
         if isinstance(outcome, Found) and outcome.records[0].seq_num > seq_num:
             self.sighting.cannot_tell(self.now())
         else:
             self._saw(known, outcome)
+        return outcome if isinstance(outcome, Refused) else None
 
     async def session(self, seq_num: int, lifetime_s: float) -> Reply | AtTail | Refused:
         """A read session from a number on, which waits for records; the caller must close the reply.
@@ -159,9 +165,13 @@ class Call:
             if (refused := await _refusal(reply)) is not None:
                 return refused
             try:
-                return protobuf.decode_append_ack(await reply.read(_MOST_ERROR_BYTES))
+                ack = protobuf.decode_append_ack(await reply.read(_MOST_ERROR_BYTES))
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
+        if ack.end.seq_num - ack.start.seq_num != len(appended.records):
+            # Bytes that are not of S2 decode too: an empty body is a message of zeros.
+            raise UpstreamBroken("Origin acknowledged other records than it was sent")
+        return ack
 
     async def create(self) -> Refused | None:
         """Create the stream.  Raises a GatewayError."""
@@ -178,7 +188,7 @@ class Call:
         known = self.sighting.known()
         async with await self._send("DELETE", self._stream, {}) as reply:
             refused = await _refusal(reply)
-        if refused is None or refused.status == 404:
+        if refused is None or refused.is_absent:
             self.sighting.gone(known)
         return refused
 
@@ -186,7 +196,30 @@ class Call:
     def _stream(self) -> str:
         return self.base + self.name.path
 
-    async def _read(self, query: ReadQuery, *, may_be_empty: bool = False) -> Found | AtTail | Refused:
+    def _is_doubtful(self, outcome: Found | AtTail | Refused) -> bool:
+        """Whether the stream has to be recognised before the outcome is joined to what is known of it."""
+        closed_at = self.sighting.closed_at
+        match outcome:
+            case Found(records):
+                # Behind the mark, or of a stream that is not closed.
+                is_behind = closed_at is not None and closed_at < records[0].seq_num
+                return is_behind or self.sighting.is_due(self.now())
+            case AtTail(tail):
+                return closed_at is not None and not self.sighting.has_read_to(tail)
+            case _:
+                return False
+
+    async def _read(self, query: ReadQuery) -> Found | AtTail | Refused:
+        if (outcome := await self._ask(query)) is not None:
+            return outcome
+        # All records between the start and the tail have been trimmed.
+        if (tail := await self._ask(_PROBE)) is None:
+            raise UpstreamBroken("Origin answered a probe of the tail without it")
+        # Records that have come since the read lie before this tail.
+        return await self._ask(replace(query, wait_s=None)) or tail
+
+    async def _ask(self, query: ReadQuery) -> Found | AtTail | Refused | None:
+        """One unary read; None if it brings neither records nor the tail."""
         target = f"{self._stream}/records?{encode_read_query(query)}"
         async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
             if (refused := await _refusal(reply)) is not None:
@@ -195,15 +228,10 @@ class Call:
                 batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
-        if batch.records or (may_be_empty and batch.tail is None):
+        if batch.records:
             check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
             return Found(batch.records, batch.tail)
-        if batch.tail is not None:
-            return AtTail(batch.tail)
-        if query is _PROBE:
-            raise UpstreamBroken("Origin answered a probe of the tail without it")
-        # All records between the start and the tail have been trimmed.
-        return await self._read(_PROBE)
+        return None if batch.tail is None else AtTail(batch.tail)
 
     def _saw(self, known: Known, outcome: Found | AtTail | Refused) -> None:
         match outcome:
@@ -211,7 +239,7 @@ class Call:
                 self.sighting.saw_records(known, records, self.now())
             case AtTail(tail):
                 self.sighting.saw_tail(known, tail, self.now())
-            case Refused(status=404):
+            case Refused(is_absent=True):
                 self.sighting.gone(known)
             case _:
                 pass
@@ -245,8 +273,6 @@ async def _refusal(reply: Reply) -> Refused | None:
     """The error that the reply is; None if it is a success."""
     if reply.status < 300:
         return None
-    if reply.status < 400:
-        raise UpstreamBroken("Origin answered an S2 request with a redirect")
     return Refused(reply.status, await reply.read(_MOST_ERROR_BYTES), reply.headers.get("Retry-After"))
 
 

@@ -10,7 +10,7 @@ appends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,7 +45,7 @@ class Page:
     """The sequence number after the run; of a closed stream that is read to its end, that of the mark."""
     is_closed: bool
     trimmed: int = 0
-    """The first sequence number that the last trim among the records left; 0 if there is none."""
+    """The first sequence number that the trims among the records have left, at most `end`; 0 if there is none."""
 
 
 def is_close(record: Record) -> bool:
@@ -56,19 +56,29 @@ def is_close(record: Record) -> bool:
 def page_of(records: Sequence[Record]) -> Page:
     """What readers see of these consecutive records, of which there is at least one."""
     data: list[Record] = []
+    closed_at: int | None = None
+    for record in records:
+        if not is_command(record):
+            data.append(record)
+        elif is_close(record):
+            closed_at = record.seq_num
+            break
+    end = records[-1].seq_num + 1 if closed_at is None else closed_at
+    # What is trimmed behind the mark was trimmed all the same.
+    return Page(tuple(data), end, closed_at is not None, min(trimmed_by(records), end))
+
+
+def trimmed_by(records: Iterable[Record]) -> int:
+    """The first sequence number that the trims among the records have left; 0 if there is none."""
     trimmed = 0
     for record in records:
-        if is_close(record):
-            return Page(tuple(data), record.seq_num, True, trimmed)
         match _command(record):
             case Trim(seq_num):
                 # A trim removes no record that comes after it.
                 trimmed = max(trimmed, min(seq_num, record.seq_num + 1))
-            case None if not is_command(record):
-                data.append(record)
             case _:
                 pass
-    return Page(tuple(data), records[-1].seq_num + 1, False, trimmed)
+    return trimmed
 
 
 def _command(record: Record) -> Command | None:

@@ -12,9 +12,10 @@ from typing import Final
 
 from gateway.bridge.asked import Asked
 from gateway.bridge.offsets import offset_at
-from gateway.bridge.origin import AtTail, Call, Found
-from gateway.bridge.page import is_close, page_of
+from gateway.bridge.origin import AtTail, Found
+from gateway.bridge.page import is_close, page_of, trimmed_by
 from gateway.bridge.replies import NO_STORE, Made, Refused, position_headers, refusal, text
+from gateway.errors import UpstreamBroken
 from gateway.protocol.names import STREAM_CURSOR, STREAM_UP_TO_DATE
 from gateway.protocol.offsets import START
 from gateway.s2.read_query import FromSeqNum, ReadQuery
@@ -22,6 +23,9 @@ from gateway.s2.records import Record, is_command, total_metered_bytes
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Metered bytes of records after which an answer ends before the tail."""
+
+MOST_ANSWER_PAGES: Final = 16
+"""Pages after which an answer ends before the tail: records may be small, or be commands, which are not answered."""
 
 _LOOK_BACK: Final = 64
 """Records in which the mark of the close is looked for behind commands that came after it."""
@@ -41,48 +45,72 @@ class Tail:
 class _Answer:
     """The answer to a read as it is put together."""
 
-    end: int
+    start: int
+    end: int = field(init=False)
     records: list[Record] = field(default_factory=list)
+    pages: int = 0
+    size: int = 0
+    """Metered bytes of the records of all pages."""
     up_to_date: bool = False
     is_closed: bool = False
     is_lost: bool = False
     """Whether records after the offset asked for are not there any more."""
+    identity: str = ""
+    """The stream's incarnation that the pages are of; empty before the first."""
+
+    def __post_init__(self) -> None:
+        self.end = self.start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more belongs to the answer, or fits."""
+        is_full = self.size >= MOST_ANSWER_BYTES or self.pages >= MOST_ANSWER_PAGES
+        return self.up_to_date or self.is_lost or is_full
 
 
-async def tail_of(call: Call) -> Tail | Refused:
+async def tail_of(asked: Asked) -> Tail | Refused:
     """Where the stream ends now.  Raises a GatewayError.
 
     The last record tells whether the stream is closed.  It is asked for only if it has not been seen, and then without
     its body if it is too large for a command.
     """
+    call, sighting = asked.call, asked.call.sighting
     tail = await call.tail()
     if isinstance(tail, Refused):
         return tail
-    if call.sighting.closed_at is not None and not call.sighting.has_read_to(tail):
+    if sighting.closed_at is not None and not sighting.has_read_to(tail):
         # Records behind the mark, or another stream.
-        await call.recognise()
-    if call.sighting.closed_at is None and not call.sighting.has_read_to(tail):
-        last = await call.command_at(tail.seq_num - 1)
-        if isinstance(last, Refused):
-            return last
-        if last is not None and is_command(last) and not is_close(last):
+        refused = await call.recognise()
+        if refused is not None:
+            return refused
+    if not sighting.has_read_to(tail):
+        looks_back = sighting.closed_at is not None
+        if not looks_back:
+            last = await call.command_at(tail.seq_num - 1)
+            if isinstance(last, Refused):
+                return last
             # A trim, perhaps of a closed stream.
-            refused = await _look_back(call, tail.seq_num)
-            if refused is not None:
-                return refused
-    closed_at = call.sighting.closed_at
+            looks_back = last is not None and is_command(last) and not is_close(last)
+        refused = await _look_back(asked, tail.seq_num) if looks_back else None
+        if refused is not None:
+            return refused
+    closed_at = sighting.closed_at
     return Tail(tail.seq_num, False) if closed_at is None else Tail(closed_at, True)
 
 
-async def _look_back(call: Call, tail: int) -> Refused | None:
-    """Read the last records, for the sighting."""
-    outcome = await call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
-    return outcome if isinstance(outcome, Refused) else None
+async def _look_back(asked: Asked, tail: int) -> Refused | None:
+    """Read the last records, for the sighting and for the trims among them."""
+    outcome = await asked.call.read(ReadQuery(FromSeqNum(max(0, tail - _LOOK_BACK)), count=_LOOK_BACK))
+    if isinstance(outcome, Refused):
+        return outcome
+    if isinstance(outcome, Found) and (trimmed := trimmed_by(outcome.records)):
+        asked.on_trim(trimmed)
+    return None
 
 
 async def head(asked: Asked) -> Made:
     """Answer a request for the metadata.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     return _made(asked, _Answer(tail.seq_num, is_closed=tail.is_closed), is_head=True)
@@ -90,7 +118,7 @@ async def head(asked: Asked) -> Made:
 
 async def now(asked: Asked) -> Made:
     """Answer a catch-up read from the tail.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     made = _made(asked, _Answer(tail.seq_num, up_to_date=True, is_closed=tail.is_closed))
@@ -113,7 +141,7 @@ async def long_poll(asked: Asked) -> Made:
 
 async def long_poll_now(asked: Asked) -> Made:
     """Answer a long-poll from the tail.  Raises a GatewayError."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     # A closed stream is read once more, at its mark, and so answered without waiting.
@@ -126,16 +154,14 @@ async def _poll(asked: Asked, place: int) -> Made:
     if isinstance(outcome, Refused):
         return refusal(outcome)
     _take(asked, answer, outcome)
-    if not (answer.up_to_date or answer.is_lost):
-        refused = await _read_on(asked, answer)
-        if refused is not None:
-            return refusal(refused)
+    refused = await _read_on(asked, answer)
+    if refused is not None:
+        return refusal(refused)
     made = _made(asked, answer)
     if made.status == 200:
-        if not answer.records:
+        if answer.up_to_date and not answer.records:
             made = Made(204, made.headers)
             del made.headers["Content-Type"], made.headers["ETag"]
-            made.headers[STREAM_UP_TO_DATE] = "true"
         if not answer.is_closed:
             made.headers[STREAM_CURSOR] = asked.next_cursor()
     return made
@@ -143,7 +169,7 @@ async def _poll(asked: Asked, place: int) -> Made:
 
 async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
     """Take what follows until the tail, or until the answer is large enough."""
-    while not (answer.up_to_date or answer.is_lost) and total_metered_bytes(answer.records) < MOST_ANSWER_BYTES:
+    while not answer.is_over:
         outcome = await asked.call.read_from(answer.end)
         if isinstance(outcome, Refused):
             return outcome
@@ -152,8 +178,16 @@ async def _read_on(asked: Asked, answer: _Answer) -> Refused | None:
 
 
 def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
-    """Take one page, or what is known instead."""
-    place = answer.end
+    """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
+    place, identity = answer.end, asked.call.sighting.identity
+    if answer.identity not in ("", identity):
+        raise UpstreamBroken("Stream was created again while it was read")
+    answer.identity = identity
+    closed_at = asked.call.sighting.closed_at
+    if closed_at is not None and closed_at <= place:
+        # At the end or beyond it, where an S2 writer may have left records.
+        answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
+        return
     first = outcome.tail.seq_num if isinstance(outcome, AtTail) else outcome.records[0].seq_num
     if first > place:
         asked.on_trim(first)
@@ -161,18 +195,24 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
             answer.is_lost = True
             return
     match outcome:
+        case _ if closed_at is not None and closed_at < first:
+            answer.end, answer.up_to_date, answer.is_closed = closed_at, True, True
         case AtTail(tail):
             # Beyond the tail as well: the stream may be another, and the engine compares.
-            sighting = asked.call.sighting
-            closed_at = sighting.closed_at if sighting.has_read_to(tail) else None
-            answer.end, answer.up_to_date = tail.seq_num if closed_at is None else closed_at, True
-            answer.is_closed = closed_at is not None
+            answer.end, answer.up_to_date = tail.seq_num, True
         case Found(records, tail):
             page = page_of(records)
             asked.take(page)
             answer.records += page.records
+            answer.pages += 1
+            answer.size += total_metered_bytes(page.records)
             answer.end, answer.is_closed = page.end, page.is_closed
             answer.up_to_date = page.is_closed or (tail is not None and tail.seq_num == page.end)
+            if page.trimmed > answer.start:
+                # S2 removes what was trimmed after a while.  Here it is gone at once, or it would be kept in memory.
+                answer.records = [record for record in answer.records if record.seq_num >= page.trimmed]
+                if asked.start != START:
+                    answer.records, answer.is_lost = [], True
 
 
 def _made(asked: Asked, answer: _Answer, *, is_head: bool = False) -> Made:

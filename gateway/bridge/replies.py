@@ -24,6 +24,8 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 _RETRY_S: Final = "1"
 
+_DELETION_PENDING: Final = ("stream_deletion_pending", "basin_deletion_pending")
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -54,6 +56,12 @@ class Refused:
     body: bytes
     retry_after: str | None
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no such stream: one that is being deleted has no content and takes no appends."""
+        error = parse_error(self.status, self.body)
+        return self.status == 404 or (isinstance(error, Other) and error.code in _DELETION_PENDING)
+
 
 def text(status: int, line: str, headers: dict[str, str] | None = None) -> Made:
     """A reply of one line, such as an error."""
@@ -70,20 +78,27 @@ def position_headers(seq_num: int, *, up_to_date: bool = False, is_closed: bool 
     return headers
 
 
-def refusal(refused: Refused) -> Made:
-    """What a refusal of the origin is to a client of Durable Streams.
+def refusal(refused: Refused, *, creates: bool = False) -> Made:
+    """What a refusal of the origin is to a client of Durable Streams; `creates` means of a request to create a stream.
 
-    A stream that is being deleted, and a conflict between two transactions, pass: clients come back after a 503.  422
-    would be a fault of the bridge in all but names, so it is a 400.
+    For the name of a stream that is being deleted clients come back after a 503, as after a conflict between two
+    transactions, because both pass.  To all others the stream is gone.  422
+    would be a fault of the bridge in all but names, so it is a 400.  What is no error of HTTP, as the status in a
+    session's last frame may be, is a 502, and so is a condition (412, 416) that the request did not set.
     """
+    if not 400 <= refused.status < 600 or refused.status in (412, 416):
+        return text(502, "The origin has answered a request with what is no answer to it")
     error = parse_error(refused.status, refused.body)
     message = " ".join(error.message.split()) if isinstance(error, Other) else ""
     code = error.code if isinstance(error, Other) else ""
     status = refused.status
     retry = {"Retry-After": refused.retry_after} if refused.retry_after is not None else {}
-    if code in ("stream_deletion_pending", "basin_deletion_pending", "transaction_conflict") or status == 408:
+    if status == 401:
+        # RFC 9110 section 11.6.1 requires it; S2's tokens are bearer tokens.
+        retry["WWW-Authenticate"] = "Bearer"
+    if code == "transaction_conflict" or status == 408 or (creates and code in _DELETION_PENDING):
         return text(503, message or "Try again", {"Retry-After": _RETRY_S} | retry)
-    if status == 404:
+    if refused.is_absent:
         return text(404, "Stream not found")
     if status == 422:
         status = 400

@@ -103,7 +103,10 @@ class Sighting:
         if known.incarnation == self._incarnation or is_other:
             if self._read_to is None or end.seq_num >= self._read_to.seq_num:
                 self._read_to = end
-            self.closed_at = next((record.seq_num for record in records if is_close(record)), self.closed_at)
+            mark = next((record.seq_num for record in records if is_close(record)), None)
+            if mark is not None:
+                # S2 writers may fence twice with the token: the first mark ends the stream.
+                self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
     def cannot_tell(self, now: float) -> None:
         """The record that was asked for again has been trimmed: take the stream for the same."""

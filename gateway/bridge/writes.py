@@ -82,7 +82,7 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return records
     refusal_ = await asked.call.create()
     if refusal_ is not None and not _is_there(refusal_):
-        return refusal(refusal_)
+        return refusal(refusal_, creates=True)
     is_new = refusal_ is None
     if records:
         done = await _append_first(asked, records, is_new=is_new)
@@ -90,9 +90,11 @@ async def create(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
             return done
         if done is not None:
             return _created(asked, done - closes, is_new=True, is_closed=closes)
+        if is_new:
+            return text(409, "Another writer has appended to the new stream first: nothing of the body was")
     if is_new:
         return _created(asked, 0, is_new=True, is_closed=False)
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     if tail.is_closed is not closes:
@@ -133,6 +135,13 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return records
     if len(records) == closes and data:
         return text(400, "Empty arrays are not allowed")
+    if asked.call.sighting.closed_at is not None:
+        # The fence may be gone since then, and readers stop at the mark.
+        tail = await tail_of(asked)
+        if isinstance(tail, Refused):
+            return refusal(tail)
+        if tail.is_closed:
+            return _closed(tail, data)
     done = await asked.call.append(AppendInput(records, fencing_token=OPEN_TOKEN))
     if not isinstance(done, Refused):
         headers_ = position_headers(done.end.seq_num - closes, is_closed=closes)
@@ -143,12 +152,11 @@ async def append(asked: Asked, headers: CIMultiDict[str], body: Body) -> Made:
         return refusal(done)
     if error.expected != CLOSE_TOKEN:
         return text(409, "The stream is fenced by another writer")
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     # The token says that it is closed, even where the mark has been trimmed.
-    position = _position(Tail(tail.seq_num, True))
-    return text(409, "Stream is closed", position) if data else Made(204, position)
+    return _closed(Tail(tail.seq_num, True), data)
 
 
 async def delete(asked: Asked) -> Made:
@@ -157,9 +165,14 @@ async def delete(asked: Asked) -> Made:
     return Made(204, {}) if refused is None else refusal(refused)
 
 
+def _closed(tail: Tail, data: bytes) -> Made:
+    """The answer to an append to a closed stream: without data it closes it once more (section 5.3)."""
+    return text(409, "Stream is closed", _position(tail)) if data else Made(204, _position(tail))
+
+
 async def _unless_closed(asked: Asked, otherwise: Made) -> Made:
     """The refusal of an append, unless the stream is closed, which comes first (section 5.2)."""
-    tail = await tail_of(asked.call)
+    tail = await tail_of(asked)
     if isinstance(tail, Refused):
         return refusal(tail)
     return text(409, "Stream is closed", _position(tail)) if tail.is_closed else otherwise

@@ -127,6 +127,16 @@ class Events:
                 found += json.loads(event.data)
         return found
 
+    async def text(self, end: str) -> str:
+        """The text up to and with the first event that ends so; each event is text by itself."""
+        found = ""
+        while not found.endswith(end):
+            event = await self.next()
+            assert event is not None, found
+            if event.name == "data":
+                found += event.data.decode()
+        return found
+
     async def control(self) -> dict[str, object]:
         """The next control event, past data."""
         while True:
@@ -166,6 +176,10 @@ class Writer:
 
     async def command(self, command: Command, stream: str = STREAM) -> AppendAck:
         return await self._append(stream, command_record(command))
+
+    async def commands(self, *commands: Command, stream: str = STREAM) -> AppendAck:
+        """So many commands in one append."""
+        return await self._append(stream, *map(command_record, commands))
 
     async def _append(self, stream: str, *records: AppendRecord) -> AppendAck:
         async with self.client.http.post(

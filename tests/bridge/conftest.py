@@ -66,3 +66,29 @@ async def bridged(bridge: dict[str, object], settings: dict[str, object], clock:
     origin.origin.faults.clear()
     await gateway.stop()
     await origin.stop(grace_s=0)
+
+
+@pytest.fixture
+def uncached() -> dict[str, object]:
+    """What the gateway that caches nothing is configured with beside that; a test may have its own."""
+    return {}
+
+
+@pytest.fixture
+async def plain(bridged: Bridged, uncached: dict[str, object]) -> AsyncIterator[Reader]:
+    """A client of a gateway without a basin in its configuration, that caches nothing, over HTTP/1.1."""
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(
+            bridged.origin.url,
+            protocol="s2",
+            present="durable-streams",
+            listen="127.0.0.1:0",
+            admin="127.0.0.1:0",
+            cache=False,
+            shutdown_timeout_s=1,
+            **{"long_poll_timeout_s": 1, **uncached},
+        ),
+        clock=bridged.clock,
+    )
+    yield Reader(bridged.reader.http, gateway.gateway_url)
+    await gateway.stop()

@@ -126,7 +126,8 @@ async def test_the_writer_of_a_body_waits_for_its_reader() -> None:
     await pass_turns()
     assert not waiting.done()
     assert body.take() == bytes(HIGH_WATER_BYTES) + b"x"
-    await waiting
+    async with asyncio.timeout(BOUND_S):
+        await waiting
     assert body.take() is None
     body.finish()
     assert body.take() == b""

@@ -106,6 +106,12 @@ def test_what_is_cut_is_json_again(body: bytes) -> None:
         )
 
 
+@given(st.lists(st.integers(), max_size=6), st.integers(0, 5))
+def test_of_too_many_messages_one_more_is_cut(messages: list[int], most: int) -> None:
+    found = split_messages(json.dumps(messages).encode(), most)
+    assert found == [str(message).encode() for message in messages[: most + 1]]
+
+
 @pytest.mark.parametrize("body", [b"", b" ", b"[1,]", b"[", b"NaN", b"[Infinity]", b"\xff", b"[" * 100_000, b"1 2"])
 def test_these_are_not_json(body: bytes) -> None:
     with pytest.raises(BadMessages):
@@ -217,8 +223,10 @@ def test_commands_are_left_out_and_the_mark_ends_the_stream(appended: list[Appen
     assert page.is_closed is (end is not None)
     assert page.end == (end if end is not None else first + len(records))
     assert list(page.records) == [record for record in records if not record.headers and record.seq_num < page.end]
-    # A trim removes no record after it.
-    assert page.trimmed <= page.end
+    # A trim removes no record after it, wherever the mark is.
+    trims = {command_record(Trim(seq_num)): seq_num for seq_num in (2, MAX_U64)}
+    left = [min(trims[one], record.seq_num + 1) for record, one in zip(records, appended, strict=True) if one in trims]
+    assert page.trimmed == min(max(left, default=0), page.end)
 
 
 @given(st.lists(st.binary(max_size=3).map(AppendRecord) | commands, min_size=2, max_size=12), st.data())

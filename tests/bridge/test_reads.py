@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from gateway.app import start_gateway
-from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import ErrorCode
-from gateway.s2.records import Header
+from gateway.s2.records import MAX_BATCH_METERED_BYTES, Header
 from tests.bridge.clients import STREAM, Bridged, Reader
 from tests.s2.edge.clients import BASIN
+from tests.waiting import time_passing
 
 
 def at(seq_num: int) -> str:
@@ -66,26 +64,6 @@ async def test_the_basin_may_be_in_the_path(bridged: Bridged, plain: Reader) -> 
         assert (await plain.read(stream=path)).status == 404
 
 
-@pytest.fixture
-async def plain(bridged: Bridged) -> AsyncIterator[Reader]:
-    """A client of a gateway without a basin in its configuration, that caches nothing, over HTTP/1.1."""
-    gateway = await start_gateway(
-        GatewayConfig.for_origin(
-            bridged.origin.url,
-            protocol="s2",
-            present="durable-streams",
-            listen="127.0.0.1:0",
-            admin="127.0.0.1:0",
-            cache=False,
-            shutdown_timeout_s=1,
-            long_poll_timeout_s=1,
-        ),
-        clock=bridged.clock,
-    )
-    yield Reader(bridged.reader.http, gateway.gateway_url)
-    await gateway.stop()
-
-
 async def test_without_a_cache_the_bridge_itself_answers(bridged: Bridged, plain: Reader) -> None:
     stream = f"{BASIN}/{STREAM}"
     await bridged.writer.create()
@@ -119,6 +97,25 @@ async def test_without_a_cache_the_bridge_itself_answers(bridged: Bridged, plain
     for offset, live in ((at(3), "long-poll"), ("now", "long-poll"), (at(4), "long-poll")):
         ended = await plain.read(offset, stream, live)
         assert (ended.status, ended.end, ended.is_closed) == (204, at(3), True)
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_live_read_needs_an_offset(bridged: Bridged, plain: Reader, live: str) -> None:
+    await bridged.writer.create()
+    for reader, stream in ((bridged.reader, STREAM), (plain, f"{BASIN}/{STREAM}")):
+        assert (await reader.send("GET", stream, query=f"live={live}")).status == 400
+
+
+async def test_a_client_that_leaves_takes_its_read_at_the_origin_along(bridged: Bridged, plain: Reader) -> None:
+    await bridged.writer.create()
+    stream = f"{BASIN}/{STREAM}"
+    poll = asyncio.ensure_future(plain.read(at(0), stream, "long-poll"))
+    events = await plain.events(stream=stream)
+    await bridged.counters.parked_is(2)
+    poll.cancel()
+    await bridged.counters.parked_is(1)
+    events.close()
+    await bridged.counters.parked_is(0)
 
 
 async def test_tokens_do_not_share(bridged: Bridged) -> None:
@@ -156,10 +153,46 @@ class TestBytes:
         assert (await bridged.reader.read()).body == b"\x00[1]"
 
 
+class TestText:
+    @pytest.fixture
+    def bridge(self) -> dict[str, object]:
+        return {"records": "bytes", "content_type": "text/plain"}
+
+    async def test_sse_cuts_no_character_that_records_cut(self, bridged: Bridged) -> None:
+        await bridged.writer.create()
+        text = "a\u00e9\u20ac\U0001f600\r\nz"
+        await bridged.writer.append(*(bytes((one,)) for one in text.encode()))
+        assert (await bridged.reader.read()).body == text.encode()
+        async with time_passing(bridged.clock):
+            events = await bridged.reader.events()
+            assert await events.text("z") == "a\u00e9\u20ac\U0001f600\nz"
+            for one in "\u00e9".encode():
+                await bridged.writer.append(bytes((one,)))
+            assert await events.text("\u00e9") == "\u00e9"
+        events.close()
+
+
 class TestEnvelopes:
     @pytest.fixture
     def bridge(self) -> dict[str, object]:
         return {"records": "envelope"}
+
+    async def test_the_largest_record_reaches_every_reader(self, bridged: Bridged) -> None:
+        """Each of its bytes takes six in JSON."""
+        await bridged.writer.create()
+        body = bytes(MAX_BATCH_METERED_BYTES - 8)
+        text = body.decode()
+        await bridged.writer.append(body)
+        (caught_up,) = (await bridged.reader.read()).json
+        events = await bridged.reader.events()
+        (first,) = await events.messages(1)
+        await bridged.counters.parked_is(1)
+        await bridged.writer.append(body)
+        (second,) = await events.messages(1)
+        for number, message in enumerate((caught_up, first, second)):
+            assert isinstance(message, dict)
+            assert (message["seq_num"], message["body"] == text) == (max(0, number - 1), True)
+        events.close()
 
     async def test_headers_and_timestamps_are_kept(self, bridged: Bridged) -> None:
         await bridged.writer.create()

@@ -109,6 +109,18 @@ def test_a_stream_that_is_gone_comes_back_as_another() -> None:
     assert sighting.identity != before
 
 
+def test_two_replies_of_one_new_stream_make_one() -> None:
+    sighting = Sighting()
+    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 5)], 0.0)
+    first, second, third = sighting.known(), sighting.known(), sighting.known()
+    sighting.saw_tail(first, StreamPosition(1, 9), 0.0)
+    now = sighting.identity
+    sighting.saw_tail(second, StreamPosition(1, 9), 0.0)
+    sighting.saw_records(third, [Record(0, 9)], 0.0)
+    assert sighting.identity == now
+    assert sighting.known().position == StreamPosition(1, 9)
+
+
 def test_the_table_is_bounded_and_what_falls_out_is_taken_for_the_same() -> None:
     sightings = Sightings(most=2)
     first = sightings.of("a")

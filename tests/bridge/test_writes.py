@@ -223,3 +223,16 @@ async def test_a_body_that_breaks_off_is_not_appended(bridged: Bridged) -> None:
     assert (await post(bridged, b"2")).end == at(1)
     assert await bridged.reader.all() == [2]
     assert bridged.counters.requests[Call.APPEND] == 1
+
+
+async def test_a_stream_that_is_being_deleted_is_gone(bridged: Bridged) -> None:
+    await put(bridged, b"[1]")
+    assert (await bridged.reader.read()).json == [1]
+    bridged.faults.error(ErrorCode.STREAM_DELETION_PENDING, times=None)
+    assert (await bridged.reader.read(at(1))).status == 404
+    assert (await bridged.reader.read()).status == 404
+    assert (await bridged.reader.send("HEAD")).status == 404
+    assert (await post(bridged, b"2")).status == 404
+    assert (await bridged.reader.send("DELETE")).status == 404
+    created = await put(bridged)
+    assert (created.status, created.headers["Retry-After"]) == (503, "1")
