@@ -117,7 +117,8 @@ def test_a_stream_is_entered_at_a_time(origin: Beside, stream: str, form: str, w
     bounded = reader(origin, maxRowsPerTrigger="7", **options)
     bounded.prepareForTriggerAvailableNow()
     origin.append(stream, {"any": 1})
-    parts, there = [], bounded.initialOffset()
+    parts: list[Any] = []
+    there = bounded.initialOffset()
     while (came := step(bounded, there))[1] != there:
         parts, there = parts + came[0], came[1]
     assert parts == expected
