@@ -106,8 +106,9 @@ def test_what_goes_wrong_in_spark_is_one_line(tmp_path: Path) -> None:
     with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         done = told("ingest", f"{urls['origin']}/nothing", "--lake", tmp_path / "lake", *quick(tmp_path))
     assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert f"/nothing: stream nothing from offset -1: 404 Stream not found (is {urls['origin']}/nothing its URL?); " in last
+    asked = f"{urls['origin']}/nothing"
+    says = f"stream nothing from offset -1: 404 Stream not found (is {asked} its URL?); "
+    assert f"{asked}: {says}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert " ERROR " not in done.stderr
 
