@@ -15,7 +15,7 @@ from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
 from tests.waiting import eventually
 
-BOUND_S = 15.0
+BOUND_S = 60.0
 JSON = "application/json"
 
 expect.set_options(timeout=BOUND_S * 1000)
