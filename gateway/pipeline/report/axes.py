@@ -1,7 +1,7 @@
 """Axes of charts: the range that is drawn, and how Vega-Lite marks it.
 
 Vega-Lite places linear ticks and the marks of time itself; logarithmic axes and axes of bytes name their ticks, so that
-they are round in the units that people read.
+they are round in the units that people read.  A value beyond an axis is drawn at its end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _COUNT: Final = (
     " : format(datum.value / 1000000000, ',.3~r') + ' G'"
 )
 _CLOCK: Final = (
-    ("hours_ == 0 && minutes_ == 0 ? utcFormat(datum.value, '%b %-d') : utcFormat(datum.value, '%H:%M')")
-    .replace("hours_", "utchours(datum.value)")
-    .replace("minutes_", "utcminutes(datum.value)")
+    "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
+    " ? utcFormat(datum.value, '%b %-d') : utcFormat(datum.value, '%H:%M')"
 )
 
 
@@ -45,10 +44,18 @@ class Axis:
     high: float
     channel: dict[str, Any]
 
+    def of(self, field: str) -> dict[str, Any]:
+        """The channel of a field."""
+        return {"field": field, **self.channel}
 
-def amounts(values: Iterable[float | None], *, is_bytes: bool = False) -> Axis:
+    def beyond(self, values: Iterable[float | None]) -> list[float]:
+        """The values that the axis does not reach, in order."""
+        return [value for value in values if value is not None and not self.low <= value <= self.high]
+
+
+def amounts(values: Iterable[float], *, is_bytes: bool = False) -> Axis:
     """From 0 to the largest of these counts, or bytes."""
-    most = max((value for value in values if value is not None), default=0.0)
+    most = max(values, default=0.0)
     if not is_bytes:
         high = max(most, 1.0)
         return _linear(0.0, high, {"labelExpr": _COUNT, "tickMinStep": 1}, nice=True)
@@ -66,9 +73,9 @@ def shares(values: Iterable[float | None], *, least: float = 0.0) -> Axis:
     return _linear(low, 1.0, {"labelExpr": _SHARE})
 
 
-def parts(values: Iterable[float | None]) -> Axis:
+def parts(values: Iterable[float]) -> Axis:
     """Shares from 0 to the largest."""
-    most = min(max((value for value in values if value is not None), default=1.0), 1.0)
+    most = min(max(values, default=1.0), 1.0)
     return _linear(0.0, max(most, 0.01), {"labelExpr": _SHARE}, nice=True)
 
 
@@ -105,12 +112,12 @@ def times(first: int, last: int) -> Axis:
 
 
 def _linear(low: float, high: float, axis: dict[str, Any], *, nice: bool = False) -> Axis:
-    scale = {"domain": [low, high], "nice": 5 if nice else False}
+    scale = {"domain": [low, high], "nice": 5 if nice else False, "clamp": True}
     marks = {"grid": True, "tickCount": 5, "domain": False, "ticks": False, **axis}
     return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": marks})
 
 
 def _log(low: float, high: float, base: int, ticks: list[float], label: str) -> Axis:
-    scale = {"type": "log", "base": base, "domain": [low, high], "nice": False}
+    scale = {"type": "log", "base": base, "domain": [low, high], "nice": False, "clamp": True}
     axis = {"values": ticks, "labelExpr": label, "grid": True, "labelOverlap": "greedy", "labelSeparation": 8}
     return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": axis})

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from gateway.pipeline.report import axes, charts, wording
-from gateway.pipeline.report.charts import Band, Line, Mark
-from gateway.pipeline.report.figures import CurvePoint, Figures, Plan, Share
-from gateway.pipeline.report.findings import name
+from gateway.config.cache_plan import CachePlan
+from gateway.pipeline.report import axes, charts
+from gateway.pipeline.report.charts import Series
+from gateway.pipeline.report.figures import Figures, Row, Share
 from gateway.pipeline.report.markup import element
-from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panel import Key, Panel, drawn, legend
+from gateway.pipeline.report.panel import Column, Key, Panel, name, numbers
+from gateway.pipeline.report.panels import line_keys
+from gateway.pipeline.report.wording import many, share, size, span, times
 
-_COLOURS = ("tape", "follow", "origin", "collapse")
-_DASHES = ("", "long", "short", "mixed")
-_BLOCKS = "-blocks"
+_COLOURS: Final = ("tape", "follow", "origin", "collapse")
+_DASHES: Final = ("", "long", "short", "mixed")
+_BLOCKS: Final = "-blocks"
 """Suffix of the name of a curve over blocks, which has no reads."""
-_KINDS = {
+_KINDS: Final = {
     "pin": "Keep",
     "warm": "Fetch in advance",
     "do_not_store": "Do not store",
     "lifetimes": "Give up when idle",
 }
-_NOTHING = "No curve was measured: `durable-gateway pipeline curve` does it, from reads that began at a known offset."
+"""The lists of a plan."""
+_MOST_ENTRIES: Final = 5
+"""Most entries shown of each list of the plan."""
+_NOTHING: Final = (
+    "No curve was measured: `durable-gateway pipeline curve` does it, from reads that began at a known offset."
+)
 
 
 def bytes_curve(figures: Figures) -> Panel:
@@ -34,15 +42,7 @@ def bytes_curve(figures: Figures) -> Panel:
         "Share of the bytes of catch-up reads that the origin has to send.",
         _NOTHING,
     )
-    plan = figures.plan
-    return _curve(
-        figures,
-        panel,
-        lambda point: point.byte_miss_ratio,
-        None if plan is None else 1 - plan.expected_byte_hit_ratio,
-        of_blocks=True,
-        target=None,
-    )
+    return _curve(figures, panel, is_bytes=True)
 
 
 def reads_curve(figures: Figures) -> Panel:
@@ -53,15 +53,7 @@ def reads_curve(figures: Figures) -> Panel:
         "Share of catch-up reads of which bytes are missing in memory.",
         _NOTHING,
     )
-    plan = figures.plan
-    return _curve(
-        figures,
-        panel,
-        lambda point: point.miss_ratio,
-        None if plan is None else 1 - plan.expected_hit_ratio,
-        of_blocks=False,
-        target=None if plan is None else 1 - plan.target_hit_ratio,
-    )
+    return _curve(figures, panel, is_bytes=False)
 
 
 def plan(figures: Figures) -> Panel:
@@ -76,45 +68,44 @@ def plan(figures: Figures) -> Panel:
     made = figures.plan
     if made is None:
         return panel
-    reached = made.expected_hit_ratio + made.error >= made.target_hit_ratio
+    memory = made.memory
+    reached = memory.expected_hit_ratio + memory.error >= made.target_hit_ratio
     says = [
-        element("b", wording.size(made.cache_bytes)),
-        f" for tapes with {made.policy} should hold all bytes of {wording.share(made.expected_hit_ratio)} of catch-up",
-        f" reads, and {wording.share(made.expected_byte_hit_ratio)} of the bytes of all of them, give or take",
-        f" {wording.share(made.error)}. Asked for were {wording.share(made.target_hit_ratio)} of the reads",
+        element("b", size(memory.cache_bytes)),
+        f" for tapes with {memory.policy} should hold all bytes of {share(memory.expected_hit_ratio)} of catch-up",
+        f" reads, and {share(memory.expected_byte_hit_ratio)} of the bytes of all of them, give or take",
+        f" {share(memory.error)}. Asked for were {share(made.target_hit_ratio)} of the reads",
         "." if reached else ", but nothing better was found.",
     ]
-    rows = [
+    rows = [{"kind": kind, **entry.model_dump()} for kind in _KINDS for entry in getattr(made, kind)[:_MOST_ENTRIES]]
+    entries = sum(len(getattr(made, kind)) for kind in _KINDS)
+    items = [
         element(
             "li",
-            element("span", _KINDS.get(wish.wish, wish.wish), class_="wish"),
+            element("span", _KINDS[row["kind"]], class_="wish"),
             " ",
-            name(wish.stream),
-            element("small", f" {wording.size(wish.bytes)}. {wish.reason}"),
+            name(row["stream"]),
+            element("small", f" {size(row['bytes'])}. {row['reason']}"),
         )
-        for wish in made.wishes
+        for row in rows
     ]
-    shown = len(made.wishes)
-    return Panel(
-        panel.name,
-        panel.title,
-        panel.about,
-        panel.nothing,
-        element(
+    columns = [
+        Column("Kind", "kind"),
+        Column("Stream", "stream"),
+        Column("Route", "route"),
+        Column("Bytes", "bytes", size),
+        Column("Reason", "reason"),
+    ]
+    return replace(
+        panel,
+        body=element(
             "div",
             [element("p", text, class_="says") for text in (says, _looks(figures), _short(made)) if text],
-            element("ul", rows, class_="items") if rows else None,
+            element("ul", items, class_="items") if items else None,
         ),
-        numbers=Numbers(
-            "plan",
-            [Column("Kind"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
-            [(wish.wish, wish.stream, wish.route, wish.bytes, wish.reason) for wish in made.wishes],
-        )
-        if rows
-        else None,
-        is_wide=True,
-        note=f"The first of each kind: {shown} of {wording.many(made.wished, 'entry', 'entries')}."
-        if made.wished > shown
+        numbers=numbers("plan", columns, rows) if rows else None,
+        note=f"The first of each kind: {len(rows)} of {many(entries, 'entry', 'entries')}."
+        if entries > len(rows)
         else "",
     )
 
@@ -126,103 +117,83 @@ def _looks(figures: Figures) -> str:
         return ""
     return (
         "Bytes in memory do not always spare the origin the question whether the stream has grown: in this log it was "
-        f"asked that before {wording.share(looked.ratio)} of catch-up reads were answered from memory."
+        f"asked that before {share(looked.ratio)} of catch-up reads were answered from memory."
     )
 
 
-def _short(made: Plan) -> str:
+def _short(made: CachePlan) -> str:
     if not made.is_short:
         return ""
     return (
-        f"It was made from {wording.span(made.span_s)} of traffic, and is marked as short: a gateway does not take its "
-        "memory unless cache.plan.take_short_memory is set."
+        f"It was made from {span(made.made_from.span_s)} of traffic, and is marked as short: a gateway does not take "
+        "its memory unless cache.plan.take_short_memory is set."
     )
 
 
-def _curve(
-    figures: Figures,
-    panel: Panel,
-    ratio: Callable[[CurvePoint], float],
-    chosen: float | None,
-    *,
-    of_blocks: bool,
-    target: float | None,
-) -> Panel:
-    every = [point for point in figures.curve if of_blocks or not point.policy.endswith(_BLOCKS)]
+def _curve(figures: Figures, panel: Panel, *, is_bytes: bool) -> Panel:
+    """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
+    every = [row for row in figures.curve if is_bytes or not row["policy"].endswith(_BLOCKS)]
     if not every:
         return panel
-    policies = list(dict.fromkeys(point.policy for point in every))
+    ratio = "byte_miss_ratio" if is_bytes else "miss_ratio"
+    policies = list(dict.fromkeys(row["policy"] for row in every))
     # The curve of the gateway's own policy answers the question; the others are among the numbers.
     shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
-    by_policy = {policy: [one for one in every if one.policy == policy] for policy in shown}
-    points = [point for one in by_policy.values() for point in one]
+    looks = zip(shown, itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
+    series = [Series(policy, policy, colour, dash) for policy, colour, dash in looks]
+    rows = [row for row in every if row["policy"] in shown]
+    values = [{"x": row["cache_bytes"], "y": row[ratio], "key": row["policy"]} for row in rows]
+    if is_bytes:
+        values = [value | _band(value["y"], row["error"]) for value, row in zip(values, rows, strict=True)]
+    sizes = [value["x"] for value in values]
+    highest = [value.get("high", value["y"]) for value in values]
+    keys = line_keys(series)
     made = figures.plan
-    x = axes.sizes([float(p.cache_bytes) for p in points] + ([float(made.cache_bytes)] if made is not None else []))
-    y = axes.parts([*(ratio(p) + (p.error or 0) * of_blocks for p in points), chosen, target])
-    series = [
-        Line(policy, _COLOURS[nth % len(_COLOURS)], [(p.cache_bytes, ratio(p)) for p in by_policy[policy]], dash)
-        for nth, (policy, dash) in enumerate(zip(shown, itertools.cycle(_DASHES), strict=False))
-    ]
-    bands = [
-        Band(
-            line.colour,
-            [(p.cache_bytes, ratio(p) - (p.error or 0), ratio(p) + (p.error or 0)) for p in by_policy[line.label]],
-        )
-        for line in series
-        if of_blocks and any(point.error for point in by_policy[line.label])
-    ]
-    keys = [Key(line.label, line.colour, f"line {line.dash}") for line in series]
-    mark = None
-    if made is not None and chosen is not None:
-        mark = Mark(float(made.cache_bytes), chosen, chosen - made.error, chosen + made.error)
-        keys.append(Key(f"Plan: {wording.size(made.cache_bytes)}, {wording.share(chosen)}", "chosen", "dot"))
-    if target is not None:
-        keys.append(Key(f"Target: {wording.share(target)}", "quiet", "line short"))
-    sizes = sorted({point.cache_bytes for point in every})
-    at = {(point.policy, point.cache_bytes): point for point in every}
-    return drawn(
-        panel,
-        charts.lines(x, y, series, bands=bands, mark=mark, rule=-1 if target is None else target),
+    if made is None:
+        x, y = axes.sizes(sizes), axes.parts(highest)
+        above = []
+    else:
+        memory = made.memory
+        chosen = 1 - (memory.expected_byte_hit_ratio if is_bytes else memory.expected_hit_ratio)
+        targets = [] if is_bytes else [1 - made.target_hit_ratio]
+        x, y = axes.sizes([*sizes, memory.cache_bytes]), axes.parts([*highest, chosen, *targets])
+        above = [*charts.rules(y, targets), *charts.mark(x, y, memory.cache_bytes, chosen, memory.error)]
+        keys.append(Key("dot chosen", f"Plan: {size(memory.cache_bytes)}, {share(chosen)}"))
+        keys += [Key("line short quiet", f"Target: {share(target)}") for target in targets]
+    return panel.drawn(
+        charts.lines(x, y, values, series, above),
         f"{'; '.join(key.label for key in keys)}.",
-        legend(keys),
-        Numbers(
-            panel.name,
-            [
-                Column("Memory", wording.size),
-                *(
-                    column
-                    for policy in policies
-                    for column in (
-                        Column(policy, wording.share),
-                        *([Column(f"{policy} ±", wording.share)] if of_blocks else []),
-                    )
-                ),
-            ],
-            [
-                (
-                    size,
-                    *(
-                        value
-                        for policy in policies
-                        for point in [at.get((policy, size))]
-                        for value in (
-                            None if point is None else ratio(point),
-                            *([None if point is None else point.error] if of_blocks else []),
-                        )
-                    ),
-                )
-                for size in sizes
-            ],
-        ),
-        note=" ".join(_notes(points[0], has_bands=bool(bands), more=len(policies) - len(shown))),
+        keys,
+        *_numbers(every, policies, ratio, has_errors=is_bytes),
+        _note(rows[0], has_bands=is_bytes and any(row["error"] for row in rows), more=len(policies) - len(shown)),
     )
 
 
-def _notes(point: CurvePoint, *, has_bands: bool, more: int) -> list[str]:
-    looked_at = "all played" if point.rate >= 1 else f"of whose tapes 1 in {wording.times(1 / point.rate)} was played"
-    return [
-        f"From {wording.many(point.references, 'catch-up read')}, {looked_at}.",
+def _band(ratio: float, error: float | None) -> dict[str, float]:
+    return {} if error is None else {"low": ratio - error, "high": ratio + error}
+
+
+def _numbers(
+    every: Sequence[Row], policies: Sequence[str], ratio: str, *, has_errors: bool
+) -> tuple[list[Column], list[Row]]:
+    """The columns and rows of a table with a row for each size of the memory."""
+    fields = [field for policy in policies for field in (policy, *([f"{policy} ±"] if has_errors else []))]
+    by_size: dict[int, dict[str, Any]] = {
+        cache_bytes: {"cache_bytes": cache_bytes, **dict.fromkeys(fields)}
+        for cache_bytes in sorted({row["cache_bytes"] for row in every})
+    }
+    for row in every:
+        by_size[row["cache_bytes"]] |= {row["policy"]: row[ratio], f"{row['policy']} ±": row["error"]}
+    columns = [Column("Memory", "cache_bytes", size), *(Column(field, field, share) for field in fields)]
+    return columns, list(by_size.values())
+
+
+def _note(row: Row, *, has_bands: bool, more: int) -> str:
+    played = "all played" if row["rate"] >= 1 else f"of whose tapes 1 in {times(1 / row['rate'])} was played"
+    parts = [
+        f"From {many(row['references'], 'catch-up read')}, {played}.",
         "What was read for the first time counts as missing, whatever the memory.",
-        *(["Bands are 95 % intervals."] if has_bands else []),
-        *([f"{wording.many(more, 'other curve')} among the numbers; `report --curve` draws them."] if more else []),
+        "Bands are 95 % intervals." if has_bands else "",
+        f"{many(more, 'other curve')} among the numbers; `report --curve` draws them." if more else "",
     ]
+    return " ".join(filter(None, parts))

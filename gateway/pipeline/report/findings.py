@@ -1,327 +1,252 @@
 """Problems in the traffic, as short lists of sentences with advice.
 
-A `Finding` is one list: its subject, its items (the worst first), advice, and a text for an empty list.  Names in it
-are untrusted; they become markup through `element` only.
+`FINDINGS` has each kind of problem: the SQL that finds it in the gold tables, its numbers, the sentence about one item,
+and the advice.  Names in the rows are untrusted; they become markup through `element` only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from gateway.pipeline.report import wording
-from gateway.pipeline.report.figures import (
-    Anomaly,
-    ClosedLoop,
-    ErrorCount,
-    Figures,
-    Found,
-    SlowConsumer,
-    Storm,
-)
-from gateway.pipeline.report.markup import Html, element, joined
-from gateway.pipeline.report.numbers import Column, Numbers
+from gateway.pipeline.report.figures import Figures, Found, Row
+from gateway.pipeline.report.markup import Child, Html, element, joined
+from gateway.pipeline.report.panel import Column, Panel, name, numbers
+from gateway.pipeline.report.wording import count, many, moment, share, size, span, times
 
-_MOST_CHARS = 120
+_MOST_ITEMS: Final = 5
+"""Most sentences shown of one list, and most advice; its numbers have more."""
+_FAILED: Final = {
+    503: "503: the origin, or the gateway's own limits, had no room. Clients come back by Retry-After.",
+    504: "504: the origin was too slow. Look at its own latency, then at the gateway's upstream time-outs.",
+}
+_REFUSED: Final = {
+    400: "400: invalid requests, such as ones with two offsets. The user agents in the log name the client.",
+    401: "401: credentials that are missing, wrong or expired: see how clients renew them.",
+    403: "403: credentials that are missing, wrong or expired: see how clients renew them.",
+    404: "404: streams that are not there (any more), or a path that no route has. Clients should stop asking.",
+    409: "409: appends or creations that contradict the stream: two writers, or a changed content type.",
+    410: "410: offsets that the origin no longer keeps. Readers came back too late, or it keeps too little.",
+    413: "413: appends that are larger than allowed. Raise the limit, or have the writer split them.",
+    429: "429: clients over their limit. Raise it, or have them wait.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One list."""
+    """A kind of problem."""
 
     name: str
     title: str
     about: str
     nothing: str
-    items: tuple[Html, ...]
-    total: int
-    advice: tuple[str, ...]
-    numbers: Numbers
+    sql: str
+    order: str
+    """SQL: the worst first."""
+    columns: tuple[Column, ...]
+    sentence: Callable[[Row], Child]
+    advice: tuple[str, ...] | Callable[[Row], str]
+    """Advice about all of them, or about one."""
 
 
-def findings(figures: Figures) -> list[Finding]:
-    """All lists, including empty ones."""
-    return [
-        _errors(figures.refusals),
-        _storms(figures.storms),
-        _slow_consumers(figures.slow_consumers),
-        _closed_loops(figures.closed_loops),
-        _anomalies(figures.anomalies),
-    ]
-
-
-def shortened(text: str, most: int = _MOST_CHARS) -> str:
-    """Text with its middle left out if it is too long; names differ at their ends."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
-
-
-def name(text: str) -> Html:
-    """An untrusted name, marked as code; if it is shortened, its tooltip has it in full."""
-    short = shortened(text)
-    return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
-
-
-def advice_for(refusal: ErrorCount) -> str:
+def advice_for(error: Row) -> str:
     """Advice about one kind of error."""
-    match refusal.outcome, refusal.status:
-        case "aborted", _:
+    status = error["status"]
+    match error["outcome"]:
+        case "aborted":
             return (
                 "Aborted: the connection was dropped in the middle of an answer. Many at once mean an origin that "
                 "died or timed out while sending; a few are clients that went away."
             )
-        case "failed", 504:
-            return "504: the origin was too slow. Look at its own latency, then at the gateway's upstream time-outs."
-        case "failed", 503:
-            return "503: the origin, or the gateway's own limits, had no room. Clients come back by Retry-After."
-        case "failed", _:
-            status = _status(refusal.status)
-            return f"{status}: the origin failed or could not be reached. Its log at that minute says why."
-        case _, 400:
-            return "400: invalid requests, such as ones with two offsets. The user agents in the log name the client."
-        case _, 401 | 403:
-            return f"{refusal.status}: credentials that are missing, wrong or expired: see how clients renew them."
-        case _, 404:
-            return (
-                "404: streams that are not there (any more), or a path that no route has. Clients should stop asking."
-            )
-        case _, 410:
-            return "410: offsets that the origin no longer keeps. Readers came back too late, or it keeps too little."
-        case _, 409:
-            return "409: appends or creations that contradict the stream: two writers, or a changed content type."
-        case _, 413:
-            return "413: appends that are larger than allowed. Raise the limit, or have the writer split them."
-        case _, 429:
-            return "429: clients over their limit. Raise it, or have them wait."
+        case "failed":
+            other = "the origin failed or could not be reached. Its log at that minute says why."
+            return _FAILED.get(status, f"{_status(status)}: {other}")
         case _:
-            return f"{_status(refusal.status)}: see the access log's lines with this status."
-
-
-def _errors(found: Found[ErrorCount]) -> Finding:
-    items = tuple(
-        joined(
-            [
-                element("b", wording.count(one.requests)),
-                f" × {_status(one.status)} ({one.outcome}), {one.mode} on ",
-                name(one.route),
-                f", last at {wording.moment(one.last)}",
-            ]
-        )
-        for one in found.worst
-    )
-    return Finding(
-        "errors",
-        "Errors",
-        "Requests that were refused, failed or cut off.",
-        "No request ended in an error.",
-        items,
-        found.total,
-        tuple(dict.fromkeys(advice_for(one) for one in found.worst))[:5],
-        Numbers(
-            "errors",
-            [
-                Column("Requests", wording.count),
-                Column("Status", str),
-                Column("Outcome"),
-                Column("Mode"),
-                Column("Route"),
-                Column("Last (UTC)"),
-            ],
-            [
-                (one.requests, one.status, one.outcome, one.mode, one.route, wording.moment(one.last))
-                for one in found.worst
-            ],
-        ),
-    )
-
-
-def _storms(found: Found[Storm]) -> Finding:
-    items = tuple(
-        joined(
-            [
-                wording.moment(one.at),
-                ", ",
-                name(one.route),
-                ": ",
-                element("b", wording.many(one.reconnects, "reconnect")),
-                f" by {wording.many(one.readers, 'reader')} in a minute",
-                f"; usual are {wording.count(one.usual)}" if one.usual is not None else "",
-            ]
-        )
-        for one in found.worst
-    )
-    return Finding(
-        "storms",
-        "Reconnect storms",
-        "Minutes in which far more readers came back than usual.",
-        "Readers never came back all at once.",
-        items,
-        found.total,
-        (
-            "See what ended their connections in that minute: a restart, a network, a balancer's idle time-out.",
-            "Spread planned ends: a longer drain lets go of readers over more time.",
-            "Clients should wait for a random while before they come back.",
-        ),
-        Numbers(
-            "storms",
-            [
-                Column("Minute (UTC)"),
-                Column("Route"),
-                Column("Reconnects", wording.count),
-                Column("Readers", wording.count),
-                Column("Usual a minute", wording.count),
-            ],
-            [(wording.moment(one.at), one.route, one.reconnects, one.readers, one.usual) for one in found.worst],
-        ),
-    )
-
-
-def _slow_consumers(found: Found[SlowConsumer]) -> Finding:
-    items = tuple(
-        joined(
-            [
-                name(one.client),
-                " with ",
-                name(one.user_agent),
-                " on ",
-                name(one.stream),
-                ": cut off ",
-                element("b", wording.many(one.cut_off, "time")),
-                f" after {wording.size(one.sent_bytes)}",
-            ]
-        )
-        for one in found.worst
-    )
-    return Finding(
-        "slow-consumers",
-        "Slow consumers",
-        "Live readers that were cut off because they did not keep up.",
-        "Every live reader kept up.",
-        items,
-        found.total,
-        (
-            "They lose nothing: they go on from their last offset.",
-            "One that is cut off again and again needs a faster network, less work a message, or catch-up reads.",
-            "If whole networks are among them, a larger buffer for each reader buys time, at the price of memory.",
-        ),
-        Numbers(
-            "slow-consumers",
-            [
-                Column("Client"),
-                Column("User agent"),
-                Column("Stream"),
-                Column("Route"),
-                Column("Cut off", wording.count),
-                Column("Sent before", wording.size),
-            ],
-            [(one.client, one.user_agent, one.stream, one.route, one.cut_off, one.sent_bytes) for one in found.worst],
-        ),
-    )
-
-
-def _closed_loops(found: Found[ClosedLoop]) -> Finding:
-    items = tuple(
-        joined(
-            [
-                name(one.client),
-                " with ",
-                name(one.user_agent),
-                " asked ",
-                element("b", wording.many(one.requests, "time")),
-                " for the end of ",
-                name(one.stream),
-                f", in {wording.many(one.minutes, 'minute')}",
-            ]
-        )
-        for one in found.worst
-    )
-    return Finding(
-        "closed-loops",
-        "Loops on closed streams",
-        "Readers that ask again and again for the end of a stream that is closed, where one answer says it all.",
-        "No reader looped on a closed stream.",
-        items,
-        found.total,
-        (
-            "The client does not heed Stream-Closed: update it, or tell its author.",
-            "The gateway answers these by itself: the origin is not troubled, but the requests are for nothing.",
-        ),
-        Numbers(
-            "closed-loops",
-            [
-                Column("Client"),
-                Column("User agent"),
-                Column("Stream"),
-                Column("Route"),
-                Column("Requests", wording.count),
-                Column("Minutes", wording.count),
-            ],
-            [(one.client, one.user_agent, one.stream, one.route, one.requests, one.minutes) for one in found.worst],
-        ),
-    )
-
-
-def _anomalies(found: Found[Anomaly]) -> Finding:
-    items = tuple(
-        joined(
-            [
-                wording.moment(one.at),
-                ", ",
-                name(one.route),
-                f": {one.measure.replace('_', ' ')} ",
-                element("b", measured(one.measure, one.value)),
-                f", where {measured(one.measure, one.before)} is usual at this hour",
-                f" (of {wording.many(one.days, 'day')} before)",
-            ]
-        )
-        for one in found.worst
-    )
-    return Finding(
-        "anomalies",
-        "Unusual hours",
-        "Hours unlike the same hour of the days before.",
-        "No hour was unlike the same hour of the days before, or there are not days enough to tell.",
-        items,
-        found.total,
-        (
-            "More requests and bytes at the same hit ratio are more readers: see the busiest streams of that hour.",
-            "A hit ratio that fell: memory was short, a restart lost the tapes, or a reader went through everything.",
-        ),
-        Numbers(
-            "anomalies",
-            [
-                Column("Hour (UTC)"),
-                Column("Route"),
-                Column("Measure"),
-                Column("Value"),
-                Column("Usual"),
-                Column("Days", wording.count),
-                Column("Score", wording.times),
-            ],
-            [
-                (
-                    wording.moment(one.at),
-                    one.route,
-                    one.measure,
-                    measured(one.measure, one.value),
-                    measured(one.measure, one.before),
-                    one.days,
-                    one.score,
-                )
-                for one in found.worst
-            ],
-        ),
-    )
+            return _REFUSED.get(status, f"{_status(status)}: see the access log's lines with this status.")
 
 
 def measured(measure: str, value: float) -> str:
     """A measure's value in its unit, which the suffix of its name tells."""
     if measure.endswith("_bytes"):
-        return wording.size(value)
+        return size(value)
     if measure.endswith(("_ratio", "_offload")):
-        return wording.share(value)
+        return share(value)
     if measure.endswith("_s"):
-        return wording.span(value)
-    return wording.count(value)
+        return span(value)
+    return count(value)
 
 
 def _status(status: int) -> str:
     return str(status) if status else "no answer"
+
+
+def _reader(row: Row) -> Child:
+    return [name(row["client"]), " with ", name(row["user_agent"])]
+
+
+_READER: Final = (Column("Client", "client"), Column("User agent", "user_agent"))
+_STREAM: Final = (Column("Stream", "stream"), Column("Route", "route"))
+
+FINDINGS: Final = (
+    Finding(
+        "errors",
+        "Errors",
+        "Requests that were refused, failed or cut off.",
+        "No request ended in an error.",
+        "SELECT route, mode, status, outcome, sum(requests)::BIGINT AS requests, epoch(max(minute))::BIGINT AS last "
+        "FROM errors GROUP BY ALL",
+        "requests DESC, route, mode, status, outcome",
+        (
+            Column("Requests", "requests", count),
+            Column("Status", "status", str),
+            Column("Outcome", "outcome"),
+            Column("Mode", "mode"),
+            Column("Route", "route"),
+            Column("Last (UTC)", lambda row: moment(row["last"])),
+        ),
+        lambda row: [
+            element("b", count(row["requests"])),
+            f" × {_status(row['status'])} ({row['outcome']}), {row['mode']} on ",
+            name(row["route"]),
+            f", last at {moment(row['last'])}",
+        ],
+        advice_for,
+    ),
+    Finding(
+        "storms",
+        "Reconnect storms",
+        "Minutes in which far more readers came back than usual.",
+        "Readers never came back all at once.",
+        "SELECT epoch(minute)::BIGINT AS began, route, reconnects, readers, usual FROM reconnects WHERE is_storm",
+        "reconnects DESC, began, route",
+        (
+            Column("Minute (UTC)", lambda row: moment(row["began"])),
+            Column("Route", "route"),
+            Column("Reconnects", "reconnects", count),
+            Column("Readers", "readers", count),
+            Column("Usual a minute", "usual", count),
+        ),
+        lambda row: [
+            f"{moment(row['began'])}, ",
+            name(row["route"]),
+            ": ",
+            element("b", many(row["reconnects"], "reconnect")),
+            f" by {many(row['readers'], 'reader')} in a minute",
+            f"; usual are {count(row['usual'])}" if row["usual"] is not None else None,
+        ],
+        (
+            "See what ended their connections in that minute: a restart, a network, a balancer's idle time-out.",
+            "Spread planned ends: a longer drain lets go of readers over more time.",
+            "Clients should wait for a random while before they come back.",
+        ),
+    ),
+    Finding(
+        "slow-consumers",
+        "Slow consumers",
+        "Live readers that were cut off because they did not keep up.",
+        "Every live reader kept up.",
+        "SELECT route, stream, client, user_agent, sum(cut_off)::BIGINT AS cut_off, "
+        "sum(sent_bytes)::BIGINT AS sent_bytes FROM slow_consumers GROUP BY ALL",
+        "cut_off DESC, stream, client, user_agent, route",
+        (*_READER, *_STREAM, Column("Cut off", "cut_off", count), Column("Sent before", "sent_bytes", size)),
+        lambda row: [
+            _reader(row),
+            " on ",
+            name(row["stream"]),
+            ": cut off ",
+            element("b", many(row["cut_off"], "time")),
+            f" after {size(row['sent_bytes'])}",
+        ],
+        (
+            "They lose nothing: they go on from their last offset.",
+            "One that is cut off again and again needs a faster network, less work a message, or catch-up reads.",
+            "If whole networks are among them, a larger buffer for each reader buys time, at the price of memory.",
+        ),
+    ),
+    Finding(
+        "closed-loops",
+        "Loops on closed streams",
+        "Readers that ask again and again for the end of a stream that is closed, where one answer says it all.",
+        "No reader looped on a closed stream.",
+        "SELECT route, stream, client, user_agent, sum(requests)::BIGINT AS requests, "
+        "count(DISTINCT minute) AS minutes FROM closed_loops GROUP BY ALL",
+        "requests DESC, stream, client, user_agent, route",
+        (*_READER, *_STREAM, Column("Requests", "requests", count), Column("Minutes", "minutes", count)),
+        lambda row: [
+            _reader(row),
+            " asked ",
+            element("b", many(row["requests"], "time")),
+            " for the end of ",
+            name(row["stream"]),
+            f", in {many(row['minutes'], 'minute')}",
+        ],
+        (
+            "The client does not heed Stream-Closed: update it, or tell its author.",
+            "The gateway answers these by itself: the origin is not troubled, but the requests are for nothing.",
+        ),
+    ),
+    Finding(
+        "anomalies",
+        "Unusual hours",
+        "Hours unlike the same hour of the days before.",
+        "No hour was unlike the same hour of the days before, or there are not days enough to tell.",
+        'SELECT epoch(hour)::BIGINT AS began, route, measure, "value", "before", days, score FROM anomalies',
+        "abs(score) DESC NULLS LAST, began, route, measure",
+        (
+            Column("Hour (UTC)", lambda row: moment(row["began"])),
+            Column("Route", "route"),
+            Column("Measure", "measure"),
+            Column("Value", lambda row: measured(row["measure"], row["value"])),
+            Column("Usual", lambda row: measured(row["measure"], row["before"])),
+            Column("Days", "days", count),
+            Column("Score", "score", times),
+        ),
+        lambda row: [
+            f"{moment(row['began'])}, ",
+            name(row["route"]),
+            f": {row['measure'].replace('_', ' ')} ",
+            element("b", measured(row["measure"], row["value"])),
+            f", where {measured(row['measure'], row['before'])} is usual at this hour",
+            f" (of {many(row['days'], 'day')} before)",
+        ],
+        (
+            "More requests and bytes at the same hit ratio are more readers: see the busiest streams of that hour.",
+            "A hit ratio that fell: memory was short, a restart lost the tapes, or a reader went through everything.",
+        ),
+    ),
+)
+"""The report's lists of problems, in their order."""
+
+
+def findings(figures: Figures) -> list[Panel]:
+    """All lists, including empty ones."""
+    return [_panel(one, figures.found.get(one.name, Found())) for one in FINDINGS]
+
+
+def _panel(finding: Finding, found: Found) -> Panel:
+    panel = Panel(finding.name, finding.title, finding.about, finding.nothing)
+    if not found.worst:
+        return panel
+    items = [element("li", finding.sentence(row)) for row in found.worst[:_MOST_ITEMS]]
+    more = found.total - len(items)
+    body = [
+        element("ul", items, class_="items"),
+        element("p", f"And {count(more)} more: the worst {len(found.worst)} are among the numbers.", class_="note")
+        if more > 0
+        else None,
+        element("div", element("h4", "What to do"), _advice(finding, found.worst), class_="advice"),
+    ]
+    return replace(
+        panel,
+        is_wide=True,
+        badge=count(found.total),
+        body=joined(body),
+        numbers=numbers(finding.name, finding.columns, found.worst),
+    )
+
+
+def _advice(finding: Finding, worst: Sequence[Row]) -> list[Html]:
+    advice = finding.advice
+    texts = dict.fromkeys(map(advice, worst)) if callable(advice) else advice
+    return [element("p", text) for text in list(texts)[:_MOST_ITEMS]]

@@ -7,37 +7,20 @@ hours, hours for months.  Steps without traffic are included, and empty.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import duckdb
 
 from gateway.pipeline import tables
-from gateway.pipeline.report.figures import (
-    MOST_STEPS,
-    Anomaly,
-    ClosedLoop,
-    CurvePoint,
-    ErrorCount,
-    Figures,
-    Found,
-    Latency,
-    Moment,
-    Percentiles,
-    Route,
-    Saved,
-    Shared,
-    SlowConsumer,
-    Storm,
-    Stream,
-    Traffic,
-    Wait,
-)
+from gateway.pipeline.report.figures import MOST_STEPS, Figures, Found, Rows
+from gateway.pipeline.report.findings import FINDINGS
 from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.report.headlines import READS, SPARED, measured
 from gateway.pipeline.report.sketches import Durations, Readers
-from gateway.pipeline.report.steps import step_for
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 
@@ -66,7 +49,30 @@ _COUNTED: Final = (
     tables.CURVE,
 )
 """The tables that SQL is run on, without their sketches."""
-_BYTES: Final = ("sent_bytes", "saved_bytes", "fetched_bytes")
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86_400
+_STEPS_S: Final = (
+    *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * _HOUR_S for hours in (1, 2, 3, 6, 12)),
+    *(days * _DAY_S for days in (1, 2, 7, 14, 28, 56, 91, 182, 364)),
+)
+_FAN_OUT: Final = f"""
+    WITH powers AS (SELECT unnest(range(0, (SELECT log2(max(at_least))::BIGINT + 1 FROM fan_out))) AS power),
+    buckets AS (
+        SELECT
+            (1 << power)::BIGINT AS at_least,
+            coalesce(sum(requests) FILTER (WHERE mode <> '{Mode.CATCHUP}'), 0)::BIGINT AS live,
+            coalesce(sum(requests) FILTER (WHERE mode = '{Mode.CATCHUP}'), 0)::BIGINT AS catchup
+        FROM powers LEFT JOIN fan_out ON at_least = (1 << power)
+        GROUP BY power
+    )
+    SELECT
+        *,
+        coalesce(live / nullif(sum(live) OVER (), 0), 0) AS live_share,
+        coalesce(catchup / nullif(sum(catchup) OVER (), 0), 0) AS catchup_share
+    FROM buckets ORDER BY at_least
+"""
 
 
 def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
@@ -79,112 +85,91 @@ def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
         return _gathered(gold, counts, progress)
 
 
-def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[[str], None]) -> Figures:
-    curve = tuple(
-        CurvePoint(**row)
-        for row in _rows(
-            counts,
-            "SELECT * FROM points ORDER BY contains(policy, '-blocks'), policy, cache_bytes",
-        )
-    )
-    (reach,) = _rows(counts, f"SELECT min({_s('minute')}) AS first, max({_s('minute')}) AS last FROM traffic")
-    first, last = reach["first"], reach["last"]
-    if first is None:
-        # All other gold tables are about requests.
-        return Figures(curve=curve)
-    step_s = step_for(first, last, MOST_STEPS)
-    steps = range(first // step_s * step_s, last + 1, step_s)
-    progress(f"report: latency, delivery and readers, in steps of {step_s // 60} min")
-    first_byte, latency = _latency(gold, step_s)
-    delivery, delivery_max_s = _delivery(gold, step_s)
-    by_bytes, by_requests = _top(gold, counts)
-    at = f"{_s('minute')} // {step_s} * {step_s}"
-    found = {row["at"]: _traffic(row) for row in _rows(counts, _sums(f"{at} AS at", "GROUP BY ALL"))}
-    (total,) = _rows(counts, _sums("0 AS at", ""))
-    (requests,) = _rows(counts, "SELECT sum(requests) AS requests FROM traffic")
-    return Figures(
-        first=first,
-        last=last,
-        step_s=step_s,
-        requests=int(requests["requests"]),
-        shares=measured(counts),
-        total=_traffic(total),
-        moments=tuple(Moment(at, found.get(at, Traffic(Saved()))) for at in steps),
-        routes=_routes(counts),
-        first_byte=_filled(first_byte, steps),
-        first_byte_all=_known(first_byte.of(None)),
-        latency=latency,
-        delivery=_filled(delivery, steps),
-        delivery_all=_known(delivery.of(None)),
-        delivery_max_s=delivery_max_s,
-        by_bytes=by_bytes,
-        by_requests=by_requests,
-        fan_out=_fan_out(counts),
-        curve=curve,
-        refusals=_found(
-            counts,
-            ErrorCount,
-            f"SELECT route, mode, status, outcome, sum(requests)::BIGINT AS requests, max({_s('minute')}) AS last "
-            "FROM errors GROUP BY ALL",
-            "requests DESC, route, mode, status, outcome",
-        ),
-        storms=_found(
-            counts,
-            Storm,
-            f"SELECT {_s('minute')} AS at, route, reconnects, readers, usual FROM reconnects WHERE is_storm",
-            'reconnects DESC, "at", route',
-        ),
-        slow_consumers=_found(
-            counts,
-            SlowConsumer,
-            "SELECT route, stream, client, user_agent, sum(cut_off)::BIGINT AS cut_off, "
-            "sum(sent_bytes)::BIGINT AS sent_bytes FROM slow_consumers GROUP BY ALL",
-            "cut_off DESC, stream, client, user_agent, route",
-        ),
-        closed_loops=_found(
-            counts,
-            ClosedLoop,
-            "SELECT route, stream, client, user_agent, sum(requests)::BIGINT AS requests, "
-            "count(DISTINCT minute) AS minutes FROM closed_loops GROUP BY ALL",
-            "requests DESC, stream, client, user_agent, route",
-        ),
-        anomalies=_found(
-            counts,
-            Anomaly,
-            f'SELECT {_s("hour")} AS at, route, measure, "value", "before", days, score FROM anomalies',
-            'abs(score) DESC NULLS LAST, "at", route, measure',
-        ),
-    )
+def step_for(first: int, last: int, most: int) -> int:
+    """The smallest round step (seconds) that divides `first`..`last` into at most `most` pieces."""
+    reach = max(last - first, 0) + 1
+    # The range may touch one more piece at either end.
+    fitting = (step for step in _STEPS_S if reach / step + 1 <= most)
+    return next(fitting, _DAY_S * math.ceil(reach / _DAY_S / max(most - 1, 1)))
 
 
-def _sums(key: str, group: str) -> str:
-    """SQL of the traffic of reads, by `key`."""
+def sums(key: str, source: str) -> str:
+    """SQL of reads and their cost to the origin, with its ratios, by the columns `key` of the rows of `source`."""
     saved = (
         f"coalesce(sum(requests) FILTER (WHERE outcome IN ({', '.join(repr(str(one)) for one in outcomes)})), 0)"
         f"::BIGINT AS {name}"
         for name, outcomes in SAVED_BY.items()
     )
-    sums = (f"coalesce(sum({name}), 0)::BIGINT AS {name}" for name in ("origin_requests", *_BYTES))
-    parts = ", ".join([key, *saved, *sums, f"({SPARED})::BIGINT AS spared"])
-    return f"SELECT {parts} FROM traffic WHERE {READS} {group}"
+    return f"""
+        WITH counted AS (
+            SELECT
+                {"".join(f"{part}, " for part in (key, *saved) if part)}
+                ({SPARED})::BIGINT AS spared,
+                coalesce(sum(requests), 0)::BIGINT AS reads,
+                coalesce(sum(origin_requests), 0)::BIGINT AS origin_requests,
+                coalesce(sum(sent_bytes + saved_bytes), 0)::BIGINT AS read_bytes,
+                coalesce(sum(fetched_bytes), 0)::BIGINT AS fetched_bytes
+            FROM {source} {f"GROUP BY {key}" if key else ""}
+        )
+        SELECT
+            *,
+            spared / nullif(reads, 0) AS spared_ratio,
+            origin_requests / nullif(reads, 0) AS asked_ratio,
+            tape / nullif(reads, 0) AS hit_ratio,
+            1 - fetched_bytes / nullif(read_bytes, 0) AS byte_offload
+        FROM counted
+    """
 
 
-def _traffic(row: dict[str, Any]) -> Traffic:
-    return Traffic(
-        Saved(**{name: row[name] for name in SAVED_BY}),
-        **{name: row[name] for name in ("spared", "origin_requests", *_BYTES)},
+def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[[str], None]) -> Figures:
+    curve = _rows(counts, "SELECT * FROM points ORDER BY contains(policy, '-blocks'), policy, cache_bytes")
+    (whole,) = _rows(
+        counts,
+        "SELECT epoch(min(minute))::BIGINT AS first, epoch(max(minute))::BIGINT AS last, "
+        "sum(requests)::BIGINT AS requests FROM traffic",
+    )
+    first, last = whole["first"], whole["last"]
+    if first is None:
+        # All other gold tables are about requests.
+        return Figures(curve=curve)
+    step_s = step_for(first, last, MOST_STEPS)
+    steps = range(first // step_s * step_s, last + 1, step_s)
+    counts.execute(
+        f"CREATE VIEW of_reads AS SELECT *, epoch(minute)::BIGINT // {step_s} * {step_s} AS began FROM traffic "
+        f"WHERE {READS}"
+    )
+    each_step = f"range({steps.start}, {steps.stop}, {step_s}) AS steps(began) LEFT JOIN of_reads USING (began)"
+    busiest = f"WHERE reads > 0 ORDER BY reads DESC, route, protocol LIMIT {MOST_ROUTES}"
+    (total,) = _rows(counts, sums("", "of_reads"))
+    progress(f"report: latency, delivery and readers, in steps of {step_s // 60} min")
+    first_byte, latency = _latency(gold, step_s)
+    delivery: Durations[int | None] = Durations()
+    for minute, delay in _values(gold, tables.DELIVERY, ("minute", "delay_sketch")):
+        delivery.add(delay, None, _step(minute, step_s))
+    by_bytes, by_requests = _top(gold, counts)
+    return Figures(
+        first=first,
+        last=last,
+        step_s=step_s,
+        requests=whole["requests"],
+        shares=measured(counts),
+        total=total,
+        moments=_rows(counts, f"{sums('began', each_step)} ORDER BY began"),
+        routes=_rows(counts, f"{sums('route, protocol', 'of_reads')} {busiest}"),
+        first_byte=_waits(first_byte, steps),
+        first_byte_all=first_byte.of(None),
+        latency=latency,
+        delivery=_waits(delivery, steps),
+        delivery_all=delivery.of(None),
+        by_bytes=by_bytes,
+        by_requests=by_requests,
+        fan_out=_rows(counts, _FAN_OUT),
+        curve=curve,
+        found={one.name: _found(counts, one.sql, one.order) for one in FINDINGS},
     )
 
 
-def _routes(counts: duckdb.DuckDBPyConnection) -> tuple[Route, ...]:
-    rows = _rows(counts, _sums("route, protocol", "GROUP BY ALL"))
-    routes = [Route(row["route"], row["protocol"], _traffic(row)) for row in rows]
-    routes = [route for route in routes if route.traffic.reads]
-    routes.sort(key=lambda one: (-one.traffic.reads, one.route, one.protocol))
-    return tuple(routes[:MOST_ROUTES])
-
-
-def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], tuple[Latency, ...]]:
+def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], Rows]:
     """First byte of catch-up reads by step and (None) over all; all percentiles by route and mode."""
     first_byte: Durations[int | None] = Durations()
     whole: Durations[tuple[str, str]] = Durations()
@@ -197,81 +182,56 @@ def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], tuple[Late
         whole.add(duration, key)
         began.add(answer, key)
         if mode == Mode.CATCHUP:
-            first_byte.add(answer, None, _seconds(minute) // step_s * step_s)
+            first_byte.add(answer, None, _step(minute, step_s))
     busiest = sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]
-    return first_byte, tuple(Latency(*key, whole.of(key), began.of(key)) for key in busiest)
+    return first_byte, tuple(
+        {
+            "route": key[0],
+            "mode": key[1],
+            **asdict(whole.of(key)),
+            **{f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()},
+        }
+        for key in busiest
+    )
 
 
-def _delivery(gold: Gold, step_s: int) -> tuple[Durations[int | None], float | None]:
-    delays: Durations[int | None] = Durations()
-    most: float | None = None
-    for minute, delay, delay_max_s in _values(gold, tables.DELIVERY, ("minute", "delay_sketch", "delay_max_s")):
-        delays.add(delay, None, _seconds(minute) // step_s * step_s)
-        if delay_max_s is not None:
-            most = delay_max_s if most is None else max(most, delay_max_s)
-    return delays, most
+def _waits(found: Durations[int | None], steps: range) -> Rows:
+    return tuple({"began": at, **asdict(found.of(at))} for at in steps) if found.of(None).count else ()
 
 
-def _filled(found: Durations[int | None], steps: range) -> tuple[Wait, ...]:
-    return tuple(Wait(at, found.of(at)) for at in steps) if found.of(None).count else ()
-
-
-def _known(waited: Percentiles) -> Percentiles | None:
-    return waited if waited.count else None
-
-
-def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    def busiest(by: str, column: str) -> list[dict[str, Any]]:
-        return _rows(
+def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
+    """The busiest streams by bytes and by requests, with their readers."""
+    key = ("by", "route", "protocol", "stream")
+    found = [
+        _rows(
             counts,
-            "SELECT route, protocol, stream, sum(requests)::BIGINT AS requests, "
+            'SELECT "by", route, protocol, stream, sum(requests)::BIGINT AS requests, '
             "sum(sent_bytes + saved_bytes)::BIGINT AS read_bytes, sum(fetched_bytes)::BIGINT AS fetched_bytes "
             f"FROM top_streams WHERE \"by\" = '{by}' GROUP BY ALL ORDER BY {column} DESC, route, stream "
             f"LIMIT {MOST_STREAMS}",
         )
-
-    key = ("route", "protocol", "stream")
-    found = {"bytes": busiest("bytes", "read_bytes"), "requests": busiest("requests", "requests")}
-    wanted = {(by, *(row[name] for name in key)) for by, rows in found.items() for row in rows}
+        for by, column in (("bytes", "read_bytes"), ("requests", "requests"))
+    ]
+    wanted = {tuple(row[name] for name in key) for rows in found for row in rows}
     readers: Readers[tuple[str, ...]] = Readers()
-    for *names, sketch in _values(gold, tables.TOP_STREAMS, ("by", *key, "readers_sketch")):
+    for *names, sketch in _values(gold, tables.TOP_STREAMS, (*key, "readers_sketch")):
         if (one := tuple(names)) in wanted:
             readers.add(sketch, one)
-
-    def streams(by: str) -> tuple[Stream, ...]:
-        return tuple(Stream(**row, readers=readers.of((by, *(row[name] for name in key)))) for row in found[by])
-
-    return streams("bytes"), streams("requests")
-
-
-def _fan_out(counts: duckdb.DuckDBPyConnection) -> tuple[Shared, ...]:
-    is_catchup = f"mode = '{Mode.CATCHUP}'"
-    rows = _rows(
-        counts,
-        f"SELECT at_least, coalesce(sum(requests) FILTER (WHERE NOT {is_catchup}), 0)::BIGINT AS live, "
-        f"coalesce(sum(requests) FILTER (WHERE {is_catchup}), 0)::BIGINT AS catchup FROM fan_out GROUP BY at_least",
+    by_bytes, by_requests = (
+        tuple({**row, "readers": readers.of(tuple(row[name] for name in key))} for row in rows) for rows in found
     )
-    by = {row["at_least"]: row for row in rows}
-    shared: list[Shared] = []
-    at_least = 1
-    while by and at_least <= max(by):
-        shared.append(Shared(**by.get(at_least, {"at_least": at_least, "live": 0, "catchup": 0})))
-        at_least *= 2
-    return tuple(shared)
+    return by_bytes, by_requests
 
 
-def _found(counts: duckdb.DuckDBPyConnection, kind: Callable[..., Any], query: str, order: str) -> Found[Any]:
-    rows = _rows(
-        counts, f"SELECT *, count(*) OVER () AS total FROM ({query}) AS every ORDER BY {order} LIMIT {MOST_FOUND}"
-    )
-    total = rows[0]["total"] if rows else 0
-    return Found(tuple(kind(**{name: row[name] for name in row if name != "total"}) for row in rows), total)
+def _found(counts: duckdb.DuckDBPyConnection, sql: str, order: str) -> Found:
+    rows = _rows(counts, f"SELECT *, count(*) OVER () AS total FROM ({sql}) ORDER BY {order} LIMIT {MOST_FOUND}")
+    return Found(rows, rows[0]["total"] if rows else 0)
 
 
-def _rows(counts: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
+def _rows(counts: duckdb.DuckDBPyConnection, query: str) -> Rows:
     found = counts.execute(query)
     names = [column[0] for column in found.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    return tuple(dict(zip(names, row, strict=True)) for row in found.fetchall())
 
 
 def _values(gold: Gold, table: tables.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -280,10 +240,5 @@ def _values(gold: Gold, table: tables.Table, columns: Sequence[str]) -> Iterator
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _s(column: str) -> str:
-    """SQL: a time as Unix seconds."""
-    return f"epoch({column})::BIGINT"
-
-
-def _seconds(at: Any) -> int:
-    return int(at.timestamp())
+def _step(minute: Any, step_s: int) -> int:
+    return int(minute.timestamp()) // step_s * step_s

@@ -155,8 +155,8 @@ def _bytes(shares: Mapping[str, Share]) -> Headline | None:
     return Headline(f"{wording.times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
 
 
-def _waits(says: str, waited: Percentiles | None) -> Headline | None:
-    if waited is None or waited.p50_s is None:
+def _waits(says: str, waited: Percentiles) -> Headline | None:
+    if waited.p50_s is None:
         return None
     if waited.p50_s < _AT_ONCE_S:
         return Headline(wording.span(waited.p99_s), f"99 % {says}", f"half of {wording.count(waited.count)} at once")

@@ -12,28 +12,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from importlib import resources
 
 from gateway.pipeline.report import curve_panels, panels, wait_panels, wording
 from gateway.pipeline.report.figures import Figures
-from gateway.pipeline.report.findings import Finding, findings
+from gateway.pipeline.report.findings import findings
 from gateway.pipeline.report.headlines import headlines
 from gateway.pipeline.report.markup import Html, element
-from gateway.pipeline.report.numbers import numbers
-from gateway.pipeline.report.panel import Panel
+from gateway.pipeline.report.panel import Panel, card, prose
 
 _PARTS = (
     ("Offload", (panels.offload, panels.reads, panels.volume, panels.savers)),
     ("Memory", (curve_panels.bytes_curve, curve_panels.reads_curve, curve_panels.plan)),
     ("Time", (wait_panels.first_byte, wait_panels.delivery, wait_panels.latency)),
-    (
-        "Who and what",
-        (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes),
-    ),
+    ("Who and what", (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes)),
 )
-
-_MOST_ITEMS = 5
-"""Most sentences shown of one list; its numbers have more."""
 
 
 def page(figures: Figures, title: str) -> str:
@@ -56,18 +50,14 @@ def page(figures: Figures, title: str) -> str:
     )
     body = element(
         "body",
-        element(
-            "header",
-            element("h1", title),
-            element("p", _reach(figures), class_="reach-of"),
-        ),
+        element("header", element("h1", title), element("p", _reach(figures), class_="reach-of")),
         element(
             "main",
-            _shortness(figures),
+            _shortness(figures) if figures.is_short else None,
             _headlines(figures),
-            _contents(found),
-            [_part(figures, *part) for part in _PARTS],
-            _wrong(found),
+            _contents([one for one in found if one.badge]),
+            [_part(name, [make(figures) for make in makers]) for name, makers in _PARTS],
+            _part("What to look at", found),
         ),
         element("footer", element("p", "Made by durable-gateway from its own access log. Times are UTC.")),
     )
@@ -83,9 +73,7 @@ def _reach(figures: Figures) -> str:
     )
 
 
-def _shortness(figures: Figures) -> Html | None:
-    if not figures.is_short:
-        return None
+def _shortness(figures: Figures) -> Html:
     return element(
         "p",
         element("b", f"A short log: {wording.span(figures.span_s)}."),
@@ -100,101 +88,41 @@ def _headlines(figures: Figures) -> Html:
     if not said:
         return element(
             "p",
-            _prose(
+            prose(
                 "Nothing to show: no access log was taken in and aggregated, so there is nothing to count. "
                 "Run `durable-gateway pipeline ingest`, then `aggregate`, then this again."
             ),
             class_="nothing headline-nothing",
         )
-    return element(
-        "section",
-        [
-            element(
-                "div",
-                element("strong", one.figure),
-                element("span", one.says),
-                element("small", one.made_of),
-                class_="headline",
-            )
-            for one in said
-        ],
-        class_="headlines",
-        aria_label="Headline figures",
-    )
-
-
-def _contents(found: list[Finding]) -> Html | None:
-    wrong = [one for one in found if one.total]
-    if not wrong:
-        return None
-    links = [
-        element("li", element("a", f"{one.title} ({wording.count(one.total)})", href=f"#{one.name}")) for one in wrong
+    items = [
+        element(
+            "div",
+            element("strong", one.figure),
+            element("span", one.says),
+            element("small", one.made_of),
+            class_="headline",
+        )
+        for one in said
     ]
+    return element("section", items, class_="headlines", aria_label="Headline figures")
+
+
+def _contents(wrong: Iterable[Panel]) -> Html | None:
+    links = [element("li", element("a", f"{one.title} ({one.badge})", href=f"#{one.name}")) for one in wrong]
+    if not links:
+        return None
     return element(
         "nav", element("span", "To look at:"), element("ul", links), class_="look-at", aria_label="To look at"
     )
 
 
-def _part(figures: Figures, title: str, makers: tuple[object, ...]) -> Html:
-    cards = [_card(make(figures)) for make in makers if callable(make)]
-    return element("section", element("h2", title), element("div", cards, class_="cards"), class_="part")
-
-
-def _card(panel: Panel) -> Html:
-    return element(
-        "article",
-        element("h3", panel.title),
-        element("p", panel.about, class_="about"),
-        panel.legend,
-        element("p", _prose(panel.nothing), class_="nothing") if panel.body is None else panel.body,
-        element("p", _prose(panel.note), class_="note") if panel.note else None,
-        numbers(panel.numbers) if panel.numbers is not None else None,
-        class_="card wide" if panel.is_wide else "card",
-        id=panel.name,
-    )
-
-
-def _wrong(found: list[Finding]) -> Html:
+def _part(title: str, cards: Iterable[Panel]) -> Html:
     return element(
         "section",
-        element("h2", "What to look at"),
-        element("div", [_finding(one) for one in found], class_="cards"),
+        element("h2", title),
+        element("div", [card(one) for one in cards], class_="cards"),
         class_="part",
     )
-
-
-def _finding(finding: Finding) -> Html:
-    if not finding.items:
-        return element(
-            "article",
-            element("h3", finding.title),
-            element("p", finding.about, class_="about"),
-            element("p", finding.nothing, class_="nothing"),
-            class_="card",
-            id=finding.name,
-        )
-    items = finding.items[:_MOST_ITEMS]
-    more = finding.total - len(items)
-    return element(
-        "article",
-        element("h3", finding.title, " ", element("span", wording.count(finding.total), class_="badge")),
-        element("p", finding.about, class_="about"),
-        element("ul", [element("li", item) for item in items], class_="items"),
-        element(
-            "p", f"And {wording.count(more)} more: the worst {len(finding.items)} are among the numbers.", class_="note"
-        )
-        if more > 0
-        else None,
-        element("div", element("h4", "What to do"), [element("p", one) for one in finding.advice], class_="advice"),
-        numbers(finding.numbers),
-        class_="card wide",
-        id=finding.name,
-    )
-
-
-def _prose(text: str) -> list[Html | str]:
-    """A text of this package, with the parts between backticks as code."""
-    return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
 
 
 def _hash(text: str) -> str:

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from gateway.pipeline.report import axes, charts, wording
-from gateway.pipeline.report.charts import Bars, Layer, Line
-from gateway.pipeline.report.figures import Figures, Stream
-from gateway.pipeline.report.markup import Html
-from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panel import Key, Panel, drawn, edges, legend, listed, middle, over_time, time_axis
+from gateway.pipeline.report import axes, charts
+from gateway.pipeline.report.charts import Series
+from gateway.pipeline.report.figures import Figures, Row, Rows
+from gateway.pipeline.report.panel import BEGAN, Column, Key, Panel, shortened
+from gateway.pipeline.report.wording import count, many, share, size, span, times
 
+OFFLOAD = (
+    Series("spared_ratio", "Reads without a request", "tape"),
+    Series("byte_offload", "Bytes spared", "follow", "long"),
+)
+REQUESTS = (Series("reads", "Reads", "tape"), Series("origin_requests", "Requests to the origin", "origin"))
+BYTES = (Series("read_bytes", "To readers", "tape"), Series("fetched_bytes", "From the origin", "origin"))
 SAVERS = (
-    ("tape", "From the tape"),
-    ("collapse", "From a shared fetch"),
-    ("follow", "From the one live request"),
-    ("join", "Tape, behind one probe"),
-    ("origin", "Origin, for it alone"),
-    ("unanswered", "Refused, failed, aborted"),
+    Series("tape", "From the tape", "tape"),
+    Series("collapse", "From a shared fetch", "collapse"),
+    Series("follow", "From the one live request", "follow"),
+    Series("join", "Tape, behind one probe", "join"),
+    Series("origin", "Origin, for it alone", "origin"),
+    Series("unanswered", "Refused, failed, aborted", "unanswered"),
 )
 """How a read is answered, from the bottom of the chart up."""
+FAN_OUT = (Series("live_share", "Live reads", "follow"), Series("catchup_share", "Catch-up reads", "collapse"))
 _LEAST_OFFLOAD = -1.0
 _MOST_ROUTES = 12
+_MOST_CHARS = 72
+_STREAM_COLUMNS = (
+    Column("Stream", "stream"),
+    Column("Route", "route"),
+    Column("Protocol", "protocol"),
+    Column("Requests", "requests", count),
+    Column("To readers", "read_bytes", size),
+    Column("From the origin", "fetched_bytes", size),
+    Column("Readers", "readers", count),
+)
 
 
 def offload(figures: Figures) -> Panel:
@@ -33,71 +49,49 @@ def offload(figures: Figures) -> Panel:
         _no_reads(figures),
         is_wide=True,
     )
-    if not figures.total.reads:
+    if not figures.reads:
         return panel
-    requests = [(middle(figures, m), m.traffic.spared_ratio) for m in figures.moments]
-    size = [(middle(figures, m), m.traffic.byte_offload) for m in figures.moments]
-    y = axes.shares([value for _, value in [*requests, *size]], least=_LEAST_OFFLOAD)
-    series = [Line("Reads without a request", "tape", requests), Line("Bytes spared", "follow", size, "long")]
-    keys = [Key(line.label, line.colour, f"line {line.dash}") for line in series]
-    below = charts.beyond(y, [value for _, value in size])
-    if below:
-        keys.append(Key(f"Below {wording.share(y.low)}: {_times(below)}", "follow", "out"))
-    note = "Below 0 % the origin sent more than readers got: tapes were being filled." if y.low < 0 else ""
-    return drawn(
-        panel,
-        charts.lines(time_axis(figures), y, series),
-        f"Over the whole time {wording.share(figures.total.spared_ratio)} of reads caused no request, and "
-        f"{wording.share(figures.total.byte_offload)} of bytes were spared.",
-        legend(keys),
-        over_time(
-            figures,
-            "offload",
-            [
-                Column("Reads without a request", wording.share),
-                Column("Bytes spared", wording.share),
-                Column("Requests for each read", wording.times),
-                Column("Tape alone", wording.share),
-            ],
-            [
-                (m.traffic.spared_ratio, m.traffic.byte_offload, m.traffic.asked_ratio, m.traffic.hit_ratio)
-                for m in figures.moments
-            ],
-        ),
-        note=note,
+    y = axes.shares([row[one.field] for row in figures.moments for one in OFFLOAD], least=_LEAST_OFFLOAD)
+    keys = line_keys(OFFLOAD)
+    if below := y.beyond(row["byte_offload"] for row in figures.moments):
+        lowest = f"{many(len(below), 'time')}, the lowest {share(min(below))}"
+        keys.append(Key("out follow", f"Below {share(y.low)}: {lowest}"))
+    return panel.drawn(
+        lines_over_time(figures, y, figures.moments, OFFLOAD),
+        f"Over the whole time {share(figures.total['spared_ratio'])} of reads caused no request, and "
+        f"{share(figures.total['byte_offload'])} of bytes were spared.",
+        keys,
+        [
+            BEGAN,
+            *(Column(one.label, one.field, share) for one in OFFLOAD),
+            Column("Requests for each read", "asked_ratio", times),
+            Column("Tape alone", "hit_ratio", share),
+        ],
+        figures.moments,
+        "Below 0 % the origin sent more than readers got: tapes were being filled." if y.low < 0 else "",
     )
 
 
 def reads(figures: Figures) -> Panel:
     """Reads and the origin's requests, over time."""
-    return _against(
-        figures,
-        Panel(
-            "reads",
-            "Reads, and requests to the origin",
-            f"Every {_step_name(figures)}: catch-up reads, long-polls and SSE connections that ended.",
-            _no_reads(figures),
-        ),
-        ("Reads", [m.traffic.reads for m in figures.moments]),
-        ("Requests to the origin", [m.traffic.origin_requests for m in figures.moments]),
-        is_bytes=False,
+    panel = Panel(
+        "reads",
+        "Reads, and requests to the origin",
+        f"Every {_step_name(figures)}: catch-up reads, long-polls and SSE connections that ended.",
+        _no_reads(figures),
     )
+    return _amounts(figures, panel, REQUESTS, count)
 
 
 def volume(figures: Figures) -> Panel:
     """Bytes to readers and from the origin, over time."""
-    return _against(
-        figures,
-        Panel(
-            "bytes",
-            "Bytes to readers, and from the origin",
-            f"Every {_step_name(figures)}: bodies of reads, before they were compressed.",
-            _no_reads(figures),
-        ),
-        ("To readers", [m.traffic.read_bytes for m in figures.moments]),
-        ("From the origin", [m.traffic.fetched_bytes for m in figures.moments]),
-        is_bytes=True,
+    panel = Panel(
+        "bytes",
+        "Bytes to readers, and from the origin",
+        f"Every {_step_name(figures)}: bodies of reads, before they were compressed.",
+        _no_reads(figures),
     )
+    return _amounts(figures, panel, BYTES, size)
 
 
 def savers(figures: Figures) -> Panel:
@@ -109,112 +103,29 @@ def savers(figures: Figures) -> Panel:
         _no_reads(figures),
         is_wide=True,
     )
-    if not figures.total.reads:
-        return panel
-    whole = figures.total.by
-    layers = [Layer(label, key, [getattr(m.traffic.by, key) for m in figures.moments]) for key, label in SAVERS]
-    keys = [Key(label, key, whole=wording.share(getattr(whole, key) / whole.reads)) for key, label in SAVERS]
-    y = axes.amounts([m.traffic.reads for m in figures.moments])
-    return drawn(
-        panel,
-        charts.areas(time_axis(figures), y, edges(figures), layers, stacked=True),
-        f"Reads over time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
-        legend(keys),
-        over_time(
-            figures,
-            "savers",
-            [*(Column(label, wording.count) for _, label in SAVERS), Column("Reads", wording.count)],
-            [(*(getattr(m.traffic.by, key) for key, _ in SAVERS), m.traffic.reads) for m in figures.moments],
-        ),
-    )
+    return _amounts(figures, panel, SAVERS, count, stacked=True)
 
 
 def routes(figures: Figures) -> Panel:
     """The cost of each route's reads."""
     panel = Panel("routes", "Routes", "What each route's reads cost the origin.", _no_reads(figures))
-    if not figures.routes:
-        return panel
-    rows = [
-        Bars(
-            listed(route.route),
-            f"{wording.many(route.traffic.reads, 'read')}, "
-            f"{wording.share(route.traffic.spared_ratio)} without a request",
-            [("tape", route.traffic.reads), ("origin", route.traffic.origin_requests)],
-        )
-        for route in figures.routes[:_MOST_ROUTES]
-    ]
-    return drawn(
+    return _busiest(
         panel,
-        charts.bars(rows, axes.amounts([value for row in rows for _, value in row.parts])),
-        f"{wording.many(len(figures.routes), 'route')}, the busiest first.",
-        _pair("Reads", "Requests to the origin"),
-        Numbers(
-            "routes",
-            [
-                Column("Route"),
-                Column("Protocol"),
-                Column("Reads", wording.count),
-                Column("Without a request", wording.count),
-                Column("Origin requests", wording.count),
-                Column("To readers", wording.size),
-                Column("From the origin", wording.size),
-                Column("Bytes spared", wording.share),
-                Column("Tape alone", wording.share),
-            ],
-            [
-                (
-                    route.route,
-                    route.protocol,
-                    (t := route.traffic).reads,
-                    t.spared,
-                    t.origin_requests,
-                    t.read_bytes,
-                    t.fetched_bytes,
-                    t.byte_offload,
-                    t.hit_ratio,
-                )
-                for route in figures.routes
-            ],
-        ),
-    )
-
-
-def fan_out(figures: Figures) -> Panel:
-    """The number of reads that shared an answer of the origin."""
-    panel = Panel(
-        "fan-out",
-        "Fan-out",
-        "How many readers, at least, shared a stream (live reads) or a fetch (catch-up reads).",
-        "No read shared anything with another, or none is in the log.",
-    )
-    if not figures.fan_out:
-        return panel
-    live = sum(one.live for one in figures.fan_out)
-    catchup = sum(one.catchup for one in figures.fan_out)
-    groups = [
-        Layer("Live reads", "follow", [one.live / live if live else 0.0 for one in figures.fan_out]),
-        Layer("Catch-up reads", "collapse", [one.catchup / catchup if catchup else 0.0 for one in figures.fan_out]),
-    ]
-    y = axes.parts([value for group in groups for value in group.values])
-    return drawn(
-        panel,
-        charts.columns([wording.count(one.at_least) for one in figures.fan_out], y, groups),
-        f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
-        legend([Key(group.label, group.colour) for group in groups]),
-        Numbers(
-            "fan-out",
-            [
-                Column("Readers"),
-                Column("Live reads", wording.count),
-                Column("Share of them", wording.share),
-                Column("Catch-up reads", wording.count),
-                Column("Share of them", wording.share),
-            ],
-            [
-                (_bucket(one.at_least), one.live, groups[0].values[at], one.catchup, groups[1].values[at])
-                for at, one in enumerate(figures.fan_out)
-            ],
-        ),
+        "route",
+        figures.routes,
+        lambda row: f"{many(row['reads'], 'read')}, {share(row['spared_ratio'])} without a request",
+        REQUESTS,
+        [
+            Column("Route", "route"),
+            Column("Protocol", "protocol"),
+            Column("Reads", "reads", count),
+            Column("Without a request", "spared", count),
+            Column("Origin requests", "origin_requests", count),
+            Column("To readers", "read_bytes", size),
+            Column("From the origin", "fetched_bytes", size),
+            Column("Bytes spared", "byte_offload", share),
+            Column("Tape alone", "hit_ratio", share),
+        ],
     )
 
 
@@ -226,15 +137,14 @@ def streams_by_bytes(figures: Figures) -> Panel:
         "What their readers got, before it was compressed, and what of it came from the origin.",
         "No stream is known to have been read.",
     )
-    rows = [
-        Bars(
-            listed(one.stream),
-            f"{wording.size(one.read_bytes)}, {wording.size(one.fetched_bytes)} from the origin",
-            [("tape", one.read_bytes), ("origin", one.fetched_bytes)],
-        )
-        for one in figures.by_bytes
-    ]
-    return _streams(panel, figures.by_bytes, rows, _pair("To readers", "From the origin"), is_bytes=True)
+    return _busiest(
+        panel,
+        "stream",
+        figures.by_bytes,
+        lambda row: f"{size(row['read_bytes'])}, {size(row['fetched_bytes'])} from the origin",
+        BYTES,
+        _STREAM_COLUMNS,
+    )
 
 
 def streams_by_requests(figures: Figures) -> Panel:
@@ -245,90 +155,129 @@ def streams_by_requests(figures: Figures) -> Panel:
         "How often they were asked for, and by how many readers (about).",
         "No stream is known to have been asked for.",
     )
-    rows = [
-        Bars(
-            listed(one.stream),
-            f"{wording.many(one.requests, 'request')}, {wording.many(one.readers, 'reader')}",
-            [("tape", one.requests)],
-        )
-        for one in figures.by_requests
-    ]
-    return _streams(panel, figures.by_requests, rows, None, is_bytes=False)
-
-
-def _streams(
-    panel: Panel, streams: Sequence[Stream], rows: Sequence[Bars], key: Html | None, *, is_bytes: bool
-) -> Panel:
-    if not streams:
-        return panel
-    return drawn(
+    return _busiest(
         panel,
-        charts.bars(rows, axes.amounts([value for row in rows for _, value in row.parts], is_bytes=is_bytes)),
-        f"{wording.many(len(streams), 'stream')}, the busiest first.",
-        key,
-        Numbers(
-            panel.name,
-            [
-                Column("Stream"),
-                Column("Route"),
-                Column("Protocol"),
-                Column("Requests", wording.count),
-                Column("To readers", wording.size),
-                Column("From the origin", wording.size),
-                Column("Readers", wording.count),
-            ],
-            [
-                (one.stream, one.route, one.protocol, one.requests, one.read_bytes, one.fetched_bytes, one.readers)
-                for one in streams
-            ],
-        ),
-        note="Counted in the hours in which the stream was among the 100 busiest.",
+        "stream",
+        figures.by_requests,
+        lambda row: f"{many(row['requests'], 'request')}, {many(row['readers'], 'reader')}",
+        [Series("requests", "Requests", "tape")],
+        _STREAM_COLUMNS,
     )
 
 
-def _against(
+def fan_out(figures: Figures) -> Panel:
+    """The number of reads that shared an answer of the origin."""
+    panel = Panel(
+        "fan-out",
+        "Fan-out",
+        "How many readers, at least, shared a stream (live reads) or a fetch (catch-up reads).",
+        "No read shared anything with another, or none is in the log.",
+    )
+    rows = figures.fan_out
+    if not rows:
+        return panel
+    live, catchup = (sum(row[field] for row in rows) for field in ("live", "catchup"))
+    return panel.drawn(
+        charts.columns(
+            axes.parts(row[one.field] for row in rows for one in FAN_OUT),
+            charts.points(rows, FAN_OUT, lambda row: count(row["at_least"])),
+            FAN_OUT,
+        ),
+        f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
+        _area_keys(FAN_OUT),
+        [
+            Column("Readers", _bucket),
+            Column("Live reads", "live", count),
+            Column("Share of them", "live_share", share),
+            Column("Catch-up reads", "catchup", count),
+            Column("Share of them", "catchup_share", share),
+        ],
+        rows,
+    )
+
+
+def lines_over_time(figures: Figures, y: axes.Axis, rows: Rows, series: Sequence[Series]) -> charts.Chart:
+    """Lines through the middle of each step."""
+    values = charts.points(rows, series, lambda row: 1000 * (row["began"] + figures.step_s / 2))
+    return charts.lines(_time_axis(figures), y, values, series)
+
+
+def line_keys(series: Sequence[Series]) -> list[Key]:
+    """The legend of lines."""
+    return [Key(f"line {one.dash} {one.colour}", one.label) for one in series]
+
+
+def _area_keys(series: Sequence[Series]) -> list[Key]:
+    return [Key(f"area {one.colour}", one.label) for one in series]
+
+
+def _amounts(
     figures: Figures,
     panel: Panel,
-    asked: tuple[str, Sequence[int]],
-    cost: tuple[str, Sequence[int]],
+    series: Sequence[Series],
+    write: Callable[[float | None], str],
     *,
-    is_bytes: bool,
+    stacked: bool = False,
 ) -> Panel:
-    """Two amounts over time; the second is drawn in front of the first."""
-    if not figures.total.reads:
+    """Amounts over time: parts of all reads that are stacked, or each in front of the one before."""
+    if not figures.reads:
         return panel
-    write = wording.size if is_bytes else wording.count
-    layers = [Layer(asked[0], "tape", asked[1]), Layer(cost[0], "origin", cost[1])]
-    keys = [Key(layer.label, layer.colour, whole=write(sum(layer.values))) for layer in layers]
-    y = axes.amounts([*asked[1], *cost[1]], is_bytes=is_bytes)
-    return drawn(
-        panel,
-        charts.areas(time_axis(figures), y, edges(figures), layers, stacked=False),
-        f"Over time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
-        legend(keys),
-        over_time(
-            figures,
-            panel.name,
-            [Column(layer.label, write) for layer in layers],
-            list(zip(*(layer.values for layer in layers), strict=True)),
-        ),
+    rows, total = figures.moments, figures.total
+    wholes = [share(total[one.field] / figures.reads) if stacked else write(total[one.field]) for one in series]
+    keys = [Key(f"area {one.colour}", one.label, whole) for one, whole in zip(series, wholes, strict=True)]
+    fields = ["reads"] if stacked else [one.field for one in series]
+    y = axes.amounts((row[field] for row in rows for field in fields), is_bytes=write is size)
+    # The last step is as wide as the others: its values once more at its end.
+    ends = [*rows, {**rows[-1], "began": rows[-1]["began"] + figures.step_s}]
+    values = charts.points(ends, series, lambda row: 1000 * row["began"])
+    return panel.drawn(
+        charts.areas(_time_axis(figures), y, values, series, stacked=stacked),
+        f"{'Reads over' if stacked else 'Over'} time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
+        keys,
+        [
+            BEGAN,
+            *(Column(one.label, one.field, write) for one in series),
+            *([Column("Reads", "reads", count)] if stacked else []),
+        ],
+        rows,
     )
 
 
-def _pair(first: str, second: str) -> Html:
-    return legend([Key(first, "tape"), Key(second, "origin")])
+def _busiest(
+    panel: Panel,
+    kind: str,
+    rows: Rows,
+    says: Callable[[Row], str],
+    series: Sequence[Series],
+    columns: Sequence[Column],
+) -> Panel:
+    """A list of routes or streams, whose names are in the column `kind`."""
+    if not rows:
+        return panel
+    bars = [{**row, "name": shortened(row[kind], _MOST_CHARS), "says": says(row)} for row in rows[:_MOST_ROUTES]]
+    x = axes.amounts((row[one.field] for row in bars for one in series), is_bytes=series is BYTES)
+    return panel.drawn(
+        charts.bars(x, bars, series),
+        f"{many(len(rows), kind)}, the busiest first.",
+        _area_keys(series) if len(series) > 1 else [],
+        columns,
+        rows,
+        "Counted in the hours in which the stream was among the 100 busiest." if kind == "stream" else "",
+    )
 
 
-def _times(below: Sequence[float]) -> str:
-    return f"{wording.many(len(below), 'time')}, the lowest {wording.share(min(below))}"
+def _time_axis(figures: Figures) -> axes.Axis:
+    """The time axis of all steps."""
+    return axes.times(figures.moments[0]["began"], figures.moments[-1]["began"] + figures.step_s)
 
 
-def _bucket(at_least: int) -> str:
-    return str(at_least) if at_least == 1 else f"{wording.count(at_least)}–{wording.count(at_least * 2 - 1)}"
+def _bucket(row: Row) -> str:
+    at_least = row["at_least"]
+    return str(at_least) if at_least == 1 else f"{count(at_least)}–{count(at_least * 2 - 1)}"
 
 
 def _step_name(figures: Figures) -> str:
-    text = wording.span(figures.step_s)
+    text = span(figures.step_s)
     return {"60 s": "minute", "60 min": "hour", "24 h": "day"}.get(text, text)
 
 

@@ -38,9 +38,10 @@ class Durations(Generic[Key]):
         """The percentiles of a key; without figures if nothing was added."""
         merged = self._merged.get(key)
         if merged is None or merged.is_empty():
-            return Percentiles(0, None, None, None)
+            return Percentiles()
         # Inclusive, as Spark's own: the smallest value whose rank is at least the one asked for.
-        return Percentiles(merged.n, *(float(merged.get_quantile(rank, inclusive=True)) for rank in _RANKS))
+        p50_s, p90_s, p99_s = (float(merged.get_quantile(rank, inclusive=True)) for rank in _RANKS)
+        return Percentiles(merged.n, p50_s, p90_s, p99_s, float(merged.get_max_value()))
 
 
 class Readers(Generic[Key]):

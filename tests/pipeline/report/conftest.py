@@ -14,7 +14,6 @@ import uvloop
 from playwright.async_api import Browser, async_playwright
 
 from gateway.config.cache_plan import parse_plan
-from gateway.pipeline.report import chosen_point
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.gather import gather
 from gateway.pipeline.report.gold import Gold
@@ -41,9 +40,9 @@ def figures(gold: Gold) -> Figures:
 @pytest.fixture(scope="session")
 def report(figures: Figures, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole report of the made tables, with a plan."""
-    plan = chosen_point(parse_plan(json.dumps(made_gold.PLAN).encode()))
+    plan = parse_plan(json.dumps(made_gold.PLAN).encode())
     out = tmp_path_factory.mktemp("page") / "report.html"
-    out.write_text(page(replace(figures, plan=plan, curves=(plan.policy,)), "Report <of> a morning"))
+    out.write_text(page(replace(figures, plan=plan, curves=(plan.memory.policy,)), "Report <of> a morning"))
     return out
 
 

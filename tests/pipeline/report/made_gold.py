@@ -202,7 +202,7 @@ def curve() -> list[Row]:
     return rows
 
 
-PLAN: Final = {
+PLAN: Final[dict[str, Any]] = {
     "version": 1,
     "made_at": "2026-11-21T06:00:00Z",
     "made_from": {
@@ -307,6 +307,38 @@ def _every_table() -> dict[str, pa.Table]:
         ],
     )
     return found
+
+
+def wide(steps: int, step_s: int) -> dict[str, pa.Table]:
+    """Tables of so many steps of time, with very large and very small values."""
+    times = [datetime(2026, 11, 1, tzinfo=UTC) + timedelta(seconds=step_s * at) for at in range(steps)]
+    taken = seconds_sketch([0.00001] * 60 + [0.002] * 35 + [4000.0] * 5)
+    read = ("default", "durable-streams", "catchup")
+    found: dict[Table, list[Row]] = {
+        tables.TRAFFIC: [
+            row
+            for nth, at in enumerate(times)
+            for row in (
+                (day(at), at, *read, "hit", 10**9, 2**40, 0, 2**41, nth * 30, nth),
+                (day(at), at, *read, "miss", nth, 0, 0, 0, 0, 0),
+            )
+        ],
+        tables.FAN_OUT: [
+            (day(times[0]), times[0], "default", mode, 2**power, number, 2**power)
+            for power in range(20)
+            for mode, number in (("sse", 5), ("catchup", 3))
+        ],
+        tables.CURVE: [("lru", 1000 << power, 1.0, 1.0, None, 9, 9, 1.0) for power in range(min(steps, 28))],
+    }
+    waits = [{"minute": at, "route": "default", "mode": "catchup", "requests": 100} for at in times]
+    return {table.place: _table(table, rows) for table, rows in found.items()} | {
+        tables.LATENCY.place: _named(
+            tables.LATENCY, [{**row, "duration_sketch": taken, "first_byte_sketch": taken} for row in waits]
+        ),
+        tables.DELIVERY.place: _named(
+            tables.DELIVERY, [{"minute": at, "route": "default", "delay_sketch": taken} for at in times]
+        ),
+    }
 
 
 def gold(of: Mapping[str, pa.Table] | None = None) -> Gold:

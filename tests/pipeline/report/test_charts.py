@@ -1,81 +1,129 @@
-"""Charts: no value is outside its axes, and what an axis does not reach is marked."""
+"""Charts as Vega-Lite draws them: no value is outside its axes, and what an axis does not reach is marked."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from itertools import accumulate, groupby
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+import vl_convert
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.axes import Axis
-from gateway.pipeline.report.charts import Band, Chart, Dots, Layer, Line, Mark
+from gateway.pipeline.report.charts import Chart, Series
+from gateway.pipeline.report.figures import Row
 
 MAYBE = st.lists(st.floats(-50, 2) | st.none(), min_size=1, max_size=20)
 SPANS = st.lists(st.floats(0, 1e7) | st.none(), min_size=1, max_size=20)
 TIMES = axes.times(0, 3600)
+ONE = Series("one", "One", "tape")
+SLACK_PX = 0.51
 
 
-def drawn(chart: Chart, width: int = 620) -> list[dict[str, Any]]:
-    """The layers of a chart."""
-    layers: list[dict[str, Any]] = chart(width)["layer"]
-    return layers
+class Drawn(NamedTuple):
+    """A drawing: its plot's size, and the paths and positions of its marks by kind (`line`, `area`, `symbol`, …)."""
+
+    width: float
+    height: float
+    paths: dict[str, list[str]]
+    places: dict[str, list[tuple[float, float]]]
 
 
-def values(layers: list[dict[str, Any]], *fields: str) -> list[float]:
-    found = [row.get(field) for layer in layers for row in layer["data"]["values"] for field in fields]
-    return [value for value in found if value is not None]
+def drawn(chart: Chart) -> Drawn:
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(chart(620)))
+    (ground,) = [node for node in root.iter() if node.get("class") == "background" and node.tag.endswith("path")][:1]
+    width, height = re.findall(r"[hv]([\d.]+)", ground.get("d", ""))[:2]
+    paths: dict[str, list[str]] = {}
+    places: dict[str, list[tuple[float, float]]] = {}
+    for group in root.iter():
+        kind, *role = group.get("class", "").split()[:2] or [""]
+        if role != ["role-mark"]:
+            continue
+        for node in group:
+            path = node.get("d", "")
+            x, y = map(float, node.get("transform", "translate(0,0)")[10:-1].split(","))
+            # A symbol's path is about its position.
+            steps = [] if kind == "mark-symbol" else re.findall(r"[ML](-?[\d.e-]+),(-?[\d.e-]+)", path)
+            ends = [(float(node.get("x2", 0)), float(node.get("y2", 0)))] if node.tag.endswith("line") else []
+            found = [(float(right), float(down)) for right, down in steps] + ends
+            paths.setdefault(kind, []).append(path)
+            places.setdefault(kind, []).extend((x + right, y + down) for right, down in found or [(0.0, 0.0)])
+    return Drawn(float(width), float(height), paths, places)
 
 
-def triangles(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [layer for layer in layers if str(layer["mark"].get("shape", "")).startswith("triangle")]
+def check_inside(found: Drawn) -> None:
+    for kind, places in found.places.items():
+        for x, y in places:
+            assert -SLACK_PX <= x <= found.width + SLACK_PX, kind
+            assert -SLACK_PX <= y <= found.height + SLACK_PX, kind
 
 
+@settings(max_examples=25)
 @given(MAYBE, st.floats(-9, 9))
 def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_: list[float | None], at: float) -> None:
     y = axes.shares(values_, least=-1.0)
     assert -1 <= y.low <= 0
     assert y.high == 1
-    points = [(1000.0 * nth, value) for nth, value in enumerate(values_)]
-    band = Band("tape", [(at, (value or 0) - 0.1, (value or 0) + 0.1) for at, value in points])
-    layers = drawn(
-        charts.lines(TIMES, y, [Line("one", "tape", points)], bands=[band], mark=Mark(at, at, at - 1, at + 1), rule=at)
-    )
-    assert all(y.low <= value <= y.high for value in values(layers, "y", "y2"))
-    assert len(values(triangles(layers), "y")) == len(charts.beyond(y, values_))
-    (line,) = [layer for layer in layers if layer["mark"]["type"] == "line"]
+    bands = [{"low": (value or 0) - 0.1, "high": (value or 0) + 0.1} for value in values_]
+    points = [
+        {"x": 1000.0 * nth, "y": value, "key": "one", **band}
+        for nth, (value, band) in enumerate(zip(values_, bands, strict=True))
+    ]
+    plain = drawn(charts.lines(TIMES, y, points, [ONE]))
+    check_inside(plain)
+    out = y.beyond(values_)
+    triangles = plain.places.get("mark-symbol", [])
+    assert len(triangles) == len(out)
+    assert [round(down) for _, down in triangles] == [0 if value > 1 else round(plain.height) for value in out]
     # A gap stays a gap.
-    assert [row["y"] is None for row in line["data"]["values"]] == [value is None for value in values_]
+    runs = sum(is_known for is_known, _ in groupby(value is not None for value in values_))
+    assert "".join(plain.paths.get("mark-line", [])).count("M") == runs
+    above = [*charts.rules(y, [at]), *charts.mark(TIMES, y, at, at, 1.0)]
+    check_inside(drawn(charts.lines(TIMES, y, points, [ONE], above)))
 
 
+@settings(max_examples=25)
 @given(SPANS)
 def test_a_span_of_zero_is_marked_on_a_logarithmic_axis_and_all_others_fit(spans: list[float | None]) -> None:
     known = [value for value in spans if value is None or value == 0 or value > 1e-8]
     axis = axes.spans(known)
     assert axis.low > 0
     assert axis.high >= 100 * axis.low * (1 - 1e-9)
-    out = charts.beyond(axis, known)
+    out = axis.beyond(known)
     assert all(value == 0 or value == pytest.approx(axis.low) or value == pytest.approx(axis.high) for value in out)
-    rows = [Dots("name", "says", [("quick", value)]) for value in known if value is not None]
+    rows = [{"name": "name", "says": "says", "one": value} for value in known if value is not None]
     if rows:
-        layers = drawn(charts.dots(rows, axis))
-        shapes = [row.get("shape") for layer in layers for row in layer["data"]["values"] if "shape" in row]
-        assert shapes.count("triangle-left") + shapes.count("triangle-right") == len(out)
-        assert all(axis.low <= value <= axis.high for value in values(layers, "x", "x2"))
+        found = drawn(charts.dots(axis, rows, [ONE]))
+        check_inside(found)
+        assert len(found.places["mark-symbol"]) == len(rows)
+        # A circle is made of arcs.
+        assert sum("A" not in path for path in found.paths["mark-symbol"]) == len(out)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 10**12), min_size=6, max_size=6), min_size=1, max_size=6), st.booleans())
 def test_layers_add_up_and_fit(amounts: list[list[int]], stacked: bool) -> None:
-    layers = [Layer(f"layer {at}", "tape", of) for at, of in enumerate(amounts)]
-    whole = [sum(column) for column in zip(*amounts, strict=True)]
-    y = axes.amounts(whole if stacked else [value for of in amounts for value in of])
-    found = drawn(charts.areas(TIMES, y, [0, 60, 120, 180, 240, 300, 360], layers, stacked=stacked))
-    assert all(0 <= value <= y.high for value in values(found, "y", "y2"))
-    tops = values(found[-1:], "y2")
-    assert tops[:-1] == (whole if stacked else amounts[-1])
-    assert tops[-1] == tops[-2]
+    series = [Series(f"layer{at}", f"layer {at}", "tape") for at in range(len(amounts))]
+    rows: list[Row] = [
+        {one.field: of[at] for one, of in zip(series, amounts, strict=True)} | {"at": 60 * at} for at in range(6)
+    ]
+    sums = [list(accumulate(column)) if stacked else list(column) for column in zip(*amounts, strict=True)]
+    # An axis of bytes ends at a known amount.
+    y = axes.amounts((max(column) for column in sums), is_bytes=True)
+    ends = [*rows, {**rows[-1], "at": 360}]
+    points = charts.points(ends, series, lambda row: 1000 * row["at"])
+    found = drawn(charts.areas(axes.times(0, 360), y, points, series, stacked=stacked))
+    check_inside(found)
+    for path, tops in zip(found.paths["mark-area"], zip(*sums, strict=True), strict=True):
+        # Forth in steps, of which each has two corners, and back.
+        corners = [float(down) for down in re.findall(r"[ML]-?[\d.e-]+,(-?[\d.e-]+)", path)]
+        shown = [(1 - down / found.height) * y.high for down in corners[:13:2]]
+        assert shown == pytest.approx([*tops, tops[-1]], abs=y.high / 10_000)
 
 
 @pytest.mark.parametrize(

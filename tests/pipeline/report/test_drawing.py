@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.pipeline.report import axes, charts
-from gateway.pipeline.report.charts import Bars, Line
+from gateway.pipeline.report.charts import Series
 from gateway.pipeline.report.drawing import figure
 from tests.pipeline.report.test_markup import Read
 
@@ -13,7 +13,8 @@ HOSTILE = "</text><script>alert(1)</script><a href='x' onclick=\"y\">&amp;\u202e
 
 
 def test_a_hostile_name_is_a_text() -> None:
-    chart = charts.bars([Bars(HOSTILE, "<b>says</b>", [("tape", 3.0)])], axes.amounts([3]))
+    rows = [{"name": HOSTILE, "says": "<b>says</b>", "reads": 3}]
+    chart = charts.bars(axes.amounts([3]), rows, [Series("reads", "Reads", "tape")])
     read = Read()
     read.feed(figure(chart, HOSTILE, is_wide=True))
     assert {tag for tag, _ in read.tags} <= {"figure", "svg", "g", "path", "rect", "line", "text", "circle"}
@@ -26,8 +27,9 @@ def test_a_hostile_name_is_a_text() -> None:
 
 
 def test_colours_are_the_style_sheets() -> None:
-    line = Line("one", "tape", [(0.0, 0.5), (60_000.0, None), (120_000.0, 0.2)], "long")
-    made = figure(charts.lines(axes.times(0, 120), axes.parts([0.5]), [line]), "says", is_wide=False)
+    points = [{"x": x, "y": y, "key": "one"} for x, y in ((0.0, 0.5), (60_000.0, None), (120_000.0, 0.2))]
+    chart = charts.lines(axes.times(0, 120), axes.parts([0.5]), points, [Series("one", "One", "tape", "long")])
+    made = figure(chart, "says", is_wide=False)
     assert made.count("<svg ") == 2
     assert set(re.findall(r'(?:fill|stroke)="([^"]+)"', made)) <= {
         "none", "transparent", "var(--tape)", "var(--quiet)", "var(--line)", "var(--edge)"
@@ -36,6 +38,6 @@ def test_colours_are_the_style_sheets() -> None:
 
 
 def test_the_same_chart_is_drawn_alike() -> None:
-    line = Line("one", "tape", [(0.0, 0.5), (60_000.0, 0.2)])
-    chart = charts.lines(axes.times(0, 120), axes.parts([0.5]), [line])
+    points = [{"x": x, "y": y, "key": "one"} for x, y in ((0.0, 0.5), (60_000.0, 0.2))]
+    chart = charts.lines(axes.times(0, 120), axes.parts([0.5]), points, [Series("one", "One", "tape")])
     assert figure(chart, "says", is_wide=False) == figure(chart, "says", is_wide=False)

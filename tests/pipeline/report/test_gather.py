@@ -14,7 +14,8 @@ import pytest
 
 from gateway.pipeline import tables
 from gateway.pipeline.gold.sketches import RANK_ERROR, READERS_ERROR
-from gateway.pipeline.report.figures import MOST_STEPS, Figures, Percentiles, Share, Traffic
+from gateway.pipeline.report.figures import MOST_STEPS, Figures, Percentiles, Share
+from gateway.pipeline.report.figures import Row as Values
 from gateway.pipeline.report.gather import MOST_FOUND, MOST_STREAMS, gather
 from gateway.pipeline.report.headlines import DEFINITIONS
 from tests.pipeline.report import made_gold
@@ -48,26 +49,34 @@ def summed(rows: Sequence[Row]) -> Counter[str]:
         if mode in READS:
             sums["spared"] += spared
             sums[SAVER_OF[outcome]] += requests
-            sums["sent_bytes"] += sent
-            sums["saved_bytes"] += saved
+            sums["reads"] += requests
+            sums["read_bytes"] += sent + saved
             sums["fetched_bytes"] += fetched
             sums["origin_requests"] += asked
     return +sums
 
 
-def told(traffic: Traffic) -> Counter[str]:
-    names = ("spared", "sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
-    sums = Counter({name: getattr(traffic, name) for name in names})
-    sums.update(asdict(traffic.by))
+def told(traffic: Values) -> Counter[str]:
+    names = ("spared", "reads", "read_bytes", "fetched_bytes", "origin_requests", *SAVER_OF.values())
+    sums = Counter({name: traffic[name] or 0 for name in names})
     return +sums
 
 
-def check_ranks(waited: Percentiles, values: list[float]) -> None:
+def check_ratios(traffic: Values) -> None:
+    """Each ratio is that of the counts, and None if there is nothing to divide by."""
+    reads, read_bytes = traffic["reads"], traffic["read_bytes"]
+    assert traffic["spared_ratio"] == (traffic["spared"] / reads if reads else None)
+    assert traffic["asked_ratio"] == (traffic["origin_requests"] / reads if reads else None)
+    assert traffic["hit_ratio"] == (traffic["tape"] / reads if reads else None)
+    assert traffic["byte_offload"] == (1 - traffic["fetched_bytes"] / read_bytes if read_bytes else None)
+
+
+def check_ranks(waited: Values, values: list[float], prefix: str = "") -> None:
     """Each percentile has about its rank among the values."""
     values.sort()
-    assert waited.count == len(values)
+    assert waited[f"{prefix}count"] == len(values)
     for name, rank in MIDDLES.items():
-        value = getattr(waited, name)
+        value = waited[prefix + name]
         least, most = bisect_left(values, value) / len(values), bisect_right(values, value) / len(values)
         assert least - 2 * RANK_ERROR <= rank <= most + 2 * RANK_ERROR, (name, least, most)
 
@@ -82,43 +91,43 @@ def test_traffic_of_each_step_and_route_and_of_all(figures: Figures) -> None:
     steps = defaultdict(list)
     for row in rows:
         steps[seconds(row[1]) // 120 * 120].append(row)
-    assert [moment.at for moment in figures.moments] == list(range(min(steps), max(steps) + 1, 120))
+    assert [moment["began"] for moment in figures.moments] == list(range(min(steps), max(steps) + 1, 120))
     assert len(figures.moments) <= MOST_STEPS
     for moment in figures.moments:
-        assert told(moment.traffic) == summed(steps.get(moment.at, []))
-    assert [route.route for route in figures.routes] == list(made_gold.ROUTES)
+        assert told(moment) == summed(steps.get(moment["began"], []))
+        check_ratios(moment)
+    assert [route["route"] for route in figures.routes] == list(made_gold.ROUTES)
     for route in figures.routes:
-        assert route.protocol == made_gold.PROTOCOLS[route.route]
-        assert told(route.traffic) == summed([row for row in rows if row[2] == route.route])
+        assert route["protocol"] == made_gold.PROTOCOLS[route["route"]]
+        assert told(route) == summed([row for row in rows if row[2] == route["route"]])
+        check_ratios(route)
     assert told(figures.total) == summed(rows)
     assert figures.requests == sum(row[6] for row in rows)
 
 
 def test_percentiles_are_merged_from_sketches(figures: Figures) -> None:
     catchup = [row for row in made_gold.samples("duration") if row[2] == "catchup"]
-    assert figures.first_byte_all is not None
-    check_ranks(figures.first_byte_all, [row[3] / 2 for row in catchup])
+    check_ranks(asdict(figures.first_byte_all), [row[3] / 2 for row in catchup])
     steps = defaultdict(list)
     for at, _, _, value in catchup:
         steps[seconds(at) // 120 * 120].append(value / 2)
-    assert [wait.at for wait in figures.first_byte] == [moment.at for moment in figures.moments]
+    assert [wait["began"] for wait in figures.first_byte] == [moment["began"] for moment in figures.moments]
     for wait in figures.first_byte:
-        if wait.at in steps:
-            check_ranks(wait.waited, steps[wait.at])
+        if wait["began"] in steps:
+            check_ranks(wait, steps[wait["began"]])
         else:
-            assert wait.waited == Percentiles(0, None, None, None)
+            assert wait == {"began": wait["began"], **asdict(Percentiles(0, None, None, None))}
     assert len(figures.latency) == 2 * len(made_gold.ROUTES)
     for one in figures.latency:
-        taken = [row[3] for row in made_gold.samples("duration") if row[1:3] == (one.route, one.mode)]
-        check_ranks(one.duration, taken)
-        check_ranks(one.first_byte, [value / 2 for value in taken])
+        taken = [row[3] for row in made_gold.samples("duration") if row[1:3] == (one["route"], one["mode"])]
+        check_ranks(one, taken)
+        check_ranks(one, [value / 2 for value in taken], "first_byte_")
 
 
 def test_delivery(figures: Figures) -> None:
     delays = [row[3] for row in made_gold.samples("delay") if row[2] == "catchup"]
-    assert figures.delivery_all is not None
-    check_ranks(figures.delivery_all, delays)
-    assert figures.delivery_max_s == max(delays)
+    check_ranks(asdict(figures.delivery_all), delays)
+    assert figures.delivery_all.max_s == max(delays)
 
 
 @pytest.mark.parametrize(("by", "column"), [("by_bytes", 4), ("by_requests", 3)])
@@ -129,12 +138,12 @@ def test_the_busiest_streams_over_all_hours(figures: Figures, by: str, column: i
         whole[:3] = [one + more for one, more in zip(whole[:3], counts, strict=True)]
     wanted = sorted(sums.items(), key=lambda item: -item[1][column - 3])[:MOST_STREAMS]
     found = getattr(figures, by)
-    assert [(one.route, one.stream) for one in found] == [key for key, _ in wanted]
+    assert [(one["route"], one["stream"]) for one in found] == [key for key, _ in wanted]
     for one, (_, (requests, read, fetched, readers)) in zip(found, wanted, strict=True):
-        assert (one.requests, one.read_bytes, one.fetched_bytes) == (requests, read, fetched)
-        assert one.protocol == made_gold.PROTOCOLS[one.route]
+        assert (one["requests"], one["read_bytes"], one["fetched_bytes"]) == (requests, read, fetched)
+        assert one["protocol"] == made_gold.PROTOCOLS[one["route"]]
         # Ten new readers in each of the six hours after the first.
-        assert one.readers == pytest.approx(readers + 60, rel=4 * READERS_ERROR)
+        assert one["readers"] == pytest.approx(readers + 60, rel=4 * READERS_ERROR)
 
 
 def test_fan_out_has_every_bucket(figures: Figures) -> None:
@@ -142,17 +151,20 @@ def test_fan_out_has_every_bucket(figures: Figures) -> None:
     catchup: Counter[int] = Counter()
     for _, _, _, mode, at_least, requests, _ in made_gold.fan_out():
         (catchup if mode == "catchup" else live)[at_least] += requests
-    assert [one.at_least for one in figures.fan_out] == [2**power for power in range(13)]
-    assert {one.at_least: one.live for one in figures.fan_out if one.live} == live
-    assert {one.at_least: one.catchup for one in figures.fan_out if one.catchup} == catchup
+    assert [one["at_least"] for one in figures.fan_out] == [2**power for power in range(13)]
+    for name, counted in (("live", live), ("catchup", catchup)):
+        assert {one["at_least"]: one[name] for one in figures.fan_out if one[name]} == counted
+        assert [one[f"{name}_share"] for one in figures.fan_out] == [
+            counted[one["at_least"]] / counted.total() for one in figures.fan_out
+        ]
     assert figures.shares["followed"] == Share(4096 + 2048)
 
 
 def test_the_curve_is_the_measured_one(figures: Figures) -> None:
-    measured = sorted(tuple(asdict(point).values()) for point in figures.curve)
+    measured = sorted(tuple(point.values()) for point in figures.curve)
     assert measured == sorted(made_gold.curve(), key=lambda row: (row[0], row[1]))
     # The gateway's policies come before the curve to compare with.
-    assert list(dict.fromkeys(point.policy for point in figures.curve)) == ["lru", "s3-fifo", "sieve", "lru-blocks"]
+    assert list(dict.fromkeys(point["policy"] for point in figures.curve)) == ["lru", "s3-fifo", "sieve", "lru-blocks"]
 
 
 def test_problems_are_counted_and_the_worst_come_first(figures: Figures) -> None:
@@ -162,21 +174,25 @@ def test_problems_are_counted_and_the_worst_come_first(figures: Figures) -> None
         errors[route, mode, status, outcome] += requests
         last[route, mode, status, outcome] = max(seconds(at), last.get((route, mode, status, outcome), 0))
     assert figures.shares["errors"] == Share(errors.total(), figures.requests)
-    assert figures.refusals.total == len(errors)
-    found = {(one.route, one.mode, one.status, one.outcome): one for one in figures.refusals.worst}
-    assert {key: one.requests for key, one in found.items()} == errors
-    assert {key: one.last for key, one in found.items()} == last
-    counts = [one.requests for one in figures.refusals.worst]
+    refusals = figures.found["errors"]
+    assert refusals.total == len(errors)
+    found = {tuple(one[name] for name in ("route", "mode", "status", "outcome")): one for one in refusals.worst}
+    assert {key: one["requests"] for key, one in found.items()} == errors
+    assert {key: one["last"] for key, one in found.items()} == last
+    counts = [one["requests"] for one in refusals.worst]
     assert counts == sorted(counts, reverse=True)
 
-    (storm,) = figures.storms.worst
-    assert (storm.at, storm.reconnects, storm.readers, storm.usual) == (seconds(made_gold.minute(312)), 900, 850, 4.0)
-    assert figures.slow_consumers.total == 14 == len(figures.slow_consumers.worst)
-    assert [one.cut_off for one in figures.slow_consumers.worst] == list(range(20, 6, -1))
-    (loop,) = figures.closed_loops.worst
-    assert (loop.requests, loop.minutes, loop.user_agent) == (40 * 118, 40, made_gold.EVIL_AGENT)
-    assert [one.measure for one in figures.anomalies.worst] == ["fetched_bytes", "hit_ratio", "requests"]
-    assert figures.anomalies.worst[0].at == seconds(made_gold.BEGAN.replace(minute=0) + timedelta(hours=4))
+    (storm,) = figures.found["storms"].worst
+    began = seconds(made_gold.minute(312))
+    assert [storm[name] for name in ("began", "reconnects", "readers", "usual")] == [began, 900, 850, 4.0]
+    slow = figures.found["slow-consumers"]
+    assert slow.total == 14 == len(slow.worst)
+    assert [one["cut_off"] for one in slow.worst] == list(range(20, 6, -1))
+    (loop,) = figures.found["closed-loops"].worst
+    assert (loop["requests"], loop["minutes"], loop["user_agent"]) == (40 * 118, 40, made_gold.EVIL_AGENT)
+    anomalies = figures.found["anomalies"].worst
+    assert [one["measure"] for one in anomalies] == ["fetched_bytes", "hit_ratio", "requests"]
+    assert anomalies[0]["began"] == seconds(made_gold.BEGAN.replace(minute=0) + timedelta(hours=4))
     assert MOST_FOUND >= 14
 
 
@@ -220,10 +236,10 @@ def test_rows_older_than_a_column_make_its_figures_unknown() -> None:
         lambda _: None,
     )
     assert mixed.shares["spared"].part is None
-    assert mixed.total.spared_ratio is None
-    assert mixed.moments[0].traffic.spared is None
-    assert mixed.moments[-1].traffic.spared is not None
-    assert mixed.total.reads == sum(row[6] for row in made_gold.traffic() if row[4] in READS)
+    assert mixed.total["spared_ratio"] is None
+    assert mixed.moments[0]["spared"] is None
+    assert mixed.moments[-1]["spared"] is not None
+    assert mixed.total["reads"] == sum(row[6] for row in made_gold.traffic() if row[4] in READS)
 
 
 def test_no_tables_give_no_figures() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from gateway.config.cache_plan import parse_plan
-from gateway.pipeline.report import chosen_point
+from gateway.config.cache_plan import CachePlan, parse_plan
 from gateway.pipeline.report.curve_panels import plan
-from gateway.pipeline.report.figures import ErrorCount, Figures, Found, Percentiles, Share, Storm
-from gateway.pipeline.report.findings import advice_for, findings, measured, shortened
+from gateway.pipeline.report.figures import Figures, Found, Percentiles, Row, Share
+from gateway.pipeline.report.findings import advice_for, findings, measured
 from gateway.pipeline.report.headlines import Headline, headlines
+from gateway.pipeline.report.panel import shortened
 from tests.pipeline.report import made_gold
 
 
@@ -36,6 +37,14 @@ def of(
         "followed": Share(),
     }
     return Figures(requests=100, shares=shares)
+
+
+def error(status: int, outcome: str, route: str = "default") -> Row:
+    return {"route": route, "mode": "catchup", "status": status, "outcome": outcome, "requests": 1, "last": 0}
+
+
+def made(**changes: object) -> CachePlan:
+    return parse_plan(json.dumps({**made_gold.PLAN, **changes}).encode())
 
 
 def test_the_headlines_say_what_the_origin_was_spared() -> None:
@@ -82,7 +91,7 @@ def test_remembered_answers_are_described_by_the_slowest() -> None:
 
 def test_no_traffic_gives_no_headlines() -> None:
     assert headlines(Figures()) == []
-    assert all(not one.items and one.total == 0 for one in findings(Figures()))
+    assert all(one.body is None and not one.badge for one in findings(Figures()))
 
 
 @pytest.mark.parametrize(
@@ -103,22 +112,23 @@ def test_no_traffic_gives_no_headlines() -> None:
     ],
 )
 def test_every_error_has_advice(status: int, outcome: str, word: str) -> None:
-    assert word in advice_for(ErrorCount("default", "catchup", status, outcome, 1, 0))
+    assert word in advice_for(error(status, outcome))
 
 
 def test_advice_is_not_given_twice() -> None:
-    twice = tuple(ErrorCount(route, "catchup", 404, "refused", 1, 0) for route in ("one", "other"))
-    (errors, *_) = findings(Figures(refusals=Found(twice, 2)))
-    assert len(errors.items) == 2
-    assert len(errors.advice) == 1
+    twice = tuple(error(404, "refused", route) for route in ("one", "other"))
+    (errors, *_) = findings(Figures(found={"errors": Found(twice, 2)}))
+    assert errors.badge == "2"
+    assert str(errors.body).count("<li>") == 2
+    assert str(errors.body).count("<p>") == 1
 
 
 def test_a_storm_without_an_hour_before_has_no_usual() -> None:
-    storm = Storm(1_795_000_000, "default", 900, 800, None)
-    (said,) = findings(Figures(storms=Found((storm,), 1)))[1].items
-    assert said == (
-        "2026-11-18 11:06, <bdi><code>default</code></bdi>: <b>900 reconnects</b> by 800 readers in a minute"
-    )
+    storm = {"began": 1_795_000_000, "route": "default", "reconnects": 900, "readers": 800, "usual": None}
+    said = findings(Figures(found={"storms": Found((storm,), 1)}))[1].body
+    assert (
+        "<li>2026-11-18 11:06, <bdi><code>default</code></bdi>: <b>900 reconnects</b> by 800 readers in a minute</li>"
+    ) in str(said)
 
 
 def test_measures_are_shown_in_their_units() -> None:
@@ -134,17 +144,17 @@ def test_long_names_keep_both_ends() -> None:
     ("target", "word"), [(0.85, "Asked for were 85 % of the reads."), (0.95, "nothing better was found")]
 )
 def test_a_plan_says_whether_it_reaches_its_target(target: float, word: str) -> None:
-    made = chosen_point(parse_plan(json.dumps({**made_gold.PLAN, "target_hit_ratio": target}).encode()))
-    assert made.wished == 8
-    assert [wish.wish for wish in made.wishes] == ["pin"] * 5 + ["do_not_store"]
-    assert word in str(plan(Figures(plan=made)).body)
+    said = plan(Figures(plan=made(target_hit_ratio=target)))
+    assert said.note == "The first of each kind: 6 of 8 entries."
+    assert re.findall('class="wish">([^<]+)<', str(said.body)) == ["Keep"] * 5 + ["Do not store"]
+    assert word in str(said.body)
 
 
 def test_a_plan_says_that_it_is_short_and_what_a_hit_does_not_spare() -> None:
-    made = chosen_point(parse_plan(json.dumps(made_gold.PLAN).encode()))
-    said = str(plan(Figures(plan=made, shares={"looked": Share(617, 1_000)})).body)
+    said = str(plan(Figures(plan=made(), shares={"looked": Share(617, 1_000)})).body)
     assert "made from 7 h of traffic, and is marked as short" in said
     assert "take_short_memory" in said
     assert "without the origin" not in said
     assert "asked that before 61.7 % of catch-up reads were answered from memory" in said
-    assert "short" not in str(plan(Figures(plan=replace(made, is_short=False))).body)
+    of_a_day = made(made_from={**made_gold.PLAN["made_from"], "is_short": False})
+    assert "short" not in str(plan(Figures(plan=of_a_day)).body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.report.steps import step_for
+from gateway.pipeline.report.gather import step_for
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(0, 400_000_000), st.integers(2, 400))

@@ -12,7 +12,7 @@ import pytest
 from gateway.pipeline import tables
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.report import write_report
-from gateway.pipeline.report.figures import Figures
+from gateway.pipeline.report.figures import NO_TIMES, Figures
 from gateway.pipeline.report.gather import gather
 from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.report.page import page
@@ -28,7 +28,7 @@ def plan(tmp_path: Path) -> Path:
 
 def without_lots(figures: Figures) -> Figures:
     """The figures without those of merged sketches, which are partly random."""
-    return replace(figures, first_byte=(), first_byte_all=None, latency=(), delivery=(), delivery_all=None)
+    return replace(figures, first_byte=(), first_byte_all=NO_TIMES, latency=(), delivery=(), delivery_all=NO_TIMES)
 
 
 def test_the_same_lake_makes_the_same_figures_and_they_the_same_report(
