@@ -1,18 +1,17 @@
-"""Panels of the miss-ratio curve, with the point chosen by the plan, and of the plan's entries."""
+"""Cards of the miss-ratio curve, with the point chosen by the plan, and of the plan's entries."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from gateway.config.cache_plan import CachePlan
 from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.charts import Series
-from gateway.pipeline.report.figures import Figures, Row, Share
+from gateway.pipeline.report.figures import Figures, Row
 from gateway.pipeline.report.markup import element
-from gateway.pipeline.report.panel import Column, Key, Panel, name, numbers
+from gateway.pipeline.report.panel import Column, Content, Key, name
 from gateway.pipeline.report.panels import line_keys
 from gateway.pipeline.report.wording import many, share, size, span, times
 
@@ -29,45 +28,52 @@ _KINDS: Final = {
 """The lists of a plan."""
 _MOST_ENTRIES: Final = 5
 """Most entries shown of each list of the plan."""
-_NOTHING: Final = (
-    "No curve was measured: `durable-gateway pipeline curve` does it, from reads that began at a known offset."
-)
 
 
-def bytes_curve(figures: Figures) -> Panel:
-    """Byte miss ratio by memory."""
-    panel = Panel(
-        "curve-bytes",
-        "Miss ratio by memory: bytes",
-        "Share of the bytes of catch-up reads that the origin has to send.",
-        _NOTHING,
-    )
-    return _curve(figures, panel, is_bytes=True)
-
-
-def reads_curve(figures: Figures) -> Panel:
-    """Miss ratio of reads by memory."""
-    panel = Panel(
-        "curve-reads",
-        "Miss ratio by memory: reads",
-        "Share of catch-up reads of which bytes are missing in memory.",
-        _NOTHING,
-    )
-    return _curve(figures, panel, is_bytes=False)
-
-
-def plan(figures: Figures) -> Panel:
-    """The plan's recommendations and their reasons."""
-    panel = Panel(
-        "plan",
-        "The plan",
-        "What the gateway should keep, and in how much memory.",
-        "No plan was given: `durable-gateway pipeline plan` makes one, and `report --plan` shows it here.",
-        is_wide=True,
-    )
+def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
+    """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
+    every = [row for row in figures.curve if is_bytes or not row["policy"].endswith(_BLOCKS)]
+    if not every:
+        return None
+    ratio = "byte_miss_ratio" if is_bytes else "miss_ratio"
+    policies = list(dict.fromkeys(row["policy"] for row in every))
+    # The curve of the gateway's own policy answers the question; the others are among the numbers.
+    shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
+    looks = zip(shown, itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
+    series = [Series(policy, policy, colour, dash) for policy, colour, dash in looks]
+    rows = [row for row in every if row["policy"] in shown]
+    values = [{"x": row["cache_bytes"], "y": row[ratio], "key": row["policy"]} for row in rows]
+    if is_bytes:
+        values = [value | _band(value["y"], row["error"]) for value, row in zip(values, rows, strict=True)]
+    sizes = [value["x"] for value in values]
+    highest = [value.get("high", value["y"]) for value in values]
+    keys = line_keys(series)
     made = figures.plan
     if made is None:
-        return panel
+        x, y = axes.sizes(sizes), axes.parts(highest)
+        above = []
+    else:
+        memory = made.memory
+        chosen = 1 - (memory.expected_byte_hit_ratio if is_bytes else memory.expected_hit_ratio)
+        targets = [] if is_bytes else [1 - made.target_hit_ratio]
+        x, y = axes.sizes([*sizes, memory.cache_bytes]), axes.parts([*highest, chosen, *targets])
+        above = [*charts.rules(y, targets), *charts.mark(x, y, memory.cache_bytes, chosen, memory.error)]
+        keys.append(Key("dot chosen", f"Plan: {size(memory.cache_bytes)}, {share(chosen)}"))
+        keys += [Key("line short quiet", f"Target: {share(target)}") for target in targets]
+    return Content(
+        charts.lines(x, y, values, series, above),
+        f"{'; '.join(key.label for key in keys)}.",
+        keys,
+        *_numbers(every, policies, ratio, has_errors=is_bytes),
+        _note(rows[0], has_bands=is_bytes and any(row["error"] for row in rows), more=len(policies) - len(shown)),
+    )
+
+
+def plan(figures: Figures) -> Content | None:
+    """The plan's recommendations and their reasons."""
+    made = figures.plan
+    if made is None:
+        return None
     memory = made.memory
     reached = memory.expected_hit_ratio + memory.error >= made.target_hit_ratio
     says = [
@@ -96,23 +102,18 @@ def plan(figures: Figures) -> Panel:
         Column("Bytes", "bytes", size),
         Column("Reason", "reason"),
     ]
-    return replace(
-        panel,
-        body=element(
-            "div",
-            [element("p", text, class_="says") for text in (says, _looks(figures), _short(made)) if text],
-            element("ul", items, class_="items") if items else None,
-        ),
-        numbers=numbers("plan", columns, rows) if rows else None,
-        note=f"The first of each kind: {len(rows)} of {many(entries, 'entry', 'entries')}."
-        if entries > len(rows)
-        else "",
+    body = element(
+        "div",
+        [element("p", text, class_="says") for text in (says, _looks(figures), _short(made)) if text],
+        element("ul", items, class_="items") if items else None,
     )
+    shown = f"The first of each kind: {len(rows)} of {many(entries, 'entry', 'entries')}."
+    return Content(body, columns=columns, rows=rows, note=shown if entries > len(rows) else "")
 
 
 def _looks(figures: Figures) -> str:
     """What a hit does not spare the origin."""
-    looked = figures.shares.get("looked", Share())
+    looked = figures.share("looked")
     if not looked.part:
         return ""
     return (
@@ -127,45 +128,6 @@ def _short(made: CachePlan) -> str:
     return (
         f"It was made from {span(made.made_from.span_s)} of traffic, and is marked as short: a gateway does not take "
         "its memory unless cache.plan.take_short_memory is set."
-    )
-
-
-def _curve(figures: Figures, panel: Panel, *, is_bytes: bool) -> Panel:
-    """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
-    every = [row for row in figures.curve if is_bytes or not row["policy"].endswith(_BLOCKS)]
-    if not every:
-        return panel
-    ratio = "byte_miss_ratio" if is_bytes else "miss_ratio"
-    policies = list(dict.fromkeys(row["policy"] for row in every))
-    # The curve of the gateway's own policy answers the question; the others are among the numbers.
-    shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
-    looks = zip(shown, itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
-    series = [Series(policy, policy, colour, dash) for policy, colour, dash in looks]
-    rows = [row for row in every if row["policy"] in shown]
-    values = [{"x": row["cache_bytes"], "y": row[ratio], "key": row["policy"]} for row in rows]
-    if is_bytes:
-        values = [value | _band(value["y"], row["error"]) for value, row in zip(values, rows, strict=True)]
-    sizes = [value["x"] for value in values]
-    highest = [value.get("high", value["y"]) for value in values]
-    keys = line_keys(series)
-    made = figures.plan
-    if made is None:
-        x, y = axes.sizes(sizes), axes.parts(highest)
-        above = []
-    else:
-        memory = made.memory
-        chosen = 1 - (memory.expected_byte_hit_ratio if is_bytes else memory.expected_hit_ratio)
-        targets = [] if is_bytes else [1 - made.target_hit_ratio]
-        x, y = axes.sizes([*sizes, memory.cache_bytes]), axes.parts([*highest, chosen, *targets])
-        above = [*charts.rules(y, targets), *charts.mark(x, y, memory.cache_bytes, chosen, memory.error)]
-        keys.append(Key("dot chosen", f"Plan: {size(memory.cache_bytes)}, {share(chosen)}"))
-        keys += [Key("line short quiet", f"Target: {share(target)}") for target in targets]
-    return panel.drawn(
-        charts.lines(x, y, values, series, above),
-        f"{'; '.join(key.label for key in keys)}.",
-        keys,
-        *_numbers(every, policies, ratio, has_errors=is_bytes),
-        _note(rows[0], has_bands=is_bytes and any(row["error"] for row in rows), more=len(policies) - len(shown)),
     )
 
 

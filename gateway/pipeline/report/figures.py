@@ -98,6 +98,10 @@ class Figures:
     is_short: bool = False
     """Whether the log covers too little time to judge a day by."""
 
+    def share(self, name: str) -> Share:
+        """The headline figure of that name."""
+        return self.shares.get(name, Share())
+
     @property
     def reads(self) -> int:
         """Reads that ended."""

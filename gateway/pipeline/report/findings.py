@@ -7,12 +7,13 @@ and the advice.  Names in the rows are untrusted; they become markup through `el
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gateway.pipeline.report.figures import Figures, Found, Row
 from gateway.pipeline.report.markup import Child, Html, element, joined
-from gateway.pipeline.report.panel import Column, Panel, name, numbers
+from gateway.pipeline.report.panel import Column, Content, Panel, name
 from gateway.pipeline.report.wording import count, many, moment, share, size, span, times
 
 _MOST_ITEMS: Final = 5
@@ -219,15 +220,10 @@ FINDINGS: Final = (
 """The report's lists of problems, in their order."""
 
 
-def findings(figures: Figures) -> list[Panel]:
-    """All lists, including empty ones."""
-    return [_panel(one, figures.found.get(one.name, Found())) for one in FINDINGS]
-
-
-def _panel(finding: Finding, found: Found) -> Panel:
-    panel = Panel(finding.name, finding.title, finding.about, finding.nothing)
+def _content(figures: Figures, finding: Finding) -> Content | None:
+    found = figures.found.get(finding.name, Found())
     if not found.worst:
-        return panel
+        return None
     items = [element("li", finding.sentence(row)) for row in found.worst[:_MOST_ITEMS]]
     more = found.total - len(items)
     body = [
@@ -237,16 +233,15 @@ def _panel(finding: Finding, found: Found) -> Panel:
         else None,
         element("div", element("h4", "What to do"), _advice(finding, found.worst), class_="advice"),
     ]
-    return replace(
-        panel,
-        is_wide=True,
-        badge=count(found.total),
-        body=joined(body),
-        numbers=numbers(finding.name, finding.columns, found.worst),
-    )
+    return Content(joined(body), columns=finding.columns, rows=found.worst, badge=count(found.total))
 
 
 def _advice(finding: Finding, worst: Sequence[Row]) -> list[Html]:
     advice = finding.advice
     texts = dict.fromkeys(map(advice, worst)) if callable(advice) else advice
     return [element("p", text) for text in list(texts)[:_MOST_ITEMS]]
+
+
+PANELS: Final = tuple(
+    Panel(one.name, one.title, one.about, one.nothing, partial(_content, finding=one)) for one in FINDINGS
+)

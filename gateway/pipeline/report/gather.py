@@ -37,25 +37,13 @@ SAVED_BY: Final = {
 }
 """How a read was answered, by its outcome; the groups are those of `tables.OFFLOAD`."""
 
-_COUNTED: Final = (
-    tables.TRAFFIC,
-    tables.TOP_STREAMS,
-    tables.FAN_OUT,
-    tables.RECONNECTS,
-    tables.SLOW_CONSUMERS,
-    tables.ERRORS,
-    tables.CLOSED_LOOPS,
-    tables.ANOMALIES,
-    tables.CURVE,
-)
+_COUNTED: Final = ({*tables.GOLD} - {tables.OFFLOAD, tables.LATENCY, tables.DELIVERY}) | {tables.CURVE}
 """The tables that SQL is run on, without their sketches."""
 _MINUTE_S: Final = 60
-_HOUR_S: Final = 3600
-_DAY_S: Final = 86_400
-_STEPS_S: Final = (
-    *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 15, 30)),
-    *(hours * _HOUR_S for hours in (1, 2, 3, 6, 12)),
-    *(days * _DAY_S for days in (1, 2, 7, 14, 28, 56, 91, 182, 364)),
+_DAY_MIN: Final = 1440
+_STEPS_MIN: Final = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720),
+    *(days * _DAY_MIN for days in (1, 2, 7, 14, 28, 56, 91, 182, 364)),
 )
 _FAN_OUT: Final = f"""
     WITH powers AS (SELECT unnest(range(0, (SELECT log2(max(at_least))::BIGINT + 1 FROM fan_out))) AS power),
@@ -87,10 +75,10 @@ def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
 
 def step_for(first: int, last: int, most: int) -> int:
     """The smallest round step (seconds) that divides `first`..`last` into at most `most` pieces."""
-    reach = max(last - first, 0) + 1
+    reach_min = (max(last - first, 0) + 1) / _MINUTE_S
     # The range may touch one more piece at either end.
-    fitting = (step for step in _STEPS_S if reach / step + 1 <= most)
-    return next(fitting, _DAY_S * math.ceil(reach / _DAY_S / max(most - 1, 1)))
+    fitting = (step for step in _STEPS_MIN if reach_min / step + 1 <= most)
+    return _MINUTE_S * next(fitting, _DAY_MIN * math.ceil(reach_min / _DAY_MIN / max(most - 1, 1)))
 
 
 def sums(key: str, source: str) -> str:

@@ -9,14 +9,13 @@ A figure without data is left out: an empty lake has no headlines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import duckdb
 
-from gateway.pipeline.report import wording
 from gateway.pipeline.report.figures import Figures, Percentiles, Share
+from gateway.pipeline.report.wording import count, many, share, size, span, times
 from gateway.protocol.mode import Mode
 
 READS: Final = "mode IN ('catchup', 'longpoll', 'sse')"
@@ -101,83 +100,70 @@ class Headline:
 
 def headlines(figures: Figures) -> list[Headline]:
     """All headlines with data."""
-    shares = figures.shares
-    said = [
-        _spared(shares),
-        _bytes(shares),
-        _looked(shares),
+    of = figures.share
+    said = (
+        _spared(of("spared"), of("asked")),
+        _bytes(of("delivered"), of("sent").part or 0),
+        _looked(of("looked")),
         _waits("of catch-up reads began to be answered within this time", figures.first_byte_all),
         _waits("of appends were with their long-polling readers within this time", figures.delivery_all),
-        _followed(shares),
-        _errors(shares),
-    ]
+        _followed(of("followed").part or 0),
+        _errors(of("errors")),
+    )
     return [one for one in said if one is not None]
 
 
-def _spared(shares: Mapping[str, Share]) -> Headline | None:
-    spared, asked = shares.get("spared", Share()), shares.get("asked", Share())
+def _spared(spared: Share, asked: Share) -> Headline | None:
     if not asked.whole:
         return None
-    per_hundred = f"{wording.times(100 * (asked.ratio or 0))} requests to it for each 100 reads"
+    reads, requests = many(asked.whole, "read"), asked.part or 0
     if spared.part is None:
-        return Headline(
-            wording.times(asked.ratio),
-            "requests to the origin for each read",
-            f"{wording.many(asked.whole, 'read')}, {wording.many(asked.part or 0, 'request')}",
-        )
-    made_of = f"{wording.count(spared.part)} of {wording.many(asked.whole, 'read')}; {per_hundred}"
-    return Headline(wording.share(spared.ratio), "of reads caused no request at the origin", made_of)
+        made_of = f"{reads}, {many(requests, 'request')}"
+        return Headline(times(asked.ratio), "requests to the origin for each read", made_of)
+    per_hundred = f"{times(100 * (asked.ratio or 0))} requests to it for each 100 reads"
+    made_of = f"{count(spared.part)} of {reads}; {per_hundred}"
+    return Headline(share(spared.ratio), "of reads caused no request at the origin", made_of)
 
 
-def _looked(shares: Mapping[str, Share]) -> Headline | None:
-    looked = shares.get("looked", Share())
+def _looked(looked: Share) -> Headline | None:
     if not looked.part:
         return None
-    return Headline(
-        wording.share(looked.ratio),
-        "of catch-up reads were in memory, and the origin was asked for the tail",
-        f"{wording.count(looked.part)} of {wording.many(looked.whole or 0, 'catch-up read')}",
-    )
+    made_of = f"{count(looked.part)} of {many(looked.whole or 0, 'catch-up read')}"
+    says = "of catch-up reads were in memory, and the origin was asked for the tail"
+    return Headline(share(looked.ratio), says, made_of)
 
 
-def _bytes(shares: Mapping[str, Share]) -> Headline | None:
-    delivered, sent = shares.get("delivered", Share()), shares.get("sent", Share()).part
+def _bytes(delivered: Share, sent: int) -> Headline | None:
     if not sent:
         return None
     fetched, read = delivered.whole or 0, delivered.part or 0
-    made_of = f"it sent {wording.size(fetched)}, readers got {wording.size(read)}"
+    made_of = f"it sent {size(fetched)}, readers got {size(read)}"
     if read > sent:
-        made_of += f" ({wording.size(sent)} as it was sent)"
+        made_of += f" ({size(sent)} as it was sent)"
     if not fetched:
-        return Headline(wording.size(0), "was all that the origin had to send", made_of)
+        return Headline(size(0), "was all that the origin had to send", made_of)
     if read < fetched:
-        return Headline(f"{wording.times(fetched / read)} ×", "what readers got was sent by the origin", made_of)
-    return Headline(f"{wording.times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
+        return Headline(f"{times(fetched / read)} ×", "what readers got was sent by the origin", made_of)
+    return Headline(f"{times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
 
 
 def _waits(says: str, waited: Percentiles) -> Headline | None:
     if waited.p50_s is None:
         return None
     if waited.p50_s < _AT_ONCE_S:
-        return Headline(wording.span(waited.p99_s), f"99 % {says}", f"half of {wording.count(waited.count)} at once")
-    made_of = f"99 % within {wording.span(waited.p99_s)}, of {wording.count(waited.count)}"
-    return Headline(wording.span(waited.p50_s), f"half {says}", made_of)
+        return Headline(span(waited.p99_s), f"99 % {says}", f"half of {count(waited.count)} at once")
+    return Headline(span(waited.p50_s), f"half {says}", f"99 % within {span(waited.p99_s)}, of {count(waited.count)}")
 
 
-def _followed(shares: Mapping[str, Share]) -> Headline | None:
-    most = shares.get("followed", Share()).part or 0
+def _followed(most: int) -> Headline | None:
     if most < 2:
         return None
-    return Headline(
-        wording.count(most),
-        "readers followed one stream at once",
-        "for one request to the origin at a time",
-    )
+    return Headline(count(most), "readers followed one stream at once", "for one request to the origin at a time")
 
 
-def _errors(shares: Mapping[str, Share]) -> Headline | None:
-    errors = shares.get("errors", Share())
+def _errors(errors: Share) -> Headline | None:
     if not errors.whole:
         return None
-    made_of = f"{wording.count(errors.part or 0)} of {wording.many(errors.whole, 'request')} of all kinds"
-    return Headline(wording.share((errors.part or 0) / errors.whole), "of requests ended in an error", made_of)
+    number = errors.part or 0
+    made_of = f"{count(number)} of {many(errors.whole, 'request')} of all kinds"
+    return Headline(share(number / errors.whole), "of requests ended in an error", made_of)

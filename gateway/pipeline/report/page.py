@@ -14,54 +14,35 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from importlib import resources
+from string import Template
 
-from gateway.pipeline.report import curve_panels, panels, wait_panels, wording
+from gateway.pipeline.report import wording
+from gateway.pipeline.report.contents import PARTS
 from gateway.pipeline.report.figures import Figures
-from gateway.pipeline.report.findings import findings
 from gateway.pipeline.report.headlines import headlines
-from gateway.pipeline.report.markup import Html, element
-from gateway.pipeline.report.panel import Panel, card, prose
-
-_PARTS = (
-    ("Offload", (panels.offload, panels.reads, panels.volume, panels.savers)),
-    ("Memory", (curve_panels.bytes_curve, curve_panels.reads_curve, curve_panels.plan)),
-    ("Time", (wait_panels.first_byte, wait_panels.delivery, wait_panels.latency)),
-    ("Who and what", (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes)),
-)
+from gateway.pipeline.report.markup import Html, element, escaped, joined
+from gateway.pipeline.report.panel import Content, Panel, card, prose
 
 
 def page(figures: Figures, title: str) -> str:
     """The whole page."""
-    style = (resources.files("gateway.pipeline.report") / "report.css").read_text("utf-8")
+    files = resources.files("gateway.pipeline.report")
+    style = (files / "report.css").read_text("utf-8")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src 'none'; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
     )
-    found = findings(figures)
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", title),
-        element("style", Html(style)),
+    texts = {"step": _step(figures.step_s), "no_reads": _no_reads(figures)}
+    parts = {name: [(one, one.make(figures)) for one in panels] for name, panels in PARTS.items()}
+    main = [
+        _shortness(figures) if figures.is_short else None,
+        _headlines(figures),
+        _problems([one for made in parts.values() for one in made]),
+        [_part(name, [card(*one, texts) for one in made]) for name, made in parts.items()],
+    ]
+    return Template((files / "report.html").read_text("utf-8")).substitute(
+        policy=escaped(policy), style=style, title=escaped(title), reach=escaped(_reach(figures)), main=joined(main)
     )
-    body = element(
-        "body",
-        element("header", element("h1", title), element("p", _reach(figures), class_="reach-of")),
-        element(
-            "main",
-            _shortness(figures) if figures.is_short else None,
-            _headlines(figures),
-            _contents([one for one in found if one.badge]),
-            [_part(name, [make(figures) for make in makers]) for name, makers in _PARTS],
-            _part("What to look at", found),
-        ),
-        element("footer", element("p", "Made by durable-gateway from its own access log. Times are UTC.")),
-    )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
 def _reach(figures: Figures) -> str:
@@ -107,8 +88,13 @@ def _headlines(figures: Figures) -> Html:
     return element("section", items, class_="headlines", aria_label="Headline figures")
 
 
-def _contents(wrong: Iterable[Panel]) -> Html | None:
-    links = [element("li", element("a", f"{one.title} ({one.badge})", href=f"#{one.name}")) for one in wrong]
+def _problems(made: Iterable[tuple[Panel, Content | None]]) -> Html | None:
+    """Links to the problems."""
+    links = [
+        element("li", element("a", f"{panel.title} ({content.badge})", href=f"#{panel.name}"))
+        for panel, content in made
+        if content is not None and content.badge
+    ]
     if not links:
         return None
     return element(
@@ -116,13 +102,19 @@ def _contents(wrong: Iterable[Panel]) -> Html | None:
     )
 
 
-def _part(title: str, cards: Iterable[Panel]) -> Html:
-    return element(
-        "section",
-        element("h2", title),
-        element("div", [card(one) for one in cards], class_="cards"),
-        class_="part",
-    )
+def _part(name: str, cards: list[Html]) -> Html:
+    return element("section", element("h2", name), element("div", cards, class_="cards"), class_="part")
+
+
+def _step(step_s: int) -> str:
+    text = wording.span(step_s)
+    return {"60 s": "minute", "60 min": "hour", "24 h": "day"}.get(text, text)
+
+
+def _no_reads(figures: Figures) -> str:
+    if not figures.requests:
+        return "There are no figures of traffic: no lines of an access log were taken in and aggregated."
+    return "The log has requests, but no reads among them."
 
 
 def _hash(text: str) -> str:

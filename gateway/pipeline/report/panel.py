@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gateway.pipeline.report import wording
 from gateway.pipeline.report.charts import Chart
 from gateway.pipeline.report.drawing import figure
-from gateway.pipeline.report.figures import Row
-from gateway.pipeline.report.markup import Html, element, joined, shown
+from gateway.pipeline.report.figures import Figures, Row
+from gateway.pipeline.report.markup import Child, Html, element, joined, shown
 
 Raw = str | int | float | None
 
@@ -56,50 +55,54 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """What a card shows."""
+
+    body: Chart | Html
+    says: str = ""
+    """What a chart shows, for a screen reader."""
+    keys: Sequence[Key] = ()
+    columns: Sequence[Column] = ()
+    rows: Sequence[Row] = ()
+    """The numbers behind it."""
+    note: str = ""
+    badge: str = ""
+    """The number of problems."""
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """A card; if `body` is None, `nothing` says why."""
+    """A card, and how it is made: without content, `nothing` says why."""
 
     name: str
     title: str
     about: str
     nothing: str
+    make: Callable[[Figures], Content | None]
     is_wide: bool = False
-    body: Html | None = None
-    legend: Html | None = None
-    note: str = ""
-    numbers: Html | None = None
-    badge: str = ""
-
-    def drawn(
-        self,
-        chart: Chart,
-        says: str,
-        keys: Iterable[Key],
-        columns: Sequence[Column],
-        rows: Sequence[Row],
-        note: str = "",
-    ) -> Self:
-        """With its chart, which `says` describes to a screen reader, and the numbers behind it."""
-        return replace(
-            self,
-            body=figure(chart, f"{self.title}. {says}", is_wide=self.is_wide),
-            legend=_legend(list(keys)),
-            note=note,
-            numbers=numbers(self.name, columns, rows),
-        )
 
 
-def card(panel: Panel) -> Html:
-    """The card as HTML."""
+def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Html:
+    """The card as HTML; `texts` are filled into its own."""
+    parts: list[Child] = [element("p", prose(panel.nothing.format_map(texts)), class_="nothing")]
+    badge = None
+    if content is not None:
+        badge = [" ", element("span", content.badge, class_="badge")] if content.badge else None
+        chart = content.body
+        parts = [
+            _legend(content.keys) if content.keys else None,
+            chart
+            if isinstance(chart, Html)
+            else figure(chart, f"{panel.title}. {content.says}", is_wide=panel.is_wide),
+            element("p", prose(content.note), class_="note") if content.note else None,
+            _numbers(panel.name, content.columns, content.rows) if content.rows else None,
+        ]
     return element(
         "article",
-        element("h3", panel.title, [" ", element("span", panel.badge, class_="badge")] if panel.badge else None),
-        element("p", panel.about, class_="about"),
-        panel.legend,
-        element("p", prose(panel.nothing), class_="nothing") if panel.body is None else panel.body,
-        element("p", prose(panel.note), class_="note") if panel.note else None,
-        panel.numbers,
-        class_="card wide" if panel.is_wide else "card",
+        element("h3", panel.title, badge),
+        element("p", panel.about.format_map(texts), class_="about"),
+        parts,
+        class_="card wide" if panel.is_wide or badge else "card",
         id=panel.name,
     )
 
@@ -120,7 +123,7 @@ def name(text: str) -> Html:
     return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
 
 
-def numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
+def _numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
     """A table of these rows, collapsed."""
     values = [[column.value(row) for column in columns] for row in rows]
     heads = [element("th", column.head, scope="col", class_="number" if column.write else None) for column in columns]
@@ -145,7 +148,7 @@ def numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
     )
 
 
-def _legend(keys: Sequence[Key]) -> Html | None:
+def _legend(keys: Sequence[Key]) -> Html:
     """The meaning of colours, dashes and shapes."""
     items = [
         element(
@@ -156,7 +159,7 @@ def _legend(keys: Sequence[Key]) -> Html | None:
         )
         for key in keys
     ]
-    return element("ul", items, class_="legend") if items else None
+    return element("ul", items, class_="legend")
 
 
 def _cell(column: Column, value: Raw) -> Html:

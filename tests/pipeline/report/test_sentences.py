@@ -11,9 +11,9 @@ import pytest
 from gateway.config.cache_plan import CachePlan, parse_plan
 from gateway.pipeline.report.curve_panels import plan
 from gateway.pipeline.report.figures import Figures, Found, Percentiles, Row, Share
-from gateway.pipeline.report.findings import advice_for, findings, measured
+from gateway.pipeline.report.findings import PANELS, advice_for, measured
 from gateway.pipeline.report.headlines import Headline, headlines
-from gateway.pipeline.report.panel import shortened
+from gateway.pipeline.report.panel import Content, shortened
 from tests.pipeline.report import made_gold
 
 
@@ -41,6 +41,20 @@ def of(
 
 def error(status: int, outcome: str, route: str = "default") -> Row:
     return {"route": route, "mode": "catchup", "status": status, "outcome": outcome, "requests": 1, "last": 0}
+
+
+def found(name: str, *rows: Row) -> Content:
+    """What is said of one kind of problem."""
+    (panel,) = [one for one in PANELS if one.name == name]
+    said = panel.make(Figures(found={name: Found(rows, len(rows))}))
+    assert said is not None
+    return said
+
+
+def planned(figures: Figures) -> Content:
+    said = plan(figures)
+    assert said is not None
+    return said
 
 
 def made(**changes: object) -> CachePlan:
@@ -91,7 +105,7 @@ def test_remembered_answers_are_described_by_the_slowest() -> None:
 
 def test_no_traffic_gives_no_headlines() -> None:
     assert headlines(Figures()) == []
-    assert all(one.body is None and not one.badge for one in findings(Figures()))
+    assert all(one.make(Figures()) is None for one in PANELS)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +130,7 @@ def test_every_error_has_advice(status: int, outcome: str, word: str) -> None:
 
 
 def test_advice_is_not_given_twice() -> None:
-    twice = tuple(error(404, "refused", route) for route in ("one", "other"))
-    (errors, *_) = findings(Figures(found={"errors": Found(twice, 2)}))
+    errors = found("errors", *(error(404, "refused", route) for route in ("one", "other")))
     assert errors.badge == "2"
     assert str(errors.body).count("<li>") == 2
     assert str(errors.body).count("<p>") == 1
@@ -125,7 +138,7 @@ def test_advice_is_not_given_twice() -> None:
 
 def test_a_storm_without_an_hour_before_has_no_usual() -> None:
     storm = {"began": 1_795_000_000, "route": "default", "reconnects": 900, "readers": 800, "usual": None}
-    said = findings(Figures(found={"storms": Found((storm,), 1)}))[1].body
+    said = found("storms", storm).body
     assert (
         "<li>2026-11-18 11:06, <bdi><code>default</code></bdi>: <b>900 reconnects</b> by 800 readers in a minute</li>"
     ) in str(said)
@@ -144,17 +157,17 @@ def test_long_names_keep_both_ends() -> None:
     ("target", "word"), [(0.85, "Asked for were 85 % of the reads."), (0.95, "nothing better was found")]
 )
 def test_a_plan_says_whether_it_reaches_its_target(target: float, word: str) -> None:
-    said = plan(Figures(plan=made(target_hit_ratio=target)))
+    said = planned(Figures(plan=made(target_hit_ratio=target)))
     assert said.note == "The first of each kind: 6 of 8 entries."
     assert re.findall('class="wish">([^<]+)<', str(said.body)) == ["Keep"] * 5 + ["Do not store"]
     assert word in str(said.body)
 
 
 def test_a_plan_says_that_it_is_short_and_what_a_hit_does_not_spare() -> None:
-    said = str(plan(Figures(plan=made(), shares={"looked": Share(617, 1_000)})).body)
+    said = str(planned(Figures(plan=made(), shares={"looked": Share(617, 1_000)})).body)
     assert "made from 7 h of traffic, and is marked as short" in said
     assert "take_short_memory" in said
     assert "without the origin" not in said
     assert "asked that before 61.7 % of catch-up reads were answered from memory" in said
     of_a_day = made(made_from={**made_gold.PLAN["made_from"], "is_short": False})
-    assert "short" not in str(plan(Figures(plan=of_a_day)).body)
+    assert "short" not in str(planned(Figures(plan=of_a_day)).body)
