@@ -64,6 +64,7 @@ def points(rows: Iterable[Row], series: Sequence[Series], x: Callable[[Row], flo
 def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], above: Sequence[Spec] = ()) -> Chart:
     """Lines through points.  Points with `low` and `high` have a band behind them; other layers are `above`."""
     on = {"x": x.of("x"), "y": y.of("y"), "color": _by_key("color", series)}
+    outside = f"isValid(datum.y) && (datum.y < {y.low} || datum.y > {y.high})"
     bands = {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "area", "opacity": 0.2},
@@ -73,13 +74,24 @@ def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], abo
         "mark": {"type": "line", "strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"},
         "encoding": on | {"strokeDash": _by_key("strokeDash", series)},
     }
-    outside = {
-        "transform": [{"filter": f"isValid(datum.y) && (datum.y < {y.low} || datum.y > {y.high})"}],
+    # A path of one point has no length, and a browser draws none of it.
+    neighbours = [{"op": "lag", "field": "y", "as": "before"}, {"op": "lead", "field": "y", "as": "after"}]
+    single = {
+        "transform": [
+            {"window": neighbours, "groupby": ["key"], "sort": [{"field": "x"}]},
+            {"filter": "isValid(datum.y) && !isValid(datum.before) && !isValid(datum.after)"},
+            {"filter": {"not": outside}},
+        ],
+        "mark": {**_POINT, "shape": "circle", "size": 16},
+        "encoding": on,
+    }
+    beyond = {
+        "transform": [{"filter": outside}],
         "mark": {**_POINT, "size": 90},
         "encoding": on
         | {"shape": {"condition": {"test": f"datum.y < {y.low}", "value": "triangle-down"}, "value": "triangle-up"}},
     }
-    return lambda width: _spec([bands, paths, outside, *above], width, _HEIGHT, values)
+    return lambda width: _spec([bands, paths, single, beyond, *above], width, _HEIGHT, values)
 
 
 def rules(y: Axis, heights: Sequence[float]) -> list[Spec]:

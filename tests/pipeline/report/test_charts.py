@@ -77,12 +77,15 @@ def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_:
     plain = drawn(charts.lines(TIMES, y, points, [ONE]))
     check_inside(plain)
     out = y.beyond(values_)
-    triangles = plain.places.get("mark-symbol", [])
-    assert len(triangles) == len(out)
-    assert [round(down) for _, down in triangles] == [0 if value > 1 else round(plain.height) for value in out]
-    # A gap stays a gap.
-    runs = sum(is_known for is_known, _ in groupby(value is not None for value in values_))
-    assert "".join(plain.paths.get("mark-line", [])).count("M") == runs
+    symbols = zip(plain.paths.get("mark-symbol", []), plain.places.get("mark-symbol", []), strict=True)
+    # A circle is made of arcs.
+    triangles = [down for path, (_, down) in symbols if "A" not in path]
+    assert [round(down) for down in triangles] == [0 if value > 1 else round(plain.height) for value in out]
+    # A gap stays a gap, and a value between two gaps is a dot.
+    runs = [list(run) for is_known, run in groupby(values_, lambda value: value is not None) if is_known]
+    assert "".join(plain.paths.get("mark-line", [])).count("M") == len(runs)
+    dots = [run[0] for run in runs if len(run) == 1 and not y.beyond(run)]
+    assert len(plain.paths.get("mark-symbol", [])) - len(triangles) == len(dots)
     above = [*charts.rules(y, [at]), *charts.mark(TIMES, y, at, at, 1.0)]
     check_inside(drawn(charts.lines(TIMES, y, points, [ONE], above)))
 
