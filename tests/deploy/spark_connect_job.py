@@ -6,19 +6,20 @@ spark_connect_job.py sc://HOST:PORT URL FOLDER
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from pyspark_durable_streams import by_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_, remote, url, folder = sys.argv
-spark = SparkSession.builder.remote(remote).getOrCreate()
+_, program, folder = sys.argv
+names = runpy.run_path(program)
+spark, url = names["spark"], names["url"]
 
 
 def say(name: str, value: object) -> None:

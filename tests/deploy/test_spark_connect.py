@@ -72,31 +72,24 @@ def urls() -> Iterator[Mapping[str, str]]:
         yield found
 
 
-def run(program: str | Path, *arguments: str | Path, cwd: Path) -> str:
-    """What a client says, which has no Spark of its own."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "PYSPARK", "SPARK"))}
-    done = subprocess.run(
-        [sys.executable, program, *arguments],
-        cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_guides_program_reads_what_it_wrote(server: str, urls: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_client_runs_the_guides_program_formats_and_sinks_and_gets_errors_of_one_line(
+    server: str, urls: Mapping[str, str], tmp_path: Path
+) -> None:
     [text] = re.findall(r"```python\n(# connect\.py\n.*?)```", GUIDE, re.DOTALL)
     [shown] = re.findall(r"`python connect\.py` shows[^`]*```text\n(.*?)```", GUIDE, re.DOTALL)
     text = text.replace("sc://127.0.0.1:15002", f"sc://{server}").replace("http://127.0.0.1:4437", urls["gateway"])
     program = tmp_path / "connect.py"
     program.write_text(text.replace("/tmp/", f"{tmp_path}/"))
-    assert run(program, cwd=tmp_path).strip() == shown.strip()
-
-
-def test_a_client_has_formats_sinks_and_errors_of_one_line(
-    server: str, urls: Mapping[str, str], tmp_path: Path
-) -> None:
-    said = run(JOB, f"sc://{server}", urls["gateway"], tmp_path, cwd=tmp_path)
-    assert said.splitlines() == [
+    # The client has no Spark of its own.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "PYSPARK", "SPARK"))}
+    done = subprocess.run(
+        [sys.executable, JOB, program, tmp_path],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        *shown.splitlines(),
+        "",
         "typed [(1, 9.5), (2, 12.0)]",
         "streamed [(0, 9.5), (1, 12.0)]",
         "again [(0, 9.5), (1, 12.0), (2, 7.25)]",
