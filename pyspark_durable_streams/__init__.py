@@ -20,8 +20,14 @@ def __getattr__(name: str) -> Any:
     # Imported on demand: they load PySpark, which counting messages (`framing`) does not need.
     match name:
         case "DefaultSource":
-            from pyspark_durable_streams.source import DefaultSource
-
+            try:
+                from pyspark_durable_streams.source import DefaultSource
+            except ImportError as error:
+                if not (error.name or "").startswith("pyspark."):
+                    raise
+                # An AttributeError, because Spark asks for this name in each package that could have a data source:
+                # with any other error it would find none of them.
+                raise AttributeError("the data source durable_streams needs Spark 4.2 or later") from None
             return DefaultSource
         case "by_stream":
             from pyspark_durable_streams.layout import by_stream

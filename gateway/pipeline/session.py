@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.java import find_java
 
 if TYPE_CHECKING:
@@ -47,11 +48,16 @@ _LOCAL: Final = {
 def open_session(
     master: str | None = DEFAULT_MASTER, conf: Mapping[str, str] | None = None, *, name: str = NAME
 ) -> SparkSession:
-    """The process's Spark session, started if there is none.  Raises NoJava.
+    """The process's Spark session, started if there is none.  Raises NoJava, and PipelineFailed for Spark Connect.
 
     With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  The first call decides: a
     later one gets the same session, with the settings that can still be changed.
     """
+    if (master or "").startswith("sc:") or "SPARK_REMOTE" in os.environ:
+        raise PipelineFailed(
+            "the pipeline does not run over Spark Connect: choose a cluster or local[*] with --master, and unset"
+            " SPARK_REMOTE"
+        )
     is_local = master is not None and master.startswith("local")
     settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {}), **_ZONE}
     prepare(os.environ, is_local=is_local)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
+from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.session import open_session
 from tests.spark import MASTER
 
@@ -33,3 +36,13 @@ def test_times_are_utc_and_workers_run_the_drivers_python(spark: SparkSession) -
 
     found = spark.range(2).mapInArrow(pythons, "python string").distinct().collect()
     assert [row.python for row in found] == [sys.executable]
+
+
+@pytest.mark.parametrize(("master", "remote"), [("sc://127.0.0.1:15002", None), (MASTER, "sc://127.0.0.1:15002")])
+def test_spark_connect_is_refused_before_anything_starts(
+    master: str, remote: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if remote is not None:
+        monkeypatch.setenv("SPARK_REMOTE", remote)
+    with pytest.raises(PipelineFailed, match="the pipeline does not run over Spark Connect: choose"):
+        open_session(master)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pyspark_durable_streams
 
 _FOLDER = Path(pyspark_durable_streams.__file__).parent
@@ -47,3 +49,26 @@ except ModuleNotFoundError as error:
     assert done.stdout == (
         "writing durable_streams needs orjson on the driver and on every worker: pip install orjson\n"
     )
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        'sys.modules["pyspark.sql.streaming.datasource"] = None',
+        "del pyspark.sql.datasource.DataSourceStreamArrowWriter",
+    ],
+)
+def test_an_older_spark_passes_the_package_over_and_names_the_version_to_those_who_ask(lacks: str) -> None:
+    program = f"""
+import sys
+import pyspark.sql.datasource
+{lacks}
+import pyspark_durable_streams
+print(hasattr(pyspark_durable_streams, "DefaultSource"))
+try:
+    pyspark_durable_streams.DefaultSource
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout == "False\nthe data source durable_streams needs Spark 4.2 or later\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -205,18 +205,28 @@ def test_a_secret_is_in_no_plan(spark: SparkSession, origin: Beside, capfd: pyte
 
 
 @pytest.mark.parametrize("page", ["guides/spark.md", "start/spark.md"])
-def test_the_first_program_of_a_page_works_as_it_stands(
+def test_the_programs_of_a_page_work_one_after_the_other(
     spark: SparkSession, page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    program = text.partition("```python\n")[2].partition("```")[0]
+    programs = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    names: dict[str, Any] = {}
     with beside() as origin:
-        program = program.replace("http://127.0.0.1:4437", origin.url).replace("/tmp/orders", str(tmp_path / "orders"))
-        exec(compile(program, page, "exec"), {})
+        for number, program in enumerate(programs):
+            # That of Spark Connect is for a client of a server.
+            if "remote(" not in program:
+                program = program.replace("http://127.0.0.1:4437", origin.url).replace("/tmp/", f"{tmp_path}/")
+                exec(compile(program, f"{page}, {number}", "exec"), names)
         shown = capsys.readouterr().out
-        for message in origin.messages("orders"):
+        orders = origin.messages("orders")
+        for message in orders:
             assert f"|{json.dumps(message, separators=(',', ':'))}" in shown
-        assert shown.count("|orders|") >= 2
+        assert shown.count("|orders|") == len(orders) >= 2
+        if page == "guides/spark.md":
+            assert origin.messages("copies") == orders
+            typed = [(row["id"], row["amount"], row["at"], row["_pos"]) for row in names["typed"].collect()]
+            assert sorted(typed) == [(1, 9.5, None, 0), (2, 12.0, None, 1), (3, 7.25, None, 2)]
+            assert names["laid_out"].columns[:4] == names["rows"].columns
 
 
 def test_a_prefix_of_what_a_gateway_holds(spark: SparkSession) -> None:
