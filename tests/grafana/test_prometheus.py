@@ -114,7 +114,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     config = GatewayConfig.for_origin(
         origin.url,
         file=str(plan.path),
-        warm_s=10.0,
+        warm_s=BOUND_S,
         admin="127.0.0.1:0",
         cache_bytes=400_000,
         live_linger_s=0.0,
