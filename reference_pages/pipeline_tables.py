@@ -25,7 +25,7 @@ def pipeline_tables() -> str:
     for table in every_table():
         rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in table.columns]
         key = ", ".join(f"`{name}`" for name in table.key) or "line, as often as it came"
-        parts.append(f"### {table.place}\n\nOne row for each {key}.\n\n| column | type | |\n|---|---|---|\n")
+        parts.append(f"### {table.title}\n\nOne row for each {key}.\n\n| column | type | |\n|---|---|---|\n")
         parts.append("\n".join(rows) + "\n\n")
     parts.append(headline_figures())
     return "".join(parts).rstrip("\n") + "\n"

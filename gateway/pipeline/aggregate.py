@@ -1,20 +1,22 @@
 """Compute the gold tables: which days, from which lines, in an order in which a killed run can be repeated.
 
-A day is computed again if its silver has changed since the last computation (`gateway.pipeline.gold.books`).  Tables
-that look back on a changed day are computed again too: the day after it for tables that look back one hour, seven days
-for anomalies.  Each table's days are replaced, never appended to.  The books are closed once all tables are written.  A
-run that is killed earlier leaves them open, and the next run computes the same days again.  So gold is a function of
-silver, except for the randomness of large sketches (`gateway.pipeline.gold.sketches`).
+A day is computed again if its silver has changed since the last computation.  Tables that look back on a changed day
+are computed again too: the day after it for tables that look back one hour, seven days for anomalies.  Each table's
+days are replaced, never appended to.  The last table is committed with the version of silver that all of them were
+computed from.  A run that is killed earlier leaves the old one, and the next run computes the same days again.  So gold
+is a function of silver, except for the randomness of large sketches (`gateway.pipeline.gold.sketches`).
 
 The cost of a call is proportional to the lines of the days it computes, not to the lake.  If nothing has changed, it is
-the cost of listing silver's files.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
+the cost of opening two tables.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
 
-A day that is no longer in silver keeps its gold.
+A run looks at all tables before it reads silver, so of two runs at once one meets a Conflict and stops.
+
+A day that is no longer in silver loses its gold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -26,7 +28,6 @@ from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
 from gateway.pipeline.gold.anomalies import DAYS, anomalies
-from gateway.pipeline.gold.books import Books
 from gateway.pipeline.gold.closed_loops import closed_loops
 from gateway.pipeline.gold.delivery import delivery
 from gateway.pipeline.gold.fan_out import fan_out
@@ -35,11 +36,16 @@ from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
-from gateway.pipeline.lake import Lake
-from gateway.pipeline.lock import locked
+from gateway.pipeline.lake import Lake, Snapshot
 from gateway.pipeline.tables import LATE_DAYS, Table
 
+VERSION: Final = 4
+"""Version of the computation; raising it makes all days out of date."""
+_MARK: Final = f"silver, by computation {VERSION}"
+"""The mark of the last table: the version of silver that all tables are of."""
+_LAST: Final = tables.ANOMALIES
 _DAY: Final = timedelta(days=1)
+_NEVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A day
 # has 1,440 minutes; 20,000 sketches take about 100 MB.
 _GROUPS: Final = ("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "20000")
@@ -78,111 +84,118 @@ def aggregate(
     """Compute the gold tables of every day whose silver has changed, and of the days that look back on it.
 
     With `since`, all days from that one on are computed, changed or not, and earlier days are left as they are.
-    `late_days` is ingest's, and decides which windows are final.  Raises AtWork if another run is at work.
+    `late_days` is ingest's, and decides which windows are final.  Raises Conflict if another run is at work.
     """
-    stored = lake.days(spark, tables.REQUESTS)
-    if not stored:
+    gold = {table: lake.snapshot(table) for table in tables.GOLD}
+    silver = lake.snapshot(tables.REQUESTS)
+    stored = silver.days()
+    last = gold[_LAST].mark(_MARK)
+    if not stored and last is None:
         # A missing table reads as an empty one.
         return Aggregated((), (), None, None)
-    with locked(lake, "aggregate"):
-        return _aggregate(spark, lake, stored, since, late_days, progress)
-
-
-def _aggregate(
-    spark: SparkSession,
-    lake: Lake,
-    stored: Sequence[date],
-    since: date | None,
-    late_days: int,
-    progress: Callable[[str], None],
-) -> Aggregated:
-    newest = _newest(lake.read(spark, tables.REQUESTS, stored[-1:]))
-    books = Books(spark, lake)
-    asked = [day for day in stored if since is None or day >= since]
-    sources = books.sources(asked)
-    made = {} if since is not None else books.made()
-    changed = tuple(day for day in asked if made.get(day) != sources[day])
+    changes = None if last is None else silver.changes(last)
+    if since is not None:
+        changed = {day for day in stored if day >= since}
+    elif changes is None:
+        changed = {*stored, *(day for snapshot in gold.values() for day in snapshot.days())}
+    else:
+        changed = set(changes.days)
+    newest = _newest(silver.read(spark, days=stored[-1:], columns=("time",))) if stored else None
     followed: tuple[date, ...] = ()
     if changed:
-        progress(f"gold: {len(changed)} of {len(stored)} days have changed ({_told(changed)})")
-        books.begin(changed)
-        lake.sweep(spark, tables.GOLD)
+        progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
+        run = _Run(spark, silver, gold, progress)
         with _many_groups(spark):
-            followed = _compute(spark, lake, changed, stored, newest, progress)
-        books.finish({day: sources[day] for day in changed})
+            followed = run.compute(changed, stored, newest, None if since is not None else silver.version)
+    elif last != silver.version and since is None:
+        gold[_LAST].commit(marks={_MARK: silver.version})
+    if newest is None:
+        return Aggregated(tuple(sorted(changed)), followed, None, None)
     midnight = newest.replace(hour=0, minute=0, second=0, microsecond=0)
-    return Aggregated(changed, followed, newest, midnight - late_days * _DAY)
+    return Aggregated(tuple(sorted(changed)), followed, newest, midnight - late_days * _DAY)
 
 
-def _compute(
-    spark: SparkSession,
-    lake: Lake,
-    changed: Sequence[date],
-    stored: Sequence[date],
-    newest: datetime,
-    progress: Callable[[str], None],
-) -> tuple[date, ...]:
-    """Write all tables; return the days other than `changed` that were computed for some of them."""
-    there = set(stored)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One computation, from one version of silver."""
 
-    def write(frame: DataFrame, table: Table, days: Collection[date]) -> None:
-        progress(f"{table.place}: {_told(sorted(days))}")
-        lake.write_days(_one_file_a_day(frame.where(_is_of(days)), table), table, days)
+    spark: SparkSession
+    silver: Snapshot
+    gold: dict[Table, Snapshot]
+    progress: Callable[[str], None]
 
-    lines = lake.read(spark, tables.REQUESTS, changed)
-    summed = sums(lines).persist()
-    try:
-        write(traffic(summed), tables.TRAFFIC, changed)
-        write(offload(summed), tables.OFFLOAD, changed)
-        write(errors(summed), tables.ERRORS, changed)
-    finally:
-        summed.unpersist()
-    write(latency(lines), tables.LATENCY, changed)
-    ranked = ranks(lines).persist()
-    try:
-        write(top_streams(lines, ranked), tables.TOP_STREAMS, changed)
-    finally:
-        ranked.unpersist()
-    write(fan_out(lines), tables.FAN_OUT, changed)
-    write(slow_consumers(lines), tables.SLOW_CONSUMERS, changed)
+    def compute(
+        self, changed: Collection[date], stored: Sequence[date], newest: datetime | None, version: int | None
+    ) -> tuple[date, ...]:
+        """Write all tables, the last one with the version; return days other than `changed` that were computed."""
+        there = set(stored)
+        lines = self._lines(changed)
+        summed = sums(lines).persist()
+        try:
+            self._write(traffic(summed), tables.TRAFFIC, changed)
+            self._write(offload(summed), tables.OFFLOAD, changed)
+            self._write(errors(summed), tables.ERRORS, changed)
+        finally:
+            summed.unpersist()
+        self._write(latency(lines), tables.LATENCY, changed)
+        ranked = ranks(lines).persist()
+        try:
+            self._write(top_streams(lines, ranked), tables.TOP_STREAMS, changed)
+        finally:
+            ranked.unpersist()
+        self._write(fan_out(lines), tables.FAN_OUT, changed)
+        self._write(slow_consumers(lines), tables.SLOW_CONSUMERS, changed)
 
-    after = _with_followers(changed, 1) & there
-    before = {day - _DAY for day in after} - after
-    behind = _and_the_hour_before(spark, lake, after, before & there)
-    write(delivery(behind), tables.DELIVERY, after)
-    write(closed_loops(behind), tables.CLOSED_LOOPS, after)
-    write(reconnects(behind, lake.read(spark, tables.RECONNECTS, before)), tables.RECONNECTS, after)
+        after = _with_followers(changed, 1) & there
+        before = {day - _DAY for day in after} - after
+        behind = self._and_the_hour_before(after, before & there)
+        gone = set(changed) - there
+        self._write(delivery(behind), tables.DELIVERY, after | gone)
+        self._write(closed_loops(behind), tables.CLOSED_LOOPS, after | gone)
+        self._write(reconnects(behind, self._stored(tables.RECONNECTS, before)), tables.RECONNECTS, after | gone)
 
-    # The last hours of a day are over once a later day exists.
-    compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
-    read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
-    found = anomalies(
-        lake.read(spark, tables.TRAFFIC, read),
-        lake.read(spark, tables.OFFLOAD, read),
-        lake.read(spark, tables.ERRORS, read),
-        compared,
-        # With its zone: a naive time would be taken as local.
-        newest.replace(minute=0, second=0, microsecond=0, tzinfo=UTC),
-    )
-    write(found, tables.ANOMALIES, compared)
-    return tuple(sorted((after | compared) - set(changed)))
+        # The last hours of a day are over once a later day exists.
+        compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
+        read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
+        found = anomalies(
+            self._stored(tables.TRAFFIC, read),
+            self._stored(tables.OFFLOAD, read),
+            self._stored(tables.ERRORS, read),
+            compared,
+            # With its zone: a naive time would be taken as local.
+            newest.replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
+            if newest
+            else datetime.max.replace(tzinfo=UTC),
+        )
+        self._write(found, _LAST, compared | gone, {} if version is None else {_MARK: version})
+        return tuple(sorted((after | compared) - set(changed)))
 
+    def _write(
+        self, frame: DataFrame, table: Table, days: Collection[date], marks: Mapping[str, int] | None = None
+    ) -> None:
+        self.progress(f"{table.place}: {_told(sorted(days))}")
+        files = self.silver.lake.write(_one_file_a_day(frame.where(_is_of(days)), table), table)
+        self.gold[table] = self.gold[table].commit(files, replaces=days, marks=marks)
 
-def _and_the_hour_before(
-    spark: SparkSession, lake: Lake, days: Collection[date], before: Collection[date]
-) -> DataFrame:
-    """Lines of these days, and those of the last hour of `before`."""
-    lines = lake.read(spark, tables.REQUESTS, days)
-    if not before:
-        return lines
-    # As a range of times, which Parquet's row-group statistics can skip by.
-    hours = [
-        (f.col("time") >= f.lit(f"{day} 23:00:00").cast("timestamp"))
-        & (f.col("time") < f.lit(f"{day + _DAY} 00:00:00").cast("timestamp"))
-        for day in sorted(before)
-    ]
-    last = lake.read(spark, tables.REQUESTS, before).where(reduce(lambda one, other: one | other, hours))
-    return lines.unionByName(last)
+    def _stored(self, table: Table, days: Collection[date]) -> DataFrame:
+        return self.gold[table].read(self.spark, days=days)
+
+    def _lines(self, days: Collection[date]) -> DataFrame:
+        return self.silver.read(self.spark, days=days)
+
+    def _and_the_hour_before(self, days: Collection[date], before: Collection[date]) -> DataFrame:
+        """Lines of these days, and those of the last hour of `before`."""
+        lines = self._lines(days)
+        if not before:
+            return lines
+        # As a range of times, which Parquet's row-group statistics can skip by.
+        hours = [
+            (f.col("time") >= f.lit(f"{day} 23:00:00").cast("timestamp"))
+            & (f.col("time") < f.lit(f"{day + _DAY} 00:00:00").cast("timestamp"))
+            for day in sorted(before)
+        ]
+        last = self._lines(before).where(reduce(lambda one, other: one | other, hours))
+        return lines.unionByName(last)
 
 
 def _newest(lines: DataFrame) -> datetime:

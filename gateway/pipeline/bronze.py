@@ -1,7 +1,7 @@
-"""Bronze: every ingested line, unchanged.  Lines that are not valid events go to a table of rejects, with the reason.
+"""Bronze: every ingested line, unchanged.  Lines that are not valid events are rejects, with the reason.
 
-Both tables come from one reading of the batch: each line is parsed once, by Spark's own JSON parser and the schema of
-`gateway.ops.access_log`, and written to the folder of its kind.  A reason is one of
+Both are one table, whose rows have a kind, so that a batch is one commit.  Each line is parsed once, by Spark's own
+JSON parser and the schema of `gateway.ops.access_log`.  A reason is one of
 
     not JSON                  also a truncated line, and two lines run together
     not an object             JSON, but another kind of value
@@ -30,8 +30,6 @@ from gateway.pipeline.tables import LINES, REJECTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-    from gateway.pipeline.lake import Lake
 
 LONGEST_LINE: Final = 1 << 20
 """Bytes.  A gateway's lines have 20,000 at most."""
@@ -70,13 +68,9 @@ def parsed(line: Column, *, with_bad: bool = False) -> Column:
     return f.from_json(line, f"{ddl}, `{_BAD}` string" if with_bad else ddl, _STRICT)
 
 
-def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None = None) -> None:
-    """Write `came` (columns `line`, `source`, `taken`: time of ingestion) as a batch; days before `oldest` are late."""
-    lake.write_kinds(classified(came, oldest=oldest), (LINES, REJECTS), batch)
-
-
 def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
-    """The rows of both tables, distinguished by `kind`."""
+    """The rows of bronze from `came` (columns `line`, `source`, `taken`: time of ingestion); days before `oldest` are
+    late."""
     from pyspark.sql import functions as f
 
     # Do not filter the result: Spark would push the filter down and parse each line twice.

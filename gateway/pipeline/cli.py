@@ -296,7 +296,7 @@ def _report(
         raise PipelineFailed(f"the report needs {error.name}: {_EXTRA}") from None
 
     write_report(
-        gold_of(spark, lake),
+        gold_of(lake),
         out,
         title=title or TITLE,
         plan=plan,

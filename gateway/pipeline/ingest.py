@@ -1,18 +1,16 @@
 """Ingest: write access-log lines to bronze and silver, and compute their sessions; repeated runs add no line twice.
 
-The input is cut into batches.  Every batch takes the same steps: bronze, silver, and a mark on each day that it
-touched.  Then the sessions of marked days are computed and the marks removed.  A batch has a name and folders of its
-own (`lake`), so an unfinished batch is run again and replaces its own output.  Its content is fixed meanwhile: lines of
-files stay in the landing folder until the batch is done (`landing`), and lines of a stream are named by the offsets in
-Spark's checkpoint.
+The input is cut into batches.  A batch's lines are committed to bronze together with the source's progress, so each
+line is taken in once.  Silver is then brought up to bronze, and the sessions up to silver: each of these tables knows
+the version that it was made from (`gateway.pipeline.lake`), so it does not matter where an earlier run was killed.
 
-Batches run one after the other, and a lake has one ingest at a time.  While a source is followed, sessions and gold are
-computed only from time to time, because their cost is that of the day, not of the batch.
+Two runs at once disturb each other, but do no harm: the one that commits second begins its batch again.  While a source
+is followed, sessions and gold are computed only from time to time, because their cost is that of the day, not of the
+batch.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,31 +19,29 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final, assert_never
 
 from gateway.aio.clock import Clock, SystemClock
-from gateway.pipeline.bronze import write_bronze
-from gateway.pipeline.errors import PipelineFailed, one_line
-from gateway.pipeline.events import Files, LogStream, Source, with_hint
-from gateway.pipeline.folder import Folder
-from gateway.pipeline.landing import Batch, Landing, source_name
-from gateway.pipeline.lock import AtWork, locked
-from gateway.pipeline.manifest import digest
-from gateway.pipeline.sessions import write_sessions
-from gateway.pipeline.silver import write_silver
-from gateway.pipeline.tables import LATE_DAYS, LINES, REJECTS, REQUESTS, SESSIONS
+from gateway.pipeline.bronze import classified
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.events import Files, LogStream, Source
+from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
+from gateway.pipeline.log_files import LogFiles
+from gateway.pipeline.log_stream import StreamBatches
+from gateway.pipeline.manifest import read_manifest
+from gateway.pipeline.sessions import update_sessions
+from gateway.pipeline.silver import update_silver
+from gateway.pipeline.tables import BRONZE, LATE_DAYS, LINES, REJECTS, REQUESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from gateway.pipeline.lake import Lake
 
 FOLLOW_S: Final = 10.0
 """Seconds between two checks for new lines."""
 FIGURES_S: Final = 60.0
 """Least seconds between two computations of sessions and gold while a source is followed."""
 
-_MARKS: Final = "checkpoints/days"
-_STREAMS: Final = "checkpoints/streams"
-_TABLES: Final = (LINES, REJECTS, REQUESTS, SESSIONS)
+_FILES: Final = "files"
+"""The name of the progress in files."""
+_TRIES: Final = 5
+"""How often a run begins a batch that others keep it from committing."""
 
 Told = Callable[[str], None]
 
@@ -80,6 +76,7 @@ def ingest(
     lake: Lake,
     *,
     follow: bool = False,
+    again: bool = False,
     progress: Told,
     clock: Clock | None = None,
     late_days: int | None = None,
@@ -88,21 +85,21 @@ def ingest(
     """Ingest the lines of a source that the lake does not have; with `follow` also new ones, until `stop` or SIGINT.
 
     Events of days `late_days` or more before the newest are rejected as too late.  None accepts any day, or, with
-    `follow`, means three days.  Raises PipelineFailed if the source cannot be read or another ingest is running.
+    `follow`, means three days.  With `again`, files are read from their beginnings, whatever was read of them; lines
+    that silver has are not added again.  Raises PipelineFailed if the source cannot be read, and Conflict if other runs
+    keep writing to the lake.
     """
-    with locked(lake, "ingest"):
-        lake.sweep(spark, _TABLES)
-        work = _Ingest(
-            spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
-        )
-        # Days marked by an earlier run that was killed.
-        work.compute_sessions()
-        if follow:
-            work.follow(source, stop or threading.Event())
-        else:
-            work.take_all(source)
-        work.compute_sessions()
-        return work.ingested
+    work = _Ingest(
+        spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
+    )
+    # What an earlier run that was killed has left to do.
+    work.compute()
+    if follow:
+        work.follow(source, stop or threading.Event())
+    else:
+        work.take_all(source, again=again)
+    work.compute()
+    return work.ingested
 
 
 @dataclass(slots=True)
@@ -136,97 +133,74 @@ class _Ingest:
         except KeyboardInterrupt:
             self.told("stopping")
 
-    def take_all(self, source: Source) -> None:
+    def take_all(self, source: Source, *, again: bool = False) -> None:
         """Ingest everything that is new now."""
-        match source:
-            case Files():
-                self._take_files(source)
-            case LogStream():
-                self._take_stream(source)
-            case _:
-                assert_never(source)
+        for left in reversed(range(_TRIES)):
+            try:
+                match source:
+                    case Files():
+                        self._take_files(source, again=again)
+                    case LogStream():
+                        self._take_stream(source)
+                    case _:
+                        assert_never(source)
+                return
+            except Conflict as error:
+                if not left:
+                    raise
+                self.told(f"{error}: once more")
 
-    def take(self, came: DataFrame, batch: str) -> None:
-        """Write one batch (`line`, `source`, `taken`) to bronze and silver; idempotent."""
-        oldest = None
-        if self.late_days is not None and (known := self.lake.days(self.spark, REQUESTS, others_than=batch)):
-            oldest = known[-1] - timedelta(days=self.late_days)
-        write_bronze(came, self.lake, batch, oldest=oldest)
-        self.told(f"{batch}: bronze")
-        days = self.lake.days(self.spark, LINES, batch=batch)
-        self._mark(days)
-        write_silver(self.spark, self.lake, batch)
-        self._count(batch, days)
-
-    def compute_sessions(self) -> None:
-        """Compute the sessions of marked days and remove the marks."""
-        marks = Folder(self.spark, self.lake.place(_MARKS))
-        names = [name for name in marks.files() if not name.startswith(".")]
-        if not names:
-            return
-        write_sessions(self.spark, self.lake, [date.fromisoformat(name) for name in names])
-        for name in names:
-            marks.remove(name)
-        self.told(f"sessions of {_counted(len(names), 'day')}")
+    def compute(self) -> None:
+        """Bring silver up to bronze, and the sessions up to silver."""
+        update_silver(self.spark, self.lake)
+        if days := update_sessions(self.spark, self.lake):
+            self.told(f"sessions of {_counted(days, 'day')}")
 
     # -- the parts
 
-    def _take_files(self, source: Files) -> None:
-        landing = Landing(self.spark, self.lake)
-        if (batch := landing.unfinished()) is not None:
-            self.told(f"batch {batch.name} was not finished: once more")
-            self._take_batch(landing, batch)
-        files = source.found()
-        if (batch := landing.land(files, self.clock.wall())) is not None:
-            self._take_batch(landing, batch)
-
-    def _take_batch(self, landing: Landing, batch: Batch) -> None:
+    def _take_files(self, source: Files, *, again: bool) -> None:
         from pyspark.sql import functions as f
 
-        lines = self.spark.read.option("lineSep", "\n").text(batch.url)
-        came = lines.select(
-            f.col("value").alias("line"),
-            source_name(f.col("_metadata.file_name")).alias("source"),
-            f.timestamp_micros(f.lit(int(batch.taken_at * 1_000_000))).alias("taken"),
-        )
-        self.told(f"{batch.name}: landed")
-        self.take(came, batch.name)
-        landing.done(batch)
+        bronze = self.lake.snapshot(BRONZE)
+        paths = source.found()
+        files = LogFiles(self.lake.store, read_manifest(bronze.progress(_FILES)))
+        if again:
+            files.forget(paths)
+        taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
+        for spooled in files.batches(paths):
+            lines = self.lake.read_files(self.spark, spooled, "line string, source string")
+            bronze = self._take(bronze, lines.withColumn("taken", taken_at), _FILES, files.manifest.to_json())
+        if files.unreadable:
+            raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
-        from pyspark.errors import StreamingQueryException
-
-        query = self._query(source)
-        try:
-            # Short waits, so that a signal is handled in between.
-            while not query.awaitTermination(1):
-                pass
-        except StreamingQueryException as error:
-            raise PipelineFailed(f"{source.url}: {with_hint(one_line(error))}") from None
-        finally:
-            query.stop()
-
-    def _query(self, source: LogStream) -> StreamingQuery:
-        """Start a query over the stream's batches up to now."""
         from pyspark.sql import functions as f
+        from pyspark.sql.types import StringType, StructType
 
-        checkpoint = Folder(self.spark, self.lake.place(f"{_STREAMS}/{digest(source.url.encode())}"))
-        came = (
-            self.spark.readStream.format("durable_streams")
-            .options(**source.reading)
-            .load()
-            # The batch's time comes from the checkpoint, so it is the same when the batch is run again.
-            .select(
-                f.col("value").alias("line"), f.lit(source.url).alias("source"), f.current_timestamp().alias("taken")
-            )
-        )
+        bronze = self.lake.snapshot(BRONZE)
+        name = f"stream {source.url}"
+        value = StructType().add("value", StringType())
+        with StreamBatches(self.spark, source.reading, value, source.url) as stream, stream.failing():
+            offset = bronze.progress(name)
+            while (batch := stream.after(offset)) is not None:
+                lines, offset = batch
+                came = lines.select(
+                    f.col("value").alias("line"),
+                    f.lit(source.url).alias("source"),
+                    f.current_timestamp().alias("taken"),
+                )
+                bronze = self._take(bronze, came, name, offset)
 
-        def take(batch: DataFrame, number: int) -> None:
-            lineage = str(json.loads(checkpoint.text("metadata"))["id"])[:8]
-            self.take(batch, f"{lineage}-{number:08d}")
-
-        writer = came.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint.url)
-        return writer.trigger(availableNow=True).start()
+    def _take(self, bronze: Snapshot, came: DataFrame, name: str, progress: object) -> Snapshot:
+        """Commit one batch (`line`, `source`, `taken`) to bronze and silver."""
+        oldest = None
+        if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
+            oldest = known[-1] - timedelta(days=self.late_days)
+        files = self.lake.write(classified(came, oldest=oldest), BRONZE)
+        bronze = bronze.commit_progress(files, name, progress)
+        self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
+        self._count(files, update_silver(self.spark, self.lake))
+        return bronze
 
     def _compute_now_and_then(self) -> None:
         now = self.clock.now()
@@ -234,36 +208,26 @@ class _Ingest:
             return
         from gateway.pipeline.aggregate import aggregate
 
-        self.compute_sessions()
         try:
+            self.compute()
             aggregate(self.spark, self.lake, progress=self.told)
-        except AtWork as error:
+        except Conflict as error:
             self.told(f"{error}: gold the next time")
         self._computed_at = now
 
-    def _mark(self, days: tuple[date, ...]) -> None:
-        marks = Folder(self.spark, self.lake.place(_MARKS))
-        marks.make()
-        for day in days:
-            if not marks.exists(day.isoformat()):
-                marks.write_text(day.isoformat(), "")
-
-    def _count(self, batch: str, days: tuple[date, ...]) -> None:
-        from pyspark.sql import functions as f
-
-        lines, added = (
-            self.lake.read_batches(self.spark, table, batch=batch, days=days).count() for table in (LINES, REQUESTS)
-        )
-        reason = f.substring_index("reason", ":", 1).alias("reason")
-        rejects = self.lake.read_batches(self.spark, REJECTS, batch=batch).select(reason).groupBy("reason").count()
-        found = Counter({row[0]: row[1] for row in rejects.collect()})
+    def _count(self, files: list[File], added: int) -> None:
+        rejected = [file.path for file in files if file.kind == REJECTS.kind]
+        reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
+        found = Counter(str(reason).partition(":")[0] for reason in reasons.to_pylist())
+        lines = [file for file in files if file.kind == LINES.kind]
+        count = sum(file.rows for file in lines)
         self.ingested.batches += 1
-        self.ingested.lines += lines
+        self.ingested.lines += count
         self.ingested.added += added
         self.ingested.rejects += found
-        self.ingested.days.update(days)
-        rejected = f", {found.total():,} rejected: {_listed(found)}" if found else ""
-        self.told(f"{batch}: silver, {added:,} lines, {lines - added:,} had come before{rejected}")
+        self.ingested.days.update(file.day for file in lines if file.day is not None)
+        told = f", {found.total():,} rejected: {_listed(found)}" if found else ""
+        self.told(f"silver: {added:,} lines, {count - added:,} had come before{told}")
 
 
 def _listed(rejects: Counter[str]) -> str:

@@ -1,193 +1,372 @@
-"""The lake: one folder that holds every table, on whatever file system Spark is given.
+"""The lake: one folder or one prefix of an object store, in which every table is a Delta table.
 
-Tables are replaced by days.  Rows are written to a temporary folder and renamed over the old day (Spark's dynamic
-partition overwrite), one rename per folder, so a reader sees a day either before or after the change.  A writer that is
-killed between two renames leaves some days new and others old.  So every step must be able to compute its days again
-from other tables; running it again repairs them.
+Spark's tasks write Parquet files (`gateway.pipeline.parquet`), and the driver adds them to a table in one commit, so a
+reader sees all of a change or nothing of it.  Any program that reads Delta Lake reads the tables.
 
-Tables that grow are also partitioned within a day, by the `batch` that brought the rows.  A batch that is run again
-replaces its own rows and touches nothing else.  Readers of a table do not see batches.
+A commit applies to the snapshot that it was computed from: it fails with `Conflict` if another run has committed to the
+table since.  So two runs need no lock, on any store, and neither undoes the other's work.
+
+What a run has taken in is committed with the rows, in the table's transaction identifiers (Delta protocol, "Transaction
+Identifiers"): a mark is a name and a number.  A table that is computed from another one has the version of that one as
+its mark.  A source's progress is more than a number: it is a small file beneath `_progress`, written before the commit
+and named by the mark.  A run that is killed anywhere has committed rows and marks, or neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.folder import Folder
+from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
+from gateway.pipeline.store import Store, settings_of
 from gateway.pipeline.tables import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _DAY: Final = "day"
-_BATCH: Final = "batch"
 _KIND: Final = "kind"
-_STAGING: Final = ".spark-staging-"
-_COMPRESSION: Final = "zstd"
 _PATTERNS: Final = frozenset("*?[]{}\\")
+_PROGRESS: Final = "_progress"
+_MOST_READERS: Final = 64
+"""Most tasks that read files of an object store."""
+_TYPES: Final = {
+    "bigint": pa.int64(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "double": pa.float64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+
+
+class Conflict(PipelineFailed):
+    """Another run has committed to the table since it was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A Parquet file: its path in the table's folder, its bytes and rows, and when it was written (Unix ms)."""
+
+    path: str
+    size: int
+    written_at: int
+    rows: int
+
+    @property
+    def day(self) -> date | None:
+        """Its day; None if the table has none."""
+        value = partition_values(self.path).get(_DAY)
+        return None if value is None else date.fromisoformat(value)
+
+    @property
+    def kind(self) -> str | None:
+        """Its kind; None if the table has none."""
+        return partition_values(self.path).get(_KIND)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What commits have changed in a table, apart from compaction."""
+
+    added: tuple[str, ...]
+    """Paths of the files that came and are still there."""
+    days: frozenset[date]
+    """Days of files that came or went."""
+    is_addition: bool
+    """Whether no file went."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`.  Raises PipelineFailed for a URL
-    that Spark would read as a pattern."""
+    """One lake; `url` is a folder's path or the URL of a prefix, such as `s3://bucket/lake`.
+
+    Raises PipelineFailed for a URL that Spark would read as a pattern.
+    """
 
     url: str
+    store: Store = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _PATTERNS.isdisjoint(self.url):
             raise PipelineFailed(
                 f"{self.url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
             )
+        url = self.url.rstrip("/")
+        object.__setattr__(self, "store", Store(url, settings_of(url, os.environ)))
 
     def path(self, table: Table) -> str:
         """The folder of the table."""
-        return self.place(table.place)
+        return f"{self.store.url}/{table.place}"
 
-    def place(self, name: str) -> str:
-        """The path of a folder in the lake, such as `checkpoints/files`."""
-        return f"{self.url.rstrip('/')}/{name}"
+    def snapshot(self, table: Table) -> Snapshot:
+        """The table as it is now; an empty one at version -1 if it does not exist.  Raises PipelineFailed."""
+        try:
+            delta = DeltaTable(self.path(table), storage_options=dict(self.store.settings))
+        except TableNotFoundError:
+            self._refuse_old()
+            return Snapshot(self, table, None)
+        except (DeltaError, OSError) as error:
+            raise PipelineFailed(f"{self.path(table)}: {error}") from None
+        return Snapshot(self, table, delta)
 
     def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
         """The table with exactly its columns, for these days or all; empty if it does not exist yet."""
-        found = self._stored(spark, table)
-        if found is None:
-            return spark.createDataFrame([], table.ddl)
-        if days is not None:
-            found = found.where(_is_of(days))
-        return found.select([column.name for column in table.columns])
+        return self.snapshot(table).read(spark, days=days)
 
-    def read_batches(
-        self,
-        spark: SparkSession,
-        table: Table,
-        *,
-        batch: str | None = None,
-        others_than: str | None = None,
-        days: Collection[date] | None = None,
-    ) -> DataFrame:
-        """Rows of a table with batches: those of one batch, or those of all others."""
+    def read_files(self, spark: SparkSession, paths: Sequence[str], ddl: str) -> DataFrame:
+        """Rows of Parquet files beneath the lake that belong to no table."""
+        if self.store.local is not None:
+            return spark.read.schema(ddl).parquet(*(f"{self.store.url}/{path}" for path in paths))
+        return _read_by_tasks(spark, paths, Reader(self.store, "", _schema_of(ddl)), ddl)
+
+    def write(self, df: DataFrame, table: Table) -> list[File]:
+        """Write rows as files that belong to no table yet."""
         from pyspark.sql import functions as f
 
-        found = self._stored(spark, table)
-        if found is None:
-            return spark.createDataFrame([], table.ddl)
-        if batch is not None:
-            found = found.where(f.col(_BATCH) == batch)
-        if others_than is not None:
-            found = found.where(f.col(_BATCH) != others_than)
-        if days is not None:
-            found = found.where(_is_of(days))
-        return found.select([column.name for column in table.columns])
-
-    def days(
-        self, spark: SparkSession, table: Table, *, batch: str | None = None, others_than: str | None = None
-    ) -> tuple[date, ...]:
-        """The table's days, sorted; those of one batch, or of all others.  It lists folders and reads no file."""
-        files = Folder(spark, self.path(table))
-        found = []
-        for name in files.folders():
-            key, _, value = name.partition("=")
-            if key != _DAY or not _is_date(value):
-                continue
-            if batch is not None and not files.exists(f"{name}/{_BATCH}={batch}"):
-                continue
-            if others_than is not None and files.folders(name) == [f"{_BATCH}={others_than}"]:
-                continue
-            found.append(date.fromisoformat(value))
-        return tuple(sorted(found))
-
-    def write_days(self, df: DataFrame, table: Table, days: Iterable[date] | None = None) -> None:
-        """Replace the days that occur in these rows.  Days in `days` without rows become empty."""
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as f
-
-        # The days are found while they are written: a query for them would compute the rows twice.
-        seen = Observation()
-        fitted = _fitted(df, table).observe(seen, f.collect_set(_DAY).alias(_DAY))
-        _dynamic(fitted, _DAY).parquet(self.path(table))
-        if days is None:
-            return
-        files = Folder(df.sparkSession, self.path(table))
-        for day in set(days) - set(seen.get[_DAY]):
-            files.remove(f"{_DAY}={day.isoformat()}")
-
-    def write_batch(self, df: DataFrame, table: Table, batch: str) -> None:
-        """Replace the rows that the same batch wrote before.
-
-        A batch is only run again with the same rows, so none of its earlier days is left over.
-        """
-        from pyspark.sql import functions as f
-
-        fitted = _fitted(df, table).withColumn(_BATCH, f.lit(batch))
-        _dynamic(fitted, _DAY, _BATCH).parquet(self.path(table))
-
-    def write_kinds(self, df: DataFrame, tables: Sequence[Table], batch: str) -> None:
-        """Like `write_batch` for several tables in one folder; the column `kind` of a row names its table.
-
-        The rows are computed once for all tables.
-        """
-        from pyspark.sql import functions as f
-
-        (place,) = {table.place.rpartition("/")[0] for table in tables}
-        _dynamic(df.withColumn(_BATCH, f.lit(batch)), _KIND, _DAY, _BATCH).parquet(self.place(place))
+        fitted = df.select([f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
+        in_files = [column.name for column in table.columns if column.name not in table.partition_by]
+        writer = Writer(self.store, table.place, arrow_schema(table, in_files), table.partition_by)
+        prefix = len(table.place) + 1
+        written = fitted.mapInArrow(writer, WRITTEN).collect()
+        return [File(row.path[prefix:], row.size, row.written_at, row.rows) for row in written]
 
     def replace(self, df: DataFrame, table: Table) -> None:
-        """Replace a whole table that is not partitioned by days."""
-        made = f"{self.path(table)}.made"
-        _fitted(df, table).write.mode("overwrite").option("compression", _COMPRESSION).parquet(made)
-        files = Folder(df.sparkSession, self.url)
-        files.remove(table.place)
-        files.rename(f"{table.place}.made", table.place)
+        """Replace a whole table."""
+        snapshot = self.snapshot(table)
+        snapshot.commit(self.write(df, table), replaces_all=True)
 
-    def sweep(self, spark: SparkSession, tables: Iterable[Table]) -> None:
-        """Remove temporary folders of killed writers beside these tables.  There must be no other writer."""
-        places = {table.place for table in tables}
-        # Tables that are written together have theirs in the folder above.
-        for place in sorted(places | {place.rpartition("/")[0] for place in places}):
-            files = Folder(spark, self.place(place))
-            for name in files.folders():
-                if name.startswith(_STAGING):
-                    files.remove(name)
+    def _refuse_old(self) -> None:
+        local = self.store.local
+        if local is not None and (local / "checkpoints").exists():
+            raise PipelineFailed(
+                f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
+                f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
+            )
 
-    def _stored(self, spark: SparkSession, table: Table) -> DataFrame | None:
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A table at one version."""
+
+    lake: Lake
+    table: Table
+    delta: DeltaTable | None = field(repr=False)
+
+    @property
+    def version(self) -> int:
+        """The table's version; -1 if it does not exist."""
+        return -1 if self.delta is None else self.delta.version()
+
+    def mark(self, name: str) -> int | None:
+        """A number that was committed with rows; None if there is none under the name."""
+        return None if self.delta is None else self.delta.transaction_version(name)
+
+    def files(self, days: Collection[date] | None = None) -> list[File]:
+        """The files of these days, or all, sorted by their paths."""
+        if self.delta is None:
+            return []
+        told = pa.table(self.delta.get_add_actions()).select(["path", "size_bytes", "modification_time", "num_records"])
+        rows = zip(*(column.to_pylist() for column in told.columns), strict=True)
+        found = sorted((File(*row) for row in rows), key=lambda file: file.path)
+        if self.table.kind is not None:
+            found = [file for file in found if file.kind == self.table.kind]
+        return found if days is None else [file for file in found if file.day in days]
+
+    def days(self) -> tuple[date, ...]:
+        """The table's days, sorted."""
+        return tuple(sorted({file.day for file in self.files() if file.day is not None}))
+
+    def read(
+        self,
+        spark: SparkSession,
+        *,
+        days: Collection[date] | None = None,
+        columns: Sequence[str] | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Rows of these days, or of these files, or all; with all columns of the table, or these."""
         from pyspark.sql import functions as f
 
-        path = self.path(table)
-        if not Folder(spark, path).exists():
-            return None
-        # Otherwise Spark infers the types of partition columns from the folders' names.
-        found = spark.read.schema(f"{table.ddl}, `{_BATCH}` string" if table.has_batches else table.ddl).parquet(path)
+        table, store = self.table, self.lake.store
+        names = [column.name for column in table.columns if columns is None or column.name in columns]
+        ddl = table.ddl_of(names)
+        if paths is None:
+            paths = [file.path for file in self.files(days)]
+        if not paths:
+            return spark.createDataFrame([], ddl)
+        if store.local is not None:
+            base = self.lake.path(table)
+            reader = spark.read.schema(table.ddl).option("basePath", base)
+            found = reader.parquet(*(f"{base}/{path}" for path in paths)).select(names)
+        else:
+            found = _read_by_tasks(spark, paths, Reader(store, f"{table.place}/", arrow_schema(table, names)), ddl)
         for column in table.columns:
-            if column.before is not None:
-                found = found.withColumn(column.name, f.coalesce(f.col(column.name), f.lit(column.before)))
+            if column.before is not None and column.name in names:
+                found = found.withColumn(column.name, f.coalesce(column.name, f.lit(column.before)))
         return found
 
+    def arrow(self, columns: Sequence[str], paths: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Rows of these files, or of all, file by file in the order of their paths; read by this process."""
+        schema = arrow_schema(self.table, columns)
+        chosen = [file.path for file in self.files()] if paths is None else paths
+        batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
+        return pa.RecordBatchReader.from_batches(schema, map(partial(_with_before, self.table), batches))
 
-def _fitted(df: DataFrame, table: Table) -> DataFrame:
-    from pyspark.sql import functions as f
+    def changes(self, since: int) -> Changes | None:
+        """What the commits after version `since` have changed; None if their log is no longer there."""
+        added: dict[str, None] = {}
+        days: set[date] = set()
+        is_addition = True
+        for version in range(since + 1, self.version + 1):
+            try:
+                log = self.lake.store.read(f"{self.table.place}/_delta_log/{version:020d}.json")
+            except FileNotFoundError:
+                return None
+            for action, about in (next(iter(orjson.loads(line).items())) for line in log.splitlines()):
+                if action not in ("add", "remove") or not about["dataChange"]:
+                    continue
+                if self.table.kind is not None and about["partitionValues"][_KIND] != self.table.kind:
+                    continue
+                if (day := about["partitionValues"].get(_DAY)) is not None:
+                    days.add(date.fromisoformat(day))
+                if action == "add":
+                    added[about["path"]] = None
+                else:
+                    added.pop(about["path"], None)
+                    is_addition = False
+        return Changes(tuple(added), frozenset(days), is_addition)
 
-    return df.select([f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
+    def commit(
+        self,
+        files: Sequence[File] = (),
+        *,
+        replaces: Collection[date] = (),
+        replaces_all: bool = False,
+        marks: Mapping[str, int] | None = None,
+    ) -> Snapshot:
+        """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict."""
+        actions: list[Any] = [_added(file) for file in files]
+        schema = Schema.from_arrow(arrow_schema(self.table, [column.name for column in self.table.columns]))
+        by = list(self.table.partition_by)
+        how = CommitProperties(
+            max_commit_retries=0,
+            app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
+        )
+        hooks = PostCommitHookProperties(create_checkpoint=True)
+        try:
+            if self.delta is None:
+                create_table_with_add_actions(
+                    self.lake.path(self.table),
+                    schema,
+                    actions,
+                    partition_by=by,
+                    storage_options=dict(self.lake.store.settings),
+                    commit_properties=how,
+                    post_commithook_properties=hooks,
+                )
+                return self.lake.snapshot(self.table)
+            delta = self._with_all_columns()
+            filters = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else None
+            mode = "overwrite" if replaces or replaces_all else "append"
+            delta.create_write_transaction(
+                actions, mode, schema, by, filters, commit_properties=how, post_commithook_properties=hooks
+            )
+        except CommitFailedError:
+            raise self.conflict() from None
+        except DeltaError as error:
+            if self.delta is None and self.lake.snapshot(self.table).delta is not None:
+                raise self.conflict() from None
+            raise PipelineFailed(f"{self.lake.path(self.table)}: {error}") from None
+        return self.lake.snapshot(self.table)
+
+    def conflict(self) -> Conflict:
+        """The error of a run that has lost the race for this table."""
+        return Conflict(f"{self.lake.path(self.table)}: another run has written to it meanwhile: run this one again")
+
+    def progress(self, name: str) -> Any:
+        """A source's progress, as it was committed with rows; None if there is none.  Raises Conflict."""
+        if (number := self.mark(name)) is None:
+            return None
+        try:
+            return orjson.loads(self.lake.store.read(self._progress_path(number)))["state"]
+        except FileNotFoundError:
+            # A later commit has removed it.
+            raise self.conflict() from None
+
+    def commit_progress(self, files: Sequence[File], name: str, state: Any) -> Snapshot:
+        """Add files, and a source's progress.  Raises Conflict."""
+        before = self.mark(name)
+        # With the mark before it, no two have the same content, hence none the same name.
+        content = orjson.dumps({"of": name, "after": before, "state": state}, option=orjson.OPT_SORT_KEYS)
+        number = int.from_bytes(hashlib.sha256(content).digest()[:8]) >> 1
+        self.lake.store.write(self._progress_path(number), content)
+        after = self.commit(files, marks={name: number})
+        if before is not None:
+            self.lake.store.remove(self._progress_path(before))
+        return after
+
+    def unused(self) -> Iterator[tuple[str, int]]:
+        """Progress that no commit names: its path beneath the lake, and when it was written (Unix ms)."""
+        for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
+            name = orjson.loads(self.lake.store.read(path))["of"]
+            number = self.mark(name)
+            if number is None or path != self._progress_path(number):
+                yield path, written_at
+
+    def _progress_path(self, number: int) -> str:
+        return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"
+
+    def _with_all_columns(self) -> DeltaTable:
+        """The table, with columns that a later release has added."""
+        assert self.delta is not None
+        present = {column.name: column.type for column in self.delta.schema().fields}
+        wanted = Schema.from_arrow(arrow_schema(self.table, [column.name for column in self.table.columns]))
+        if wrong := [new.name for new in wanted.fields if new.name in present and new.type != present[new.name]]:
+            raise PipelineFailed(f"{self.lake.path(self.table)}: its column {wrong[0]} has another type")
+        if missing := [new for new in wanted.fields if new.name not in present]:
+            self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
+        return self.delta
 
 
-def _dynamic(df: DataFrame, *by: str) -> Any:
-    writer = df.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
-    return writer.option("compression", _COMPRESSION).partitionBy(*by)
+def arrow_schema(table: Table, columns: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns of a table."""
+    types = {column.name: _TYPES[column.type] for column in table.columns}
+    return pa.schema([(name, types[name]) for name in columns])
 
 
-def _is_of(days: Collection[date]) -> Column:
-    from pyspark.sql import functions as f
+def _schema_of(ddl: str) -> pa.Schema:
+    fields = (field_.split() for field_ in ddl.split(", "))
+    return pa.schema([(name, _TYPES[type_]) for name, type_ in fields])
 
-    return f.col(_DAY).isin([f.lit(day) for day in days]) if days else f.lit(False)
+
+def _read_by_tasks(spark: SparkSession, paths: Sequence[str], reader: Reader, ddl: str) -> DataFrame:
+    listed = spark.createDataFrame([(path,) for path in paths], "path string")
+    return listed.repartition(min(len(paths), _MOST_READERS)).mapInArrow(reader, ddl)
 
 
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
+def _added(file: File) -> AddAction:
+    stats = orjson.dumps({"numRecords": file.rows}).decode()
+    return AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats)
+
+
+def _with_before(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+    for column in table.columns:
+        if column.before is not None and column.name in rows.schema.names:
+            at = rows.schema.get_field_index(column.name)
+            rows = rows.set_column(at, rows.schema.field(at), rows.column(at).fill_null(column.before))
+    return rows

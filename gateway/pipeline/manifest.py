@@ -12,16 +12,15 @@ an unchanged file need not be opened again.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 HEAD_BYTES: Final = 65_536
 """Bytes of the first line that identify a file."""
 TAIL_BYTES: Final = 256
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Manifest:
-    """Everything that was ingested.  `lineage` tells its batches from those of another manifest in the same lake."""
+    """How much of which files has been ingested."""
 
-    lineage: str
-    next_batch: int = 0
     taken: dict[str, Taken] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)
 
@@ -70,31 +67,32 @@ class Manifest:
         """Record that `size` bytes of the file are ingested in total."""
         self.taken[key] = Taken(size, tail)
 
-    def next(self) -> Manifest:
-        """The manifest for the batch after this one."""
-        return replace(self, next_batch=self.next_batch + 1, taken=dict(self.taken), seen=dict(self.seen))
+    def forget(self, first_line: bytes) -> None:
+        """Forget a file, so that it is read again from its beginning."""
+        head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
+        self.taken = {key: taken for key, taken in self.taken.items() if key.partition(".")[0] != head}
+        self.seen = {}
 
-    def written(self) -> str:
-        """The manifest as JSON text."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "lineage": self.lineage,
-                "next_batch": self.next_batch,
-                "taken": {key: [taken.size, taken.tail] for key, taken in self.taken.items()},
-                "seen": {path: [seen.size, seen.changed_ns, seen.inode] for path, seen in self.seen.items()},
-            }
-        )
+    def forget_unlisted(self, paths: Collection[str]) -> None:
+        """Keep the states of these files only."""
+        self.seen = {path: seen for path, seen in self.seen.items() if path in paths}
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as a JSON value."""
+        return {
+            "format": _FORMAT,
+            "taken": {key: [taken.size, taken.tail] for key, taken in self.taken.items()},
+            "seen": {path: [seen.size, seen.changed_ns, seen.inode] for path, seen in self.seen.items()},
+        }
 
 
-def read_manifest(text: str) -> Manifest:
-    """Parse a manifest.  Raises ValueError."""
-    found: Any = json.loads(text)
+def read_manifest(found: Any) -> Manifest:
+    """A manifest from its JSON value; an empty one from None.  Raises ValueError."""
+    if found is None:
+        return Manifest()
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError("not an ingest manifest of this release")
     return Manifest(
-        lineage=str(found["lineage"]),
-        next_batch=int(found["next_batch"]),
         taken={key: Taken(*value) for key, value in found["taken"].items()},
         seen={path: Seen(*value) for path, value in found["seen"].items()},
     )

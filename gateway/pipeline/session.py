@@ -39,6 +39,8 @@ _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
+    # A lake names the files it reads; a job that lists them costs more than to look at each.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     # Spark's 200 suit a cluster: here each would be a task of a few rows, and most of a job's time its start.  With
     # these, twenty million lines go through that memory.
     "spark.sql.shuffle.partitions": "32",

@@ -17,8 +17,7 @@ reader at once, and many readers behind one address may be one reader in the log
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from datetime import date
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -42,7 +41,13 @@ background returns within about a minute; a reader that returns after five has b
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 
+_SILVER: Final = "silver"
+"""The mark of the sessions: the version of silver that they are of."""
 _READER: Final = ("day", "route", "protocol", "stream", "partition", "client", "user_agent")
+_READ: Final = (
+    *("day", "route", "protocol", "stream", "partition", "client", "user_agent", "id", "time", "mode", "status"),
+    *("duration_s", "start", "next_offset", "sent_bytes", "is_final", "close_reason"),
+)
 _FOLDS: Final = (
     *((name, "first") for name in _READER),
     ("began", "min"),
@@ -60,9 +65,17 @@ _TYPES: Final = {column.name: column.type for column in SESSIONS.columns} | {"co
 _JOINED: Final = ", ".join(f"`{name}` {_TYPES[name]}" for name, _ in _FOLDS)
 
 
-def write_sessions(spark: SparkSession, lake: Lake, days: Collection[date]) -> None:
-    """Compute the sessions of these days and replace the stored ones."""
-    lake.write_days(sessions(lake.read(spark, REQUESTS, days)), SESSIONS, days)
+def update_sessions(spark: SparkSession, lake: Lake) -> int:
+    """Bring the sessions up to silver: make those of changed days anew, and return how many days.  Raises Conflict."""
+    silver, stored = lake.snapshot(REQUESTS), lake.snapshot(SESSIONS)
+    since = stored.mark(_SILVER)
+    if silver.version in (since, -1):
+        return 0
+    changes = silver.changes(-1 if since is None else since)
+    days = {*silver.days(), *stored.days()} if changes is None else changes.days
+    files = lake.write(sessions(silver.read(spark, days=days, columns=_READ)), SESSIONS) if days else []
+    stored.commit(files, replaces=days, marks={_SILVER: silver.version})
+    return len(days)
 
 
 def sessions(requests: DataFrame) -> DataFrame:

@@ -1,8 +1,8 @@
 """Silver: the events of bronze with their types, each line once.
 
 The schema is that of the access log (`gateway.ops.access_log.FIELDS`), read by name, and that of `tables.REQUESTS`.  A
-duplicate of a line has the same id and the same day, so ids are compared within the batch and with those of the same
-days in silver from other batches.  There is no window after which a duplicate counts again.  Lines without an id cannot
+duplicate of a line has the same id and the same day, so the ids of new lines are compared with each other and with
+those of the same days in silver.  There is no window after which a duplicate counts again.  Lines without an id cannot
 be compared, and all of them count.
 
 Few lines are duplicates.  So hashes of the ids, which need one column only, first find the ids that may occur twice.
@@ -11,6 +11,8 @@ Only lines with those ids are compared in full; all others are written at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
@@ -19,7 +21,7 @@ from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from gateway.pipeline.lake import Lake
+    from gateway.pipeline.lake import File, Lake
 
 # The meaning of a missing field, where that is not "unknown".
 _LEFT_OUT: Final[dict[str, Any]] = {
@@ -31,25 +33,45 @@ _LEFT_OUT: Final[dict[str, Any]] = {
     "origin_requests": 0,
 }
 _MARK: Final = "mark"
+_BRONZE: Final = "bronze"
+"""The mark of silver: the version of bronze that it has the lines of."""
 
 
-def write_silver(spark: SparkSession, lake: Lake, batch: str) -> None:
-    """Write the lines that a batch of bronze adds to silver."""
-    days = lake.days(spark, LINES, batch=batch)
-    if not days:
-        return
+def update_silver(spark: SparkSession, lake: Lake) -> int:
+    """Bring silver up to bronze, and return how many lines it gained.  Raises Conflict.
+
+    If lines have left bronze, the days that they were of are made anew.
+    """
+    bronze, silver = lake.snapshot(LINES), lake.snapshot(REQUESTS)
+    since = silver.mark(_BRONZE)
+    if bronze.version in (since, -1):
+        return 0
+    changes = bronze.changes(-1 if since is None else since)
+    if changes is not None and changes.is_addition:
+        came = partial(bronze.read, spark, paths=changes.added)
+        stored = silver.read(spark, columns=("id",), days=changes.days)
+        files = _write(came, stored, lake) if changes.added else []
+        silver.commit(files, marks={_BRONZE: bronze.version})
+        return sum(file.rows for file in files)
+    days = {*bronze.days(), *silver.days()} if changes is None else changes.days
+    files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
+    silver.commit(files, replaces=days, marks={_BRONZE: bronze.version})
+    return sum(file.rows for file in files)
+
+
+def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:
+    """Write what `came` adds to the lines whose ids are `stored`."""
     from pyspark.sql import functions as f
 
-    came = lake.read_batches(spark, LINES, batch=batch).withColumn(_MARK, _mark(f.col("id")))
-    stored = lake.read_batches(spark, REQUESTS, others_than=batch, days=days).select("id")
-    doubtful = _doubtful(came.select(_MARK), stored.select(_mark(f.col("id")).alias(_MARK))).persist()
+    mark = _mark(f.col("id")).alias(_MARK)
+    doubtful = _doubtful(came(columns=("id",)).select(mark), stored.select(mark)).persist()
     try:
         if doubtful.isEmpty():
-            lines = came.select("line")
-        else:
-            sure = came.join(doubtful, _MARK, "left_anti")
-            lines = sure.select("line").unionAll(_once(came.join(doubtful, _MARK, "left_semi"), stored))
-        lake.write_batch(typed(lines), REQUESTS, batch)
+            return lake.write(typed(came(columns=("line",))), REQUESTS)
+        marked = came(columns=("id", "line")).withColumn(_MARK, mark)
+        sure = marked.join(doubtful, _MARK, "left_anti")
+        again = _once(marked.join(doubtful, _MARK, "left_semi"), stored)
+        return lake.write(typed(sure.select("line").unionAll(again)), REQUESTS)
     finally:
         doubtful.unpersist()
 

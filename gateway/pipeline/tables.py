@@ -1,23 +1,22 @@
 """Every table that the pipeline writes: its name, its columns with their meanings, and its folder.
 
-A lake is one folder, on whatever file system Spark is given:
+A lake is one folder, or one prefix of an object store:
 
-    <lake>/landing/            lines on their way to bronze
-    <lake>/bronze/kind=lines/  events, unchanged; in `kind=rejects` beside it rejected lines, with the reason
-    <lake>/silver/requests/    typed, each line once
-    <lake>/silver/sessions/    what one reader did on one stream, over its reconnects
-    <lake>/gold/<table>/       figures
-    <lake>/checkpoints/        the progress of each step
-    <lake>/curve/<table>/      miss-ratio curves
-    <lake>/plan.json
+    <lake>/bronze/            lines, unchanged: events (kind `lines`), and rejected ones with the reason (`rejects`)
+    <lake>/silver/requests/   typed, each line once
+    <lake>/silver/sessions/   what one reader did on one stream, over its reconnects
+    <lake>/gold/<table>/      figures
+    <lake>/curve/<table>/     miss-ratio curves
+    <lake>/spool/             new lines of files on their way to bronze, while an ingest runs
 
-All are Parquet.  Bronze, silver and gold are cut by `day` (UTC, of the event's time), so that what has to be computed
-again is a few folders.  In gold `minute` and `hour` are the beginning of the window, ratios are absent (NULL) where
-there was nothing to divide by, and `route` is `-` where none matched.
+All tables are Delta tables.  Bronze, silver and gold are partitioned by `day` (UTC, of the event's time), so that what
+has to be computed again is a few files.  In gold `minute` and `hour` are the beginning of the window, ratios are absent
+(NULL) where there was nothing to divide by, and `route` is `-` where none matched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,25 +37,41 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its folder in the lake, its columns, its key columns, and whether it grows by batches."""
+    """A table: its folder in the lake, its columns and its key columns.  With a `kind`, it is the part of a table whose
+    rows are of that kind."""
 
     place: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    has_batches: bool = False
+    kind: str | None = None
 
     @property
     def name(self) -> str:
-        """The last part of its place."""
-        return self.place.rpartition("/")[2].removeprefix("kind=")
+        """Its kind, or the last part of its place."""
+        return self.kind or self.place.rpartition("/")[2]
+
+    @property
+    def title(self) -> str:
+        """Its place, and its kind."""
+        return self.place if self.kind is None else f"{self.place}, kind {self.kind}"
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that its files are separated by."""
+        return tuple(name for name in ("kind", "day") if any(column.name == name for column in self.columns))
 
     @property
     def ddl(self) -> str:
         """The columns as Spark's schema text."""
-        return ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
+        return self.ddl_of([column.name for column in self.columns])
+
+    def ddl_of(self, columns: Sequence[str]) -> str:
+        """Some of the columns as Spark's schema text."""
+        types = {column.name: column.type for column in self.columns}
+        return ", ".join(f"`{name}` {types[name]}" for name in columns)
 
 
-_DAY: Final = Column("day", "date", "UTC day; the folder.")
+_DAY: Final = Column("day", "date", "UTC day; the partition.")
 _MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
 _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
@@ -68,33 +83,38 @@ _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
 
 _SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
 
-LINES: Final = Table(
-    "bronze/kind=lines",
+_ID: Final = Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none.")
+_REASON: Final = Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons.")
+
+BRONZE: Final = Table(
+    "bronze",
     (
+        Column("kind", "string", "`lines` or `rejects`; the partition above the day."),
         _DAY,
-        Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none."),
+        _ID,
         _SOURCE,
         Column("line", "string", "As it came."),
+        _REASON,
     ),
     ("id",),
-    has_batches=True,
 )
+LINES: Final = Table("bronze", (_DAY, _ID, _SOURCE, Column("line", "string", "As it came.")), ("id",), kind="lines")
 REJECTS: Final = Table(
-    "bronze/kind=rejects",
+    "bronze",
     (
-        Column("day", "date", "UTC day on which it was taken in; the folder."),
+        Column("day", "date", "UTC day on which it was taken in; the partition."),
         _SOURCE,
         Column("line", "string", "As it came, its first 4,096 characters."),
-        Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons."),
+        _REASON,
     ),
     (),
-    has_batches=True,
+    kind="rejects",
 )
 REQUESTS: Final = Table(
     "silver/requests",
     (
         _DAY,
-        Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none."),
+        _ID,
         Column("time", "timestamp", "When the request ended, or the line was written."),
         Column("node", "string", "Gateway that wrote the line."),
         _ROUTE,
@@ -123,7 +143,6 @@ REQUESTS: Final = Table(
         Column("is_final", "boolean", "False for a live read that goes on: the line is no request."),
     ),
     ("id",),
-    has_batches=True,
 )
 SESSIONS: Final = Table(
     "silver/sessions",

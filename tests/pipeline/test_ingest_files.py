@@ -16,14 +16,13 @@ import zstandard
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
-from gateway.pipeline.ingest import ingest
-from gateway.pipeline.lake import Lake
-from gateway.pipeline.lock import locked
-from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
-from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
+from gateway.pipeline.ingest import Ingested, ingest
+from gateway.pipeline.lake import File, Lake
+from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS, TRAFFIC, Table
+from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, take
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.spark import SharedJava
 
@@ -41,6 +40,12 @@ def log(tmp_path: Path) -> Path:
     folder = tmp_path / "log"
     folder.mkdir()
     return folder / "access.log"
+
+
+@pytest.fixture
+def without_gold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave gold out, which costs more than all else."""
+    monkeypatch.setattr("gateway.pipeline.aggregate.aggregate", lambda *_, **__: None)
 
 
 def test_a_log_that_grows_is_set_aside_compressed_and_copied_gives_each_line_once(
@@ -111,7 +116,7 @@ def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
     assert take(spark, lake, again).added == 1 + 7
     counted = {str(row.day): row["count"] for row in lake.read(spark, REQUESTS).groupBy("day").count().collect()}
     assert counted == {"2026-08-25": 1, "2026-09-24": 14, "2026-09-25": 1}
-    assert [str(day) for day in lake.days(spark, SESSIONS)] == sorted(counted)
+    assert [str(day) for day in lake.snapshot(SESSIONS).days()] == sorted(counted)
 
 
 def test_lines_of_days_that_are_done_are_kept_apart_and_counted(spark: SparkSession, lake: Lake, log: Path) -> None:
@@ -133,25 +138,9 @@ def test_no_lines_make_no_tables_and_no_harm(spark: SparkSession, lake: Lake, lo
     assert [lake.read(spark, table).count() for table in (LINES, REJECTS, REQUESTS, SESSIONS)] == [0, 1, 0, 0]
 
 
-def test_a_batch_that_is_done_is_not_taken_again_by_what_is_left_of_its_lines(
-    spark: SparkSession, lake: Lake, log: Path
+def test_a_log_that_is_followed_may_be_away_for_a_moment(
+    spark: SparkSession, lake: Lake, log: Path, without_gold: None
 ) -> None:
-    log.write_bytes(lines(1, 2))
-    log.with_name("other").write_bytes(lines(3, 4))
-    take(spark, lake, log.parent)
-    before = contents(spark, lake)
-    # Whoever removed it was killed when one file was gone.
-    (book,) = (Path(lake.url) / "checkpoints/files").glob("*.json")
-    left = Path(lake.url) / "landing" / book.stem
-    left.mkdir()
-    (left / "000000-access.log.log").write_bytes(lines(1, 2))
-    (left / "_about.json").write_text(f'{{"taken_at": {NOON}}}')
-    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
-    assert contents(spark, lake) == before
-    assert not left.exists()
-
-
-def test_a_log_that_is_followed_may_be_away_for_a_moment(spark: SparkSession, lake: Lake, log: Path) -> None:
     log.write_bytes(lines(1))
     told: list[str] = []
 
@@ -166,14 +155,14 @@ def test_a_log_that_is_followed_may_be_away_for_a_moment(spark: SparkSession, la
                 log.write_bytes(lines(2))
             return self.turns == 3
 
-    # Without gold, which costs more than all else.
-    with locked(lake, "aggregate"):
-        found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
     assert found.added == 2
     assert sum("no such file" in line for line in told) == 1
 
 
-def test_following_goes_on_while_somebody_else_computes_gold(spark: SparkSession, lake: Lake, log: Path) -> None:
+def test_following_goes_on_while_another_run_computes_gold(
+    spark: SparkSession, lake: Lake, log: Path, without_gold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.write_bytes(lines(1))
     told: list[str] = []
 
@@ -181,10 +170,13 @@ def test_following_goes_on_while_somebody_else_computes_gold(spark: SparkSession
         def wait(self, timeout: float | None = None) -> bool:
             return True
 
-    with locked(lake, "aggregate"):
-        found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
+    def aggregate(*_: object, **__: object) -> None:
+        raise lake.snapshot(TRAFFIC).conflict()
+
+    monkeypatch.setattr("gateway.pipeline.aggregate.aggregate", aggregate)
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
     assert found.added == 1
-    assert sum("another aggregate is running" in line for line in told) == 1
+    assert sum("another run has written" in line for line in told) == 1
 
 
 def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:
@@ -207,20 +199,31 @@ def test_a_lake_is_no_pattern(name: str) -> None:
         Lake(name)
 
 
-def test_one_ingest_at_a_time(spark: SparkSession, lake: Lake, log: Path) -> None:
-    log.write_bytes(lines(1))
+def test_two_ingests_at_once_take_each_line_once(spark: SparkSession, lake: Lake, log: Path) -> None:
+    # Lines without an id could not be told apart.
+    log.write_bytes(lines(1, 2, id=None))
+    other = log.with_name("other")
+    seen: list[Ingested] = []
+    told: list[str] = []
+    write = lake.write
 
-    def second(_: str) -> None:
-        with pytest.raises(PipelineFailed, match="another ingest is running"):
-            take(spark, lake, log)
-        seen.append(1)
+    class Lake2(Lake):
+        __slots__ = ()
 
-    seen: list[int] = []
-    take(spark, lake, log, progress=second)
-    assert seen
+        def write(self, df: DataFrame, table: Table) -> list[File]:
+            files = write(df, table)
+            if not seen:
+                other.write_bytes(lines(3, id=None))
+                seen.append(take(spark, lake, log.parent))
+            return files
+
+    found = take(spark, Lake2(lake.url), log.parent, progress=told.append)
+    assert (seen[0].added, found.added) == (3, 0)
+    assert sum("another run has written to it meanwhile" in line for line in told) == 1
+    assert sorted(row.sent_bytes for row in lake.read(spark, REQUESTS).collect()) == [101, 102, 103]
 
 
-def test_files_are_followed_until_told_to_stop(spark: SparkSession, lake: Lake, log: Path) -> None:
+def test_files_are_followed_until_told_to_stop(spark: SparkSession, lake: Lake, log: Path, without_gold: None) -> None:
     log.write_bytes(lines(1))
 
     class Stop(threading.Event):
@@ -233,8 +236,7 @@ def test_files_are_followed_until_told_to_stop(spark: SparkSession, lake: Lake, 
                 file.write(lines(1 + self.turns))
             return self.turns == 3
 
-    with locked(lake, "aggregate"):
-        found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=Stop())
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=Stop())
     assert (found.batches, found.added) == (3, 3)
     assert ids(spark, lake) == [1, 2, 3]
     assert take(spark, lake, log).added == 1
@@ -246,9 +248,9 @@ def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_
     log.write_bytes(lines(1, 2, 2) + line(3, at=NOON + DAY_S) + lines(4, 4, id=None) + b"torn\n")
     more = log.with_name("more")
     calm, hurt = Lake(str(tmp_path / "calm")), Lake(str(tmp_path / "hurt"))
-    for step in ("bronze", "silver", "sessions"):
+    for step in ("bronze before", "requests before"):
         killed = subprocess.run(
-            [sys.executable, "-m", "tests.pipeline.dying_ingest", hurt.url, step, str(tmp_path / step), str(log)],
+            [sys.executable, "-m", "tests.pipeline.dying_ingest", hurt.url, step, str(tmp_path / "scratch"), str(log)],
             cwd=ROOT,
             env={**os.environ, **shared_java.environ},
             capture_output=True,
@@ -262,9 +264,6 @@ def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_
         file.write(lines(5))
     log.rename(log.with_name("access.log.20260924T120005Z"))
     more.write_bytes(lines(6, 1))
-    for place in ("bronze", "silver/requests"):
-        # What Spark leaves of a write that was killed before anything was put in place.
-        (Path(hurt.url) / place / ".spark-staging-1" / "day=2026-09-24").mkdir(parents=True)
     take(spark, hurt, log.parent)
     take(spark, calm, log.parent)
     wanted, found = contents(spark, calm), contents(spark, hurt)
@@ -277,6 +276,3 @@ def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_
 
     assert texts(LINES.name) == sorted(row[3] for row in wanted[LINES.name])
     assert texts(REJECTS.name) == ["torn"]
-    assert not [path for path in Path(hurt.url).rglob("*") if path.name.startswith(".spark-staging")]
-    assert not list((Path(hurt.url) / "landing").iterdir())
-    assert rows(spark, hurt, REQUESTS)

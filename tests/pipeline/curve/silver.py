@@ -54,7 +54,7 @@ def requests(spark: SparkSession, asked: Iterable[Asked]) -> DataFrame:
 def lake_of(spark: SparkSession, url: str, asked: Iterable[Asked]) -> Lake:
     """A lake with these requests in silver."""
     lake = Lake(url)
-    lake.write_batch(requests(spark, asked), tables.REQUESTS, "hand")
+    lake.replace(requests(spark, asked), tables.REQUESTS)
     return lake
 
 

@@ -27,7 +27,6 @@ class GoldLake:
         self.spark = spark
         self.folder = folder
         self.lake = Lake(str(folder))
-        self._batches = 0
 
     def copied(self, folder: Path) -> GoldLake:
         """A lake with the same content."""
@@ -40,9 +39,8 @@ class GoldLake:
 
     def take_in(self, lines: Sequence[Line]) -> None:
         """Write lines to silver."""
-        self._batches += 1
         frame = self.spark.createDataFrame(arrow(lines)).repartition("day")
-        self.lake.write_batch(frame, REQUESTS, f"batch-{self._batches}-of-{self.folder.name}")
+        self.lake.snapshot(REQUESTS).commit(self.lake.write(frame, REQUESTS))
 
     def rows(self, table: Table) -> list[tuple[Any, ...]]:
         """The table's rows, in the order of its key, without sketches; days and times as text."""

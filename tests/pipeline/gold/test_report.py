@@ -19,7 +19,7 @@ LIVE = ("longpoll", "sse")
 
 @pytest.fixture(scope="module")
 def figures(whole: GoldLake) -> Figures:
-    return gather(gold_of(whole.spark, whole.lake), lambda _: None)
+    return gather(gold_of(whole.lake), lambda _: None)
 
 
 def test_headline_figures_are_the_logs(figures: Figures) -> None:

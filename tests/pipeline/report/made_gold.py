@@ -19,7 +19,8 @@ import pyarrow as pa
 from datasketches import hll_sketch, kll_doubles_sketch, tgt_hll_type
 
 from gateway.pipeline import tables
-from gateway.pipeline.report.gold import Gold, schema_of
+from gateway.pipeline.lake import arrow_schema
+from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.tables import Table
 
 BEGAN: Final = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
@@ -346,7 +347,7 @@ def gold(of: Mapping[str, pa.Table] | None = None) -> Gold:
     known = tables_of() if of is None else of
 
     def read(table: Table, columns: Sequence[str]) -> pa.RecordBatchReader:
-        schema = schema_of(table, columns)
+        schema = arrow_schema(table, columns)
         found = known.get(table.place, schema.empty_table())
         return found.select(columns).cast(schema).to_reader(max_chunksize=1_000)
 
@@ -376,4 +377,4 @@ def _table(table: Table, rows: Iterable[Sequence[Any]]) -> pa.Table:
 
 def _named(table: Table, rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Rows by column; NULL for columns that they leave out."""
-    return pa.Table.from_pylist(list(rows), schema_of(table, [column.name for column in table.columns]))
+    return pa.Table.from_pylist(list(rows), arrow_schema(table, [column.name for column in table.columns]))

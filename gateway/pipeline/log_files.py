@@ -1,0 +1,252 @@
+"""New lines of log files, as Parquet for Spark's workers.
+
+Log files change while they are read: they grow, and are renamed, compressed and removed, and workers on other machines
+cannot read them.  So the driver reads what is new, in whole lines, and writes it to files beneath `<lake>/spool`, which
+are removed once the lines are in bronze.  How far each file has been read is committed with the lines
+(`gateway.pipeline.manifest`); a run that is killed before has read nothing.
+
+A last line without a newline is read if it is a whole JSON object, or if nothing can follow it (the file is rotated or
+compressed); otherwise it waits for its end.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+import shutil
+import tempfile
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import zstandard
+
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
+from gateway.pipeline.store import Store
+
+SPOOL: Final = "spool"
+BATCH_BYTES: Final = 2 << 30
+"""Bytes of lines after which a batch ends."""
+_FILE_BYTES: Final = 64 << 20
+"""Bytes of lines in one file of the spool, so that several tasks read it."""
+_CHUNK: Final = 4 << 20
+_SCHEMA: Final = pa.schema([("line", pa.string()), ("source", pa.string())])
+_ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$")
+_UNREADABLE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
+
+
+@dataclass(slots=True)
+class LogFiles:
+    """Reads what is new in log files; `unreadable` has a line for each file that could not be read."""
+
+    store: Store
+    manifest: Manifest
+    unreadable: list[str] = field(default_factory=list)
+
+    def batches(self, files: Sequence[Path], batch_bytes: int = BATCH_BYTES) -> Iterator[list[str]]:
+        """Batches of new lines: the paths of each one's files beneath the store (columns `line` and `source`).
+
+        `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
+        """
+        self.manifest.forget_unlisted({str(path) for path in files})
+        waiting = list(reversed(files))
+        while waiting:
+            with _Spool(self.store) as spool:
+                while waiting and spool.size < batch_bytes:
+                    if self._read(waiting[-1], spool, batch_bytes):
+                        waiting.pop()
+                if paths := spool.finished():
+                    yield paths
+
+    def forget(self, files: Sequence[Path]) -> None:
+        """Read these files from their beginnings."""
+        for path in files:
+            # What cannot be read is told of when it is to be read.
+            with suppress(*_UNREADABLE), _opened(path) as file:
+                self.manifest.forget(file.readline(HEAD_BYTES + 2))
+
+    def _read(self, path: Path, spool: _Spool, batch_bytes: int) -> bool:
+        """Read what is new of a file, until the batch is full; returns whether that is all of it."""
+        with ExitStack() as stack:
+            try:
+                state = path.stat()
+                seen = Seen(state.st_size, state.st_mtime_ns, state.st_ino)
+                if self.manifest.seen.get(str(path)) == seen:
+                    return True
+                file = stack.enter_context(_opened(path))
+                head = file.readline(HEAD_BYTES + 2)
+            except FileNotFoundError:
+                # Renamed or removed since the listing; the next run finds it under its new name.
+                return True
+            except _UNREADABLE as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self.unreadable.append(f"{path}: cannot be read: {why}")
+                return True
+            if not head:
+                return True
+            key, begin = self.manifest.locate(head, lambda at: _tail_at(file, at))
+            is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _OPENERS
+            end, is_all, waits = _copy(file, begin, spool, path.name, batch_bytes, is_over=is_over)
+            if end > begin:
+                if (tail := _tail_at(file, end)) is None:
+                    raise PipelineFailed(f"{path}: was cut while it was read")
+                self.manifest.take(key, end, tail)
+        if is_all and not waits:
+            self.manifest.seen[str(path)] = seen
+        return is_all
+
+
+class _Spool:
+    """The files of one batch, which it removes in the end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folder = f"{SPOOL}/{uuid.uuid4()}"
+        self._paths: list[str] = []
+        self._stack = ExitStack()
+        self._writer: Any = None
+        self._file_bytes = 0
+        self.size = 0
+        """Bytes of lines so far."""
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        for path in self._paths:
+            self._store.remove(path)
+        self._store.remove_folder(self._folder)
+
+    def add(self, lines: bytes, source: str) -> None:
+        """Add whole lines, each with its newline."""
+        if self._writer is None or self._file_bytes >= _FILE_BYTES:
+            self._stack.close()
+            self._paths.append(f"{self._folder}/{len(self._paths):06d}.parquet")
+            out = self._stack.enter_context(self._store.writing(self._paths[-1]))
+            self._writer = self._stack.enter_context(pq.ParquetWriter(out, _SCHEMA, compression="zstd"))
+            self._file_bytes = 0
+        texts = _texts(lines)
+        self._writer.write_table(pa.table([texts, pa.repeat(source, len(texts))], schema=_SCHEMA))
+        self._file_bytes += len(lines)
+        self.size += len(lines)
+
+    def finished(self) -> list[str]:
+        """The paths of the files, complete."""
+        self._stack.close()
+        return self._paths
+
+
+def _texts(lines: bytes) -> pa.Array:
+    """The lines as texts, without their newlines and without a copy of each."""
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")).astype(np.int32) + 1
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    texts = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return _texts(lines.decode(errors="replace").encode())
+    return pc.utf8_rtrim(texts, "\n")
+
+
+def _copy(
+    file: IO[bytes], begin: int, spool: _Spool, source: str, batch_bytes: int, *, is_over: bool
+) -> tuple[int, bool, bool]:
+    """Copy whole lines from byte `begin` on, until the batch is full.
+
+    Returns the end of the copy, whether it is that of the file, and whether an unfinished line is left.
+    """
+    file.seek(begin)
+    end = begin
+    held = b""
+    left_out = 0
+    while spool.size < batch_bytes and (chunk := file.read(_CHUNK)):
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            # A line without an end must not fill the memory; bronze rejects it for its length.
+            if len(held) < _CHUNK:
+                held += chunk
+            else:
+                left_out += len(chunk)
+            continue
+        spool.add(held + (chunk[chunk.index(b"\n") : cut] if left_out else chunk[:cut]), source)
+        end += len(held) + left_out + cut
+        held, left_out = chunk[cut:], 0
+    if spool.size >= batch_bytes:
+        return end, False, True
+    if held and (is_over or _is_object(held)):
+        # Lines of two files must not be joined.
+        spool.add(held + b"\n", source)
+        end += len(held) + left_out
+        held = b""
+    return end, True, bool(held)
+
+
+def _tail_at(file: IO[bytes], at: int) -> str | None:
+    """The digest of the bytes before position `at`; None if the file is shorter."""
+    begin = max(0, at - TAIL_BYTES)
+    file.seek(begin)
+    tail = file.read(at - begin)
+    return digest(tail) if len(tail) == at - begin else None
+
+
+def _is_object(text: bytes) -> bool:
+    # A truncated line lacks the closing brace.
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's lines, decompressed."""
+    with path.open("rb") as raw:
+        if (unpack := _OPENERS.get(path.suffix.lower())) is None:
+            yield raw
+            return
+        # Unpack it once, as a whole: seeking back in a compressed file starts from its beginning.
+        with tempfile.TemporaryFile() as plain:
+            unpack(raw, plain)
+            plain.seek(0)
+            yield plain
+
+
+def _unpack(opened: Callable[[IO[bytes]], Any]) -> Callable[[IO[bytes], IO[bytes]], None]:
+    def unpack(raw: IO[bytes], plain: IO[bytes]) -> None:
+        with opened(raw) as reader:
+            shutil.copyfileobj(reader, plain, _CHUNK)
+
+    return unpack
+
+
+def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
+    """The column `line` of a Parquet file, such as those of bronze."""
+    with pq.ParquetFile(raw) as parquet:
+        if "line" not in parquet.schema_arrow.names:
+            raise EOFError("a Parquet file without a column `line`")
+        for rows in parquet.iter_batches(columns=["line"]):
+            plain.writelines(f"{line}\n".encode() for line in rows.column(0).to_pylist())
+
+
+_OPENERS: Final[Mapping[str, Callable[[IO[bytes], IO[bytes]], None]]] = {
+    ".gz": _unpack(lambda raw: gzip.GzipFile(fileobj=raw)),
+    ".bz2": _unpack(bz2.BZ2File),
+    ".xz": _unpack(lzma.LZMAFile),
+    ".zst": _unpack(
+        lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
+    ),
+    ".parquet": _unpack_parquet,
+}

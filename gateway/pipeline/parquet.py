@@ -1,0 +1,154 @@
+"""The Parquet files of a lake's tables, written and read by Spark's tasks with pyarrow.
+
+A task writes one file for each combination of partition values among its rows, under a name that no other file has.
+The files belong to no table until the driver commits them (`gateway.pipeline.lake`); those of a task that died, or of a
+run that was killed, never do.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import date
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.pipeline.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COMPRESSION: Final = "zstd"
+_BUFFER_BYTES: Final = 64 << 20
+"""Bytes of rows that a task holds; the largest of its buffers becomes a row group when there are more."""
+
+WRITTEN: Final = "path string, size bigint, written_at bigint, rows bigint"
+"""What a task says of the files it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes rows beneath `folder`; for `DataFrame.mapInArrow`.  The rows have the columns of `schema` and those of
+    `partition_by`, which are in the files' paths and not in the files."""
+
+    store: Store
+    folder: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one batch of `WRITTEN`."""
+        import pyarrow as pa
+
+        files: dict[str, _File] = {}
+        with ExitStack() as stack:
+            for batch in batches:
+                for path, rows in self._split(batch):
+                    if path not in files:
+                        name = f"{self.folder}/{path}{uuid.uuid4()}.parquet"
+                        files[path] = _File(self.store, name, self.schema, stack)
+                    files[path].hold(rows)
+                while sum(file.held_bytes for file in files.values()) > _BUFFER_BYTES:
+                    max(files.values(), key=lambda file: file.held_bytes).flush()
+            for file in files.values():
+                file.flush()
+        found = [(file.path, *self.store.size_and_time(file.path), file.rows) for file in files.values()]
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        types = (pa.string(), pa.int64(), pa.int64(), pa.int64())
+        arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, ["path", "size", "written_at", "rows"])
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        rows = pa.Table.from_batches([batch])
+        if not rows.num_rows:
+            return
+        combinations = rows.group_by(list(self.partition_by)).aggregate([]).to_pylist() if self.partition_by else [{}]
+        for values in combinations:
+            path = "".join(f"{name}={values[name]}/" for name in self.partition_by)
+            is_of = [pc.equal(rows[name], pa.scalar(value, rows[name].type)) for name, value in values.items()]
+            chosen = rows if len(combinations) == 1 else rows.filter(reduce(pc.and_, is_of))
+            yield path, chosen.select(self.schema.names).cast(self.schema)
+
+
+@dataclass(slots=True)
+class _File:
+    """One file that is being written."""
+
+    store: Store
+    path: str
+    schema: pa.Schema
+    stack: ExitStack
+    rows: int = 0
+    held_bytes: int = 0
+    _held: list[pa.Table] = field(default_factory=list)
+    _writer: Any = None
+
+    def hold(self, rows: pa.Table) -> None:
+        self._held.append(rows)
+        self.rows += rows.num_rows
+        self.held_bytes += rows.nbytes
+
+    def flush(self) -> None:
+        """Write what is held as one row group."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            out = self.stack.enter_context(self.store.writing(self.path))
+            self._writer = self.stack.enter_context(pq.ParquetWriter(out, self.schema, compression=_COMPRESSION))
+        if self._held:
+            held = pa.concat_tables(self._held)
+            self._writer.write_table(held, row_group_size=held.num_rows)
+        self._held, self.held_bytes = [], 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads files, whose paths continue `folder`, with the columns of `schema`.  A column that a file lacks is NULL;
+    partition columns come from the path."""
+
+    store: Store
+    folder: str
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the files named by a column `path`; for `DataFrame.mapInArrow`."""
+        for batch in batches:
+            yield from self.read(batch.column(0).to_pylist())
+
+    def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of these files, in their order."""
+        import pyarrow.parquet as pq
+
+        for path in paths:
+            values = partition_values(path)
+            with self.store.reading(f"{self.folder}{path}") as file, pq.ParquetFile(file) as parquet:
+                present = set(parquet.schema_arrow.names)
+                names = [name for name in self.schema.names if name in present]
+                for rows in parquet.iter_batches(columns=names):
+                    yield self._fitted(rows, values)
+
+    def _fitted(self, rows: pa.RecordBatch, values: dict[str, str]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        columns = []
+        for field_ in self.schema:
+            if field_.name in rows.schema.names:
+                columns.append(rows.column(field_.name).cast(field_.type))
+                continue
+            value: Any = values.get(field_.name)
+            if value is not None and pa.types.is_date(field_.type):
+                value = date.fromisoformat(value)
+            columns.append(pa.repeat(pa.scalar(value, field_.type), rows.num_rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def partition_values(path: str) -> dict[str, str]:
+    """The partition values in a file's path, such as `{"day": "2026-09-24"}`."""
+    parts = (part.partition("=") for part in path.split("/")[:-1])
+    return {name: value for name, equals, value in parts if equals}

@@ -1,0 +1,99 @@
+"""Files beneath a lake's URL: a folder on a local disk, or a prefix in an object store.
+
+Spark's driver and its workers use the same class, so an object store needs nothing of Hadoop.  Credentials and settings
+of an object store are those of delta-rs; they come from the driver's environment (`AWS_…`, `AZURE_…`, `GOOGLE_…`) and
+travel to the workers with the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The settings of the object store that `url` is in; none for a local folder."""
+    if "://" not in url:
+        return ()
+    return tuple(sorted((name, value) for name, value in environ.items() if name.startswith(_SETTINGS)))
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The files beneath one URL.  Paths are relative to it and use `/`."""
+
+    url: str
+    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def local(self) -> Path | None:
+        """The folder; None in an object store."""
+        return None if "://" in self.url else Path(self.url)
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[pa.NativeFile]:
+        """A new file, to be written from its beginning to its end."""
+        files = _files(self)
+        if self.local is not None:
+            files.create_dir(path.rpartition("/")[0], recursive=True)
+        with files.open_output_stream(path) as out:
+            yield out
+
+    def reading(self, path: str) -> pa.NativeFile:
+        """A file, for reading at any place.  Raises FileNotFoundError."""
+        return _files(self).open_input_file(path)
+
+    def size_and_time(self, path: str) -> tuple[int, int]:
+        """A file's bytes, and when it was written (Unix milliseconds)."""
+        info = _files(self).get_file_info(path)
+        return info.size, (info.mtime_ns or 0) // 1_000_000
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small file."""
+        with self.writing(path) as out:
+            out.write(content)
+
+    def read(self, path: str) -> bytes:
+        """A small file's content.  Raises FileNotFoundError."""
+        with self.reading(path) as file:
+            return bytes(file.read())
+
+    def remove(self, path: str) -> None:
+        """Remove a file; it need not exist."""
+        try:
+            _files(self).delete_file(path)
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder; an object store has none."""
+        if self.local is not None and (folder := self.local / path).exists():
+            folder.rmdir()
+
+    def listed(self, folder: str) -> list[tuple[str, int]]:
+        """Paths of all files beneath a folder, and when they were written (Unix milliseconds)."""
+        import pyarrow.fs as fs
+
+        found = _files(self).get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return [(info.path, (info.mtime_ns or 0) // 1_000_000) for info in found if info.type == fs.FileType.File]
+
+
+@cache
+def _files(store: Store) -> Any:
+    import pyarrow.fs as fs
+
+    if (folder := store.local) is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    from deltalake.fs import DeltaStorageHandler
+
+    return fs.PyFileSystem(DeltaStorageHandler(store.url, dict(store.settings)))
