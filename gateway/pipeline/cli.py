@@ -10,9 +10,9 @@ when a command runs, so `--help` needs neither Spark nor Java.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
@@ -20,11 +20,28 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway.aio.clock import SystemClock
-from gateway.config.errors import PlanError
-from gateway.config.variables import ADMIN_TOKEN_VARIABLE
-from gateway.pipeline.errors import NothingToPlan, PipelineFailed, one_line
-from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
-from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
+from gateway.pipeline.cli_options import (
+    MIN_SPAN,
+    Again,
+    Conf,
+    Curves,
+    Follow,
+    LakeUrl,
+    Lines,
+    Master,
+    MinSpan,
+    PlanFile,
+    Policy,
+    Rate,
+    SourceOptions,
+    Target,
+    Title,
+    seconds,
+    settings,
+)
+from gateway.pipeline.cli_run import EXTRA, Progress, failing, shown_progress, working
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed
+from gateway.pipeline.events import Files, LogStream, Source, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,80 +58,6 @@ pipeline = typer.Typer(
 
 FAILED: Final = 1
 MISUSED: Final = 2
-_MIN_SPAN: Final = "24h"
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
-
-Progress = Callable[[str], None]
-
-Lines = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE...",
-        help="Files, folders or globs of access-log lines, or the URL of the stream that a gateway logs to.",
-    ),
-]
-SourceOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="For a log in a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
-        f"admin port; may be repeated.  The Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin "
-        f"port's token from ${ADMIN_TOKEN_VARIABLE}.",
-    ),
-]
-LakeUrl = Annotated[
-    str, typer.Option("--lake", "--in", metavar="FOLDER", help="The lake: a folder, or a URL for Spark.")
-]
-Master = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", show_default=DEFAULT_MASTER, help="Spark's master, such as local[4]."),
-]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")
-]
-Follow = Annotated[
-    bool, typer.Option("--follow", help="Keep reading new lines, and update silver and gold, until SIGINT or SIGTERM.")
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        "--rate",
-        metavar="R",
-        min=1e-4,
-        max=1,
-        show_default="chosen to bound the work",
-        help="Share of blocks and tapes to sample.",
-    ),
-]
-Target = Annotated[
-    float,
-    typer.Option("--target", metavar="RATIO", min=0, max=1, help="Hit ratio that the memory should reach."),
-]
-Policy = Annotated[
-    str, typer.Option("--policy", metavar="NAME", help="`limits.eviction` of the gateway that applies the plan.")
-]
-MinSpan = Annotated[
-    str,
-    typer.Option(
-        "--min-span",
-        metavar="TIME",
-        help="Shortest time that a log should cover, such as 90m, 24h or 7d.  The plan and the report of a shorter one "
-        "are marked, and a gateway does not take the memory of such a plan unless told to.",
-    ),
-]
-PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
-Curves = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--curve",
-        metavar="POLICY",
-        show_default="the plan's policy",
-        help="A policy whose curve is drawn; may be repeated.  The numbers below have all of them.",
-    ),
-]
-Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
 
 
 @pipeline.command()
@@ -123,26 +66,117 @@ def ingest(
     lake: LakeUrl = "lake",
     option: SourceOptions = None,
     follow: Follow = False,
+    again: Again = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Ingest access-log lines: unchanged (bronze), then typed and without duplicates (silver)."""
     lines = _source(source, option)
-    with _working(master, conf) as (spark, progress):
-        _ingest(spark, lines, _lake(lake), progress, follow=follow)
+    if again and (follow or not isinstance(lines, Files)):
+        raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
+    with working(master, conf) as (spark, progress):
+        _ingest(spark, lines, _lake(lake), progress, follow=follow, again=again)
 
 
 @pipeline.command()
 def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) -> None:
     """Compute the gold tables of every day whose lines have changed."""
-    with _working(master, conf) as (spark, progress):
+    with working(master, conf) as (spark, progress):
         _aggregate(spark, _lake(lake), progress)
+
+
+@pipeline.command()
+def table(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The stream.")],
+    into: Annotated[
+        str, typer.Option("--into", metavar="FOLDER", help="The Delta table: a folder, or a URL such as s3://b/orders.")
+    ],
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="COLUMNS",
+            show_default="messages as they are",
+            help="Columns of the stream's JSON messages, such as 'id bigint, at timestamp'; what does not fit goes to "
+            "_corrupt.",
+        ),
+    ] = None,
+    option: SourceOptions = None,
+    follow: Follow = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Add what is new of a stream to a Delta table, each message once."""
+    stream = _stream(source, option, "messages" if schema is None else "typed")
+    with working(master, conf) as (spark, progress):
+        from gateway.pipeline.stream_table import take_table
+
+        url = into if "://" in into else str(Path(into).absolute())
+        count = take_table(spark, stream, url, ddl=schema, follow=follow, progress=progress)
+        typer.echo(f"table: {count:,} rows to {into}")
+
+
+@pipeline.command()
+def history(lake: LakeUrl = "lake") -> None:
+    """List the versions of bronze: what each ingest added, the newest first."""
+    with failing():
+        from gateway.pipeline import upkeep
+
+        for line in upkeep.history(_lake(lake)):
+            typer.echo(line)
+
+
+@pipeline.command()
+def undo(
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="A version that `pipeline history` lists.")],
+    lake: LakeUrl = "lake",
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Give all tables the content that they had with an older version of bronze.
+
+    What was ingested since stays taken in; `pipeline ingest --again FILE` reads a file again.
+    """
+    with working(master, conf) as (spark, progress):
+        from gateway.pipeline import upkeep
+        from gateway.pipeline.ingest import bring_up
+
+        tables = _lake(lake)
+        upkeep.undo(tables, version)
+        bring_up(spark, tables, progress)
+        _aggregate(spark, tables, progress)
+
+
+@pipeline.command()
+def optimize(lake: LakeUrl = "lake") -> None:
+    """Rewrite small files as few large ones.  An ingest does so by itself where many have piled up."""
+    with failing():
+        from gateway.pipeline import upkeep
+
+        done = upkeep.optimize(_lake(lake), shown_progress())
+        typer.echo(f"optimize: {done.before:,} files are {done.after:,} now")
+
+
+@pipeline.command()
+def vacuum(
+    lake: LakeUrl = "lake",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long files of older versions are kept, such as 30d.")
+    ] = "30d",
+) -> None:
+    """Remove files that only older versions need, and those of runs that were killed."""
+    keep_s = seconds(keep, "--keep")
+    with failing():
+        from gateway.pipeline import upkeep
+
+        done = upkeep.vacuum(_lake(lake), keep_s=keep_s, now=SystemClock().wall())
+        typer.echo(f"vacuum: {done.removed:,} files removed")
 
 
 @pipeline.command()
 def curve(lake: LakeUrl = "lake", rate: Rate = None, master: Master = None, conf: Conf = None) -> None:
     """Compute the miss-ratio curves: the hit ratios of other cache sizes."""
-    with _working(master, conf) as (spark, progress):
+    with working(master, conf) as (spark, progress):
         _curve(spark, _lake(lake), rate, progress)
 
 
@@ -152,13 +186,13 @@ def plan(
     out: PlanFile = Path("plan.json"),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
-    min_span: MinSpan = _MIN_SPAN,
+    min_span: MinSpan = MIN_SPAN,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Write the cache plan for a gateway: memory, streams to pin, to warm and not to store, and lifetimes."""
-    min_span_s = _seconds(min_span, "--min-span")
-    with _working(master, conf) as (spark, progress):
+    min_span_s = seconds(min_span, "--min-span")
+    with working(master, conf) as (spark, progress):
         _plan(spark, _lake(lake), out, target, policy, min_span_s, progress)
 
 
@@ -168,15 +202,13 @@ def report(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in it.")] = None,
     curve: Curves = None,
-    min_span: MinSpan = _MIN_SPAN,
+    min_span: MinSpan = MIN_SPAN,
     title: Title = None,
-    master: Master = None,
-    conf: Conf = None,
 ) -> None:
-    """Write a report of all tables as one HTML file."""
-    min_span_s = _seconds(min_span, "--min-span")
-    with _working(master, conf) as (spark, progress):
-        _report(spark, _lake(lake), out, plan, curve or (), min_span_s, title, progress)
+    """Write a report of all tables as one HTML file.  It needs no Spark."""
+    min_span_s = seconds(min_span, "--min-span")
+    with failing():
+        _report(_lake(lake), out, plan, curve or (), min_span_s, title, shown_progress())
 
 
 @pipeline.command()
@@ -190,15 +222,15 @@ def run(
     ),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
-    min_span: MinSpan = _MIN_SPAN,
+    min_span: MinSpan = MIN_SPAN,
     rate: Rate = None,
     title: Title = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
-    lines, min_span_s = _source(source, option), _seconds(min_span, "--min-span")
-    with _working(master, conf) as (spark, progress):
+    lines, min_span_s = _source(source, option), seconds(min_span, "--min-span")
+    with working(master, conf) as (spark, progress):
         tables = _lake(lake)
         _ingest(spark, lines, tables, progress, follow=False)
         _aggregate(spark, tables, progress)
@@ -209,7 +241,7 @@ def run(
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        _report(spark, tables, report, chosen, (), min_span_s, title, progress)
+        _report(tables, report, chosen, (), min_span_s, title, progress)
 
 
 def submitted() -> int:
@@ -233,10 +265,14 @@ def _complain(text: str, status: int) -> int:
 # -- the steps; each prints its result
 
 
-def _ingest(spark: SparkSession, source: Source, lake: Lake, progress: Progress, *, follow: bool) -> None:
+def _ingest(
+    spark: SparkSession, source: Source, lake: Lake, progress: Progress, *, follow: bool, again: bool = False
+) -> None:
+    from gateway.pipeline import upkeep
     from gateway.pipeline.ingest import ingest
 
-    typer.echo(ingest(spark, source, lake, follow=follow, progress=progress))
+    typer.echo(ingest(spark, source, lake, follow=follow, again=again, progress=progress))
+    upkeep.optimize(lake, progress, many=upkeep.MANY)
 
 
 def _aggregate(spark: SparkSession, lake: Lake, progress: Progress) -> None:
@@ -279,7 +315,6 @@ def _plan(
 
 
 def _report(
-    spark: SparkSession,
     lake: Lake,
     out: Path,
     plan: Path | None,
@@ -293,7 +328,7 @@ def _report(
         from gateway.pipeline.report.gold import gold_of
     except ImportError as error:
         # On a cluster the driver may have Spark and nothing else of the extra.
-        raise PipelineFailed(f"the report needs {error.name}: {_EXTRA}") from None
+        raise PipelineFailed(f"the report needs {error.name}: {EXTRA}") from None
 
     write_report(
         gold_of(lake),
@@ -312,8 +347,7 @@ def _report(
 
 def _source(texts: list[str], options: list[str] | None) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
-    settings = _settings(options or [], "--option", "NAME=VALUE")
-    source = source_of(texts, settings, os.environ)
+    source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
     match source:
         case Files():
             source.found()
@@ -326,71 +360,17 @@ def _source(texts: list[str], options: list[str] | None) -> Source:
     return source
 
 
+def _stream(url: str, options: list[str] | None, format_: str) -> LogStream:
+    """The stream that becomes a table."""
+    source = source_of([url], settings(options or [], "--option", "NAME=VALUE"), os.environ)
+    if not isinstance(source, LogStream):
+        raise PipelineFailed(f"{url}: expected a stream's http:// or https:// URL")
+    return replace(source, format=format_)
+
+
 def _lake(url: str) -> Lake:
     from gateway.pipeline.lake import Lake
 
     if not url:
-        raise typer.BadParameter("expected a folder, or a URL for Spark", param_hint="--lake")
+        raise typer.BadParameter("expected a folder, or the URL of an object store", param_hint="--lake")
     return Lake(url if "://" in url else str(Path(url).absolute()))
-
-
-@contextmanager
-def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkSession, Progress]]:
-    """A Spark session for the block, and a function that prints progress.  Every failure becomes PipelineFailed."""
-    settings = _settings(conf or [], "--conf", "KEY=VALUE")
-    clock = SystemClock()
-    began = clock.now()
-
-    def progress(line: str) -> None:
-        typer.echo(f"{clock.now() - began:7.1f} s  {line}", err=True)
-
-    try:
-        from py4j.protocol import Py4JError, Py4JNetworkError
-        from pyspark.errors import PySparkException
-    except ImportError:
-        raise PipelineFailed(f"the pipeline needs Spark: {_EXTRA}") from None
-    if master is None and not is_submitted(os.environ):
-        master = DEFAULT_MASTER
-    progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
-    try:
-        spark = open_session(master, settings)
-    except (PySparkException, Py4JError) as error:
-        raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
-    # SIGTERM, from a service manager, stops the run as SIGINT does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield spark, progress
-    except KeyboardInterrupt:
-        raise PipelineFailed("stopped: the next run continues from here") from None
-    except PlanError as error:
-        raise PipelineFailed(str(error)) from None
-    except (Py4JNetworkError, ConnectionError):
-        raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
-    except (PySparkException, Py4JError) as error:
-        raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
-    finally:
-        # The same signal may already have stopped Spark's Java.
-        with suppress(Py4JError, OSError):
-            # Otherwise every cancelled task logs an error of its own.
-            spark.sparkContext.setLogLevel("OFF")
-            spark.stop()
-
-
-def _seconds(text: str, flag: str) -> float:
-    """The seconds of a time such as `90m`."""
-    with suppress(KeyError, ValueError):
-        seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
-        if 0 <= seconds < float("inf"):
-            return seconds
-    raise typer.BadParameter("expected a number and a unit: s, m, h or d, such as 24h", param_hint=flag)
-
-
-def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
-    settings = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            # The text itself is not shown: it may be a secret.
-            raise typer.BadParameter(f"expected {wanted}", param_hint=flag)
-        settings[key] = value
-    return settings

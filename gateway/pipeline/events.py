@@ -1,8 +1,8 @@
 """Sources of access-log lines: local files, or the stream that a gateway logs to.
 
-A command line names files, folders (all files in them that are not hidden) and globs, which may be mixed, or the URL of
-one stream.  Files may be compressed (`.gz`, `.zst`).  The log of a running gateway may be among them: new lines come
-with the next ingest.
+A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed, or
+the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The log
+of a running gateway may be among them: new lines come with the next ingest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Files:
         for pattern in self.patterns:
             path = Path(pattern)
             if path.is_dir():
-                candidates = [file for file in sorted(path.iterdir()) if not file.name.startswith(".")]
+                candidates = sorted(path.rglob("*"))
+                candidates = [
+                    file for file in candidates if not any(part[0] in "._" for part in file.relative_to(path).parts)
+                ]
             elif path.exists():
                 if not path.is_file():
                     raise PipelineFailed(f"{pattern}: is neither a file nor a folder")
@@ -66,6 +69,7 @@ class LogStream:
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    format: str = "messages"
 
     @property
     def reading(self) -> dict[str, str]:
@@ -77,7 +81,7 @@ class LogStream:
             **self.options,
             "url": f"{parts.scheme}://{parts.netloc}",
             "stream": unquote(parts.path),
-            "format": "messages",
+            "format": self.format,
         }
 
     def check(self) -> None:

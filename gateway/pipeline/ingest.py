@@ -102,6 +102,11 @@ def ingest(
     return work.ingested
 
 
+def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
+    """Bring silver up to bronze, and the sessions up to silver.  Raises Conflict."""
+    _Ingest(spark, lake, progress, SystemClock(), None).compute()
+
+
 @dataclass(slots=True)
 class _Ingest:
     """One run."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 import pyarrow as pa
@@ -258,12 +258,17 @@ class Snapshot:
         replaces: Collection[date] = (),
         replaces_all: bool = False,
         marks: Mapping[str, int] | None = None,
+        about: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict."""
+        """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict.
+
+        `about` goes to the table's history.
+        """
         actions: list[Any] = [_added(file) for file in files]
         schema = Schema.from_arrow(arrow_schema(self.table, [column.name for column in self.table.columns]))
         by = list(self.table.partition_by)
         how = CommitProperties(
+            custom_metadata=dict(about or {}),
             max_commit_retries=0,
             app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
         )
@@ -315,7 +320,8 @@ class Snapshot:
         content = orjson.dumps({"of": name, "after": before, "state": state}, option=orjson.OPT_SORT_KEYS)
         number = int.from_bytes(hashlib.sha256(content).digest()[:8]) >> 1
         self.lake.store.write(self._progress_path(number), content)
-        after = self.commit(files, marks={name: number})
+        about = {"source": name, "rows": str(sum(file.rows for file in files))}
+        after = self.commit(files, marks={name: number}, about=about)
         if before is not None:
             self.lake.store.remove(self._progress_path(before))
         return after
@@ -345,8 +351,17 @@ class Snapshot:
 
 def arrow_schema(table: Table, columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of these columns of a table."""
-    types = {column.name: _TYPES[column.type] for column in table.columns}
-    return pa.schema([(name, types[name]) for name in columns])
+    types = {column.name: column.type for column in table.columns}
+    return pa.schema([(name, _arrow_type(types[name])) for name in columns])
+
+
+def _arrow_type(type_: str) -> pa.DataType:
+    if (known := _TYPES.get(type_)) is not None:
+        return known
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type
 
 
 def _schema_of(ddl: str) -> pa.Schema:

@@ -55,7 +55,7 @@ class LogFiles:
     manifest: Manifest
     unreadable: list[str] = field(default_factory=list)
 
-    def batches(self, files: Sequence[Path], batch_bytes: int = BATCH_BYTES) -> Iterator[list[str]]:
+    def batches(self, files: Sequence[Path]) -> Iterator[list[str]]:
         """Batches of new lines: the paths of each one's files beneath the store (columns `line` and `source`).
 
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
@@ -64,8 +64,8 @@ class LogFiles:
         waiting = list(reversed(files))
         while waiting:
             with _Spool(self.store) as spool:
-                while waiting and spool.size < batch_bytes:
-                    if self._read(waiting[-1], spool, batch_bytes):
+                while waiting and spool.size < BATCH_BYTES:
+                    if self._read(waiting[-1], spool):
                         waiting.pop()
                 if paths := spool.finished():
                     yield paths
@@ -77,7 +77,7 @@ class LogFiles:
             with suppress(*_UNREADABLE), _opened(path) as file:
                 self.manifest.forget(file.readline(HEAD_BYTES + 2))
 
-    def _read(self, path: Path, spool: _Spool, batch_bytes: int) -> bool:
+    def _read(self, path: Path, spool: _Spool) -> bool:
         """Read what is new of a file, until the batch is full; returns whether that is all of it."""
         with ExitStack() as stack:
             try:
@@ -98,7 +98,7 @@ class LogFiles:
                 return True
             key, begin = self.manifest.locate(head, lambda at: _tail_at(file, at))
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _OPENERS
-            end, is_all, waits = _copy(file, begin, spool, path.name, batch_bytes, is_over=is_over)
+            end, is_all, waits = _copy(file, begin, spool, path.name, is_over=is_over)
             if end > begin:
                 if (tail := _tail_at(file, end)) is None:
                     raise PipelineFailed(f"{path}: was cut while it was read")
@@ -161,9 +161,7 @@ def _texts(lines: bytes) -> pa.Array:
     return pc.utf8_rtrim(texts, "\n")
 
 
-def _copy(
-    file: IO[bytes], begin: int, spool: _Spool, source: str, batch_bytes: int, *, is_over: bool
-) -> tuple[int, bool, bool]:
+def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool, bool]:
     """Copy whole lines from byte `begin` on, until the batch is full.
 
     Returns the end of the copy, whether it is that of the file, and whether an unfinished line is left.
@@ -172,7 +170,7 @@ def _copy(
     end = begin
     held = b""
     left_out = 0
-    while spool.size < batch_bytes and (chunk := file.read(_CHUNK)):
+    while spool.size < BATCH_BYTES and (chunk := file.read(_CHUNK)):
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             # A line without an end must not fill the memory; bronze rejects it for its length.
@@ -184,7 +182,7 @@ def _copy(
         spool.add(held + (chunk[chunk.index(b"\n") : cut] if left_out else chunk[:cut]), source)
         end += len(held) + left_out + cut
         held, left_out = chunk[cut:], 0
-    if spool.size >= batch_bytes:
+    if spool.size >= BATCH_BYTES:
         return end, False, True
     if held and (is_over or _is_object(held)):
         # Lines of two files must not be joined.

@@ -1,0 +1,124 @@
+"""Upkeep of a lake: compaction, removal of files that no table needs, and a way back.
+
+A small ingest adds a small file to each day that it has lines of.  `optimize` rewrites the small files of a day as few
+large ones; the rows stay as they are, so nothing has to be computed again.  An ingest does that by itself for days with
+many small files.  Replaced files stay for readers of older versions until `vacuum` removes them.
+
+`undo` gives bronze the content of an older version, as a new version.  Silver, the sessions and gold follow as they
+follow any change.  What was taken in stays taken: a file is read again only if `ingest --again` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from deltalake import CommitProperties
+from deltalake.exceptions import DeltaError
+
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.lake import Lake, Snapshot
+from gateway.pipeline.log_files import SPOOL
+from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS
+
+TABLES: Final = (BRONZE, REQUESTS, SESSIONS, *GOLD, CURVE)
+SMALL_BYTES: Final = 16 << 20
+"""A file below this is small."""
+MANY: Final = 24
+"""Small files of one day that an ingest compacts by itself."""
+LEAST_KEEP_S: Final = 3_600
+"""Shortest time that files are kept in seconds, so that those of a run in progress are."""
+
+
+@dataclass(slots=True)
+class Upkept:
+    """What was done: files before and after, and files removed."""
+
+    before: int = 0
+    after: int = 0
+    removed: int = 0
+
+
+def optimize(lake: Lake, progress: Callable[[str], None], *, many: int = 2) -> Upkept:
+    """Compact the days that have `many` small files or more, in every table."""
+    done = Upkept()
+    for snapshot in _existing(lake):
+        small = Counter(file.path.rpartition("/")[0] for file in snapshot.files() if file.size < SMALL_BYTES)
+        folders = sorted(folder for folder, count in small.items() if count >= many)
+        if not folders:
+            continue
+        assert snapshot.delta is not None
+        for folder in folders:
+            parts = (part.partition("=") for part in folder.split("/") if part)
+            filters = [(name, "=", value) for name, _, value in parts]
+            try:
+                found = snapshot.delta.optimize.compact(filters or None)
+            except DeltaError as error:
+                # Others have replaced these files meanwhile: there is nothing to compact any more.
+                progress(f"{snapshot.table.place}: {folder} is not compacted: {error}")
+                continue
+            done.before += found["numFilesRemoved"]
+            done.after += found["numFilesAdded"]
+        progress(f"{snapshot.table.place}: {len(folders)} compacted")
+    return done
+
+
+def vacuum(lake: Lake, *, keep_s: float, now: float) -> Upkept:
+    """Remove files that no version of the last `keep_s` seconds needs; `now` in Unix seconds."""
+    if keep_s < LEAST_KEEP_S:
+        raise PipelineFailed(f"keep: at least {LEAST_KEEP_S / 3600:g} h, so that runs in progress keep their files")
+    done = Upkept()
+    oldest_ms = (now - keep_s) * 1_000
+    left = list(lake.store.listed(SPOOL))
+    for snapshot in _existing(lake):
+        assert snapshot.delta is not None
+        try:
+            hours = int(keep_s // 3_600)
+            done.removed += len(
+                snapshot.delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+            )
+        except DeltaError as error:
+            raise PipelineFailed(f"{lake.path(snapshot.table)}: {error}") from None
+        left += snapshot.unused()
+    for path, written_at in left:
+        if written_at < oldest_ms:
+            lake.store.remove(path)
+            done.removed += 1
+    return done
+
+
+def undo(lake: Lake, version: int) -> None:
+    """Give bronze the content of an older version.  Raises PipelineFailed if its files are no longer there."""
+    bronze = lake.snapshot(BRONZE)
+    if bronze.delta is None or not 0 <= version < bronze.version:
+        versions = f"has versions 0 to {bronze.version}" if bronze.delta is not None else "does not exist"
+        raise PipelineFailed(f"{lake.path(BRONZE)}: {versions}: an older one than the last is to be named")
+    try:
+        bronze.delta.restore(version, commit_properties=CommitProperties(max_commit_retries=0))
+    except DeltaError as error:
+        raise PipelineFailed(f"{lake.path(BRONZE)}: version {version} cannot be restored: {error}") from None
+
+
+def history(lake: Lake) -> Iterator[str]:
+    """A line for each version of bronze, the newest first: number, time, lines and source."""
+    from datetime import UTC, datetime
+
+    bronze = lake.snapshot(BRONZE)
+    for entry in bronze.delta.history() if bronze.delta is not None else ():
+        at = datetime.fromtimestamp(entry["timestamp"] / 1_000, UTC)
+        match entry:
+            case {"operation": "RESTORE", "operationParameters": {"version": version}}:
+                what = f"undone to version {version}"
+            case {"operation": "OPTIMIZE"}:
+                what = "compacted"
+            case _:
+                what = f"{int(entry.get('rows', 0)):,} lines of {entry.get('source', '-')}"
+        yield f"{entry['version']:>6}  {at:%Y-%m-%d %H:%M:%S}Z  {what}"
+
+
+def _existing(lake: Lake) -> Iterator[Snapshot]:
+    for table in TABLES:
+        if (snapshot := lake.snapshot(table)).delta is not None:
+            yield snapshot

@@ -1,0 +1,131 @@
+"""A lake on an object store: the same tables as in a folder, wherever a run ends and whoever else writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.pipeline import upkeep
+from gateway.pipeline.aggregate import aggregate
+from gateway.pipeline.curve.measure import measure_curve
+from gateway.pipeline.lake import Conflict, Lake, Snapshot
+from gateway.pipeline.planner import make_plan
+from gateway.pipeline.report import TITLE, write_report
+from gateway.pipeline.report.gold import gold_of
+from gateway.pipeline.tables import BRONZE, GOLD, REQUESTS, SESSIONS
+from tests.pipeline.access_lines import DAY_S, NOON, contents, line, lines, rows, take
+from tests.pipeline.access_log import access_log
+from tests.pipeline.object_store import bucket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Dead(BaseException):
+    """The end of a run, which nothing in it handles."""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[dict[str, str]]:
+    with bucket("lakes") as environ, pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        yield environ
+
+
+@pytest.fixture
+def lake(store: dict[str, str], request: pytest.FixtureRequest) -> Lake:
+    return Lake(f"s3://lakes/{request.node.name}")
+
+
+@contextmanager
+def dying(table: str, when: str) -> Iterator[None]:
+    """In the block, a run ends before or after its next commit to the table."""
+    commit = Snapshot.commit
+    left = [1]
+
+    def last(self: Snapshot, *args: Any, **more: Any) -> Snapshot:
+        is_last = self.table.name == table and bool(left)
+        if is_last and when == "before":
+            left.clear()
+            raise Dead
+        after = commit(self, *args, **more)
+        if is_last:
+            left.clear()
+            raise Dead
+        return after
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "commit", last)
+        yield
+
+
+def test_an_ingest_that_ends_at_any_commit_takes_each_line_once(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    log = tmp_path / "access.log"
+    parts = [
+        lines(1, 2, 2, id=None) + b"torn\n",
+        line(3, at=NOON + DAY_S) + lines(4),
+        lines(5, 4, id=None),
+    ]
+    steps = [("bronze", "before"), ("bronze", "after"), ("requests", "before")]
+    written = b""
+    for part, (table, when) in zip(parts, steps, strict=True):
+        written += part
+        log.write_bytes(written)
+        with dying(table, when), pytest.raises(Dead):
+            take(spark, lake, log)
+    assert take(spark, lake, log).lines == 0
+    calm = Lake(str(tmp_path / "calm"))
+    take(spark, calm, log)
+    wanted, found = contents(spark, calm), contents(spark, lake)
+    assert found == wanted
+    assert len(found[REQUESTS.name]) == 7
+    assert not lake.store.listed("spool")
+
+
+def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
+    first, second = lake.snapshot(BRONZE), lake.snapshot(BRONZE)
+    first.commit()
+    with pytest.raises(Conflict):
+        second.commit()
+    first, second = lake.snapshot(BRONZE), lake.snapshot(BRONZE)
+    first.commit_progress([], "files", {"at": 1})
+    with pytest.raises(Conflict):
+        second.commit_progress([], "files", {"at": 2})
+    with pytest.raises(Conflict):
+        second.commit(marks={"files": 1})
+    assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
+
+
+def test_every_step_works_on_an_object_store(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    log.write_text(access_log(400))
+    take(spark, lake, log)
+    with dying("latency", "before"), pytest.raises(Dead):
+        aggregate(spark, lake, progress=lambda _: None)
+    aggregate(spark, lake, progress=lambda _: None)
+    measure_curve(spark, lake, rate=1.0)
+    clock = ManualClock(wall=NOON)
+    plan = make_plan(
+        spark, lake, target_hit_ratio=0.9, policy="s3-fifo", min_span_s=0, clock=clock, progress=lambda _: None
+    )
+    report = tmp_path / "report.html"
+    write_report(gold_of(lake), report, title=TITLE, plan=None, curves=(), min_span_s=0, progress=lambda _: None)
+    assert plan.made_from.lines == 400
+    assert "<html" in report.read_text()
+
+    calm = Lake(str(tmp_path / "calm"))
+    take(spark, calm, log)
+    aggregate(spark, calm, progress=lambda _: None)
+    for table in (REQUESTS, SESSIONS, *GOLD):
+        assert rows(spark, lake, table) == rows(spark, calm, table), table.name
+
+    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON + 10 * 365 * DAY_S).removed
+    assert rows(spark, lake, REQUESTS) == rows(spark, calm, REQUESTS)

@@ -1,0 +1,156 @@
+"""Compaction, removal of old files, a way back and a second reading: none of them loses or doubles a line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+import duckdb
+import pytest
+
+from gateway.pipeline import upkeep
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.ingest import bring_up
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import BRONZE, LINES, REJECTS, REQUESTS
+from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAR = NOON + 10 * 365 * DAY_S
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log" / "access.log"
+
+
+def quiet(_: str) -> None:
+    """Tell nothing."""
+
+
+def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkSession, lake: Lake, log: Path) -> None:
+    for number in range(1, 5):
+        with log.open("ab") as file:
+            file.write(line(number) + b"torn %d\n" % number)
+        take(spark, lake, log)
+    before = contents(spark, lake)
+    files = len(lake.snapshot(BRONZE).files())
+    done = upkeep.optimize(lake, quiet)
+    assert (done.before, done.after) == (12, 3)
+    assert len(lake.snapshot(BRONZE).files()) == files - 6
+    assert contents(spark, lake) == before
+    assert upkeep.optimize(lake, quiet).before == 0
+    # Compaction is no change that silver and the sessions have to follow.
+    told: list[str] = []
+    bring_up(spark, lake, told.append)
+    assert not told
+    with log.open("ab") as file:
+        file.write(line(5))
+    assert take(spark, lake, log).added == 1
+    assert ids(spark, lake) == [1, 2, 3, 4, 5]
+
+    # Any program that reads Delta Lake reads the tables.
+    requests = deltalake.DeltaTable(lake.path(REQUESTS)).to_pyarrow_dataset()
+    with duckdb.connect() as db:
+        db.register("requests", requests)
+        assert db.execute("select count(*), sum(sent_bytes) from requests").fetchone() == (5, 515)
+
+    removed = upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=FAR).removed
+    assert removed == 0  # the files are younger than that, by the machine's clock
+    with pytest.raises(PipelineFailed, match=r"^keep: at least 1 h"):
+        upkeep.vacuum(lake, keep_s=60, now=FAR)
+
+
+def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
+    lake.snapshot(BRONZE).commit_progress([], "files", {"at": 1})
+    lake.store.write("spool/dead/000000.parquet", b"left")
+    lake.store.write("bronze/_progress/0123.json", b'{"of":"files","state":null}')
+    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=0).removed == 0
+    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=FAR).removed == 2
+    assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
+
+
+def test_undo_leads_all_tables_back_and_again_reads_a_file_again(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1, 2) + lines(3, id=None))
+    take(spark, lake, log)
+    before = contents(spark, lake)
+    bad = log.with_name("bad")
+    bad.write_bytes(lines(7, 2) + line(8, at=NOON + DAY_S) + b"torn\n")
+    take(spark, lake, bad)
+    assert len(rows(spark, lake, REQUESTS)) == 5
+    assert [text.split()[-3:] for text in upkeep.history(lake)] == [["lines", "of", "files"]] * 2
+
+    upkeep.undo(lake, 0)
+    bring_up(spark, lake, quiet)
+    assert contents(spark, lake) == before
+    assert "undone to version 0" in next(upkeep.history(lake))
+    assert str(take(spark, lake, log, bad)) == "ingest: nothing new"
+    found = take(spark, lake, bad, again=True)
+    assert (found.lines, found.added) == (3, 2)
+    assert len(rows(spark, lake, REQUESTS)) == 5
+    for version in (-1, 99):
+        with pytest.raises(PipelineFailed, match=r"has versions 0 to 3"):
+            upkeep.undo(lake, version)
+
+
+def test_lines_that_came_too_late_are_taken_when_their_file_is_read_again(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1) + line(2, at=NOON - 9 * DAY_S))
+    take(spark, lake, log, late_days=None)
+    late = log.with_name("late")
+    late.write_bytes(line(3, at=NOON - 9 * DAY_S))
+    assert take(spark, lake, late, late_days=1).rejects == {"too late": 1}
+    assert take(spark, lake, late, again=True).added == 1
+    assert ids(spark, lake) == [1, 2, 3]
+
+
+def test_every_file_is_read_or_told_of(spark: SparkSession, lake: Lake, log: Path) -> None:
+    nested = log.parent / "2026" / "09"
+    nested.mkdir(parents=True)
+    (nested / "a.log.bz2").write_bytes(bz2.compress(lines(1)))
+    (nested / "b.log.xz").write_bytes(lzma.compress(lines(2)))
+    (log.parent / "c.log.GZ").write_bytes(gzip.compress(lines(3)))
+    (log.parent / "bad.gz").write_bytes(gzip.compress(lines(4, 5, 6))[:-9])
+    (log.parent / ".hidden").write_bytes(lines(7))
+    log.write_bytes(lines(8))
+    with pytest.raises(PipelineFailed, match=r"^[^\n]*/bad.gz: cannot be read: [^\n]*$"):
+        take(spark, lake, log.parent)
+    assert ids(spark, lake) == [1, 2, 3, 8]
+
+
+def test_a_lake_of_an_earlier_release_is_refused_and_its_lines_can_be_taken_over(
+    spark: SparkSession, lake: Lake, log: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    (old / "checkpoints").mkdir(parents=True)
+    frame = spark.createDataFrame([(text.decode().rstrip("\n"),) for text in (line(1), line(2))], "line string")
+    frame.write.parquet(str(old / "bronze" / "kind=lines" / "day=2026-09-24" / "batch=a-1"))
+    log.write_bytes(lines(3))
+    with pytest.raises(PipelineFailed, match=r"pipeline ingest .*/old/bronze/kind=lines --lake NEW`$"):
+        take(spark, Lake(str(old)), log)
+    take(spark, lake, old / "bronze" / "kind=lines")
+    assert ids(spark, lake) == [1, 2]
+
+
+def test_a_batch_ends_when_it_is_full(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pipeline.log_files.BATCH_BYTES", 1_000)
+    log.write_bytes(lines(*range(20)))
+    log.with_name("more").write_bytes(lines(20))
+    found = take(spark, lake, log.parent)
+    assert (found.batches, found.added) == (2, 21)
+    assert [len(rows(spark, lake, table)) for table in (LINES, REJECTS)] == [21, 0]
