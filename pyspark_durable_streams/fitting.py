@@ -1,8 +1,8 @@
 """Which JSON values fit a column, by the rules of Arrow's JSON reader.
 
-Each rule is there twice: in regular expressions, `surely` and `surely_not`, which know most values, and in `is_met`,
-which decides about all that they leave open.  Values are looked at in the text of messages that are JSON up to there;
-whether they are valid tokens is the reader's to see.
+Each rule is there twice: as first bytes and regular expressions, which are matched for whole columns and know most
+values, and as `is_met`, which decides about the few that these leave open.  Values are looked at in the text of
+messages that are JSON up to there; whether they are valid tokens is the reader's to see.
 
     boolean             true, false
     integers            digits without fraction and exponent, within the type's range
@@ -23,22 +23,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-_NEXT: Final = rb"[ \t\r,}\]]"
-_INTEGER: Final = re.compile(rb"(-?\d+)" + _NEXT)
-_NUMBER: Final = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,6}))?")
-_TOKEN: Final = re.compile(rb"[^ \t\r\n,}\]]+")
-_DATE: Final = rb"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])"
-_TIME: Final = rb"[ T](?:[01]\d|2[0-3])(?::[0-5]\d"
-_MOMENT: Final = re.compile(
-    rb'"(\d{4})-(\d\d)-(\d\d)'
-    rb'(?:[ T](\d\d)(?::(\d\d)(?::(\d\d)(\.\d{1,6})?)?)?(?:Z|[+-](\d\d)(?::?(\d\d))?)?)?"'
+_DIGITS: Final = b"0123456789"
+NEXT: Final = r"[ \t\r,}\]]"
+"""Matches what may follow a value."""
+_DATE: Final = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])"
+_TIME: Final = r"[ T](?:[01]\d|2[0-3])(?::[0-5]\d"
+_MOMENT: Final = (
+    r'"(\d{4})-(\d\d)-(\d\d)'
+    r'(?:[ T](\d\d)(?::(\d\d)(?::(\d\d)(\.\d{1,6})?)?)?(?:Z|[+-](\d\d)(?::?(\d\d))?)?)?"'
 )
-_ESCAPED: Final = re.compile(rb'"[^"]*\\')
-
-
-_ANYTHING: Final = b""
+_ESCAPED: Final = r'"[^"]*\\'
+_IS_INTEGER: Final = re.compile(rf"(-?\d+){NEXT}".encode())
+_IS_NUMBER: Final = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,6}))?")
+_IS_TOKEN: Final = re.compile(rb"[^ \t\r\n,}\]]+")
+_IS_MOMENT: Final = re.compile(_MOMENT.encode())
+_IS_ESCAPED: Final = re.compile(_ESCAPED.encode())
 
 
 def _never(text: bytes, at: int) -> bool:
@@ -49,79 +52,87 @@ def _never(text: bytes, at: int) -> bool:
 class Fit:
     """The rule for one type.  The regular expressions are matched at a value, and may look at what follows it."""
 
-    surely: bytes
-    """Matches only what fits."""
-    surely_not: bytes = _ANYTHING
-    """Matches only what does not fit; looked at where neither `surely` matches nor null."""
+    first: bytes
+    """The bytes that a value which fits may begin with; null fits always."""
+    surely: str = ""
+    """Matches only what fits, if `NEXT` follows; empty if all values fit that begin so."""
+    perhaps: str = ""
+    """Matches all other values that fit."""
     is_met: Callable[[bytes, int], bool] = _never
-    """Whether the value at a position of the text fits, for all others."""
+    """Whether a value that only `perhaps` matches fits, by its position in the text."""
+
+    @property
+    def may_begin(self) -> npt.NDArray[np.bool_]:
+        """For each byte, whether a value that fits may begin with it."""
+        found = np.zeros(256, np.bool_)
+        found[list(self.first + b"n")] = True
+        return found
 
 
 def fit_of(kind: pa.DataType) -> Fit:
     """The rule for a column of this type, which `formats.check_schema` has let pass."""
     if pa.types.is_struct(kind):
-        return Fit(rb"\{")
+        return Fit(b"{")
     if pa.types.is_list(kind):
         return _fit_of_list(kind)
     if pa.types.is_boolean(kind):
-        return Fit(rb"[tf]")
+        return Fit(b"tf")
     if _is_text(kind):
-        return Fit(rb'"')
+        return Fit(b'"')
     if pa.types.is_floating(kind):
-        return Fit(rb"[-\dIN]")
+        return Fit(_DIGITS + b"-IN")
     if pa.types.is_integer(kind):
-        digits = rb"-?\d{1,%d}" % (len(str(1 << (kind.bit_width - 1))) - 1)
-        return Fit(digits + _NEXT, rb'["\[{tfNI]|-?\d+[.eE]', lambda text, at: _fits_integer(kind, text, at))
+        digits = len(str(1 << (kind.bit_width - 1)))
+        return Fit(
+            _DIGITS + b"-",
+            rf"-?\d{{1,{digits - 1}}}",
+            rf"-?\d{{{digits},20}}{NEXT}",
+            lambda text, at: _fits_integer(kind, text, at),
+        )
     if pa.types.is_decimal(kind):
-        whole = rb"-?\d{1,%d}" % (kind.precision - kind.scale) if kind.precision > kind.scale else rb"-?0"
-        fraction = rb"(?:\.\d{1,%d})?" % kind.scale if kind.scale else rb""
-        return Fit(whole + fraction + _NEXT, rb"[\[{tfNI]", lambda text, at: _fits_decimal_at(kind, text, at))
-    if pa.types.is_timestamp(kind):
-        time, excess = _TIME + rb"(?::[0-5]\d(?:\.\d{1,6})?)?)?Z?", rb"\.\d{7}"
-    else:
-        time, excess = _TIME + rb"(?::[0-5]\d)?)?Z?", rb"\."
+        whole = rf"-?\d{{1,{kind.precision - kind.scale}}}" if kind.precision > kind.scale else "-?0"
+        number = whole + (rf"(?:\.\d{{1,{kind.scale}}})?" if kind.scale else "")
+        return Fit(
+            _DIGITS + b'-"',
+            rf'{number}|"{number}"',
+            rf'"|-?[\d.]+(?:[eE]|0{NEXT})',
+            lambda text, at: _fits_decimal_at(kind, text, at),
+        )
     has_fraction = pa.types.is_timestamp(kind)
+    fraction = r"(?:\.\d{1,6})?" if has_fraction else ""
     return Fit(
-        rb'"' + _DATE + rb"(?:" + time + rb')?"',
-        rb'[^"]|"(?!\d{4}-\d\d-\d\d)[^"\\]*"|"[^"\\.]*' + excess + rb'[^"\\]*"',
+        b'"',
+        rf'"{_DATE}(?:{_TIME}(?::[0-5]\d{fraction})?)?Z?)?"',
+        f"{_MOMENT}|{_ESCAPED}",
         lambda text, at: _is_moment(text, at, has_fraction=has_fraction),
     )
 
 
 def _fit_of_list(kind: pa.ListType) -> Fit:
-    surely, surely_not = _surely_in_array(kind.value_type), rb"[^\[]"
-    if not surely:
-        whole = rb"\[[ \t\r]*\]"
-    else:
-        whole = rb"\[[ \t\r]*(?:" + surely + rb"(?:[ \t\r]*,[ \t\r]*" + surely + rb")*)?[ \t\r]*\]"
-        first = rb'["\[{tf]'
-        if _is_text(kind.value_type):
-            first = rb"[-\d\[{tfNI]"
-        elif pa.types.is_boolean(kind.value_type):
-            first = rb'[-\d"\[{NI]'
-        elif pa.types.is_decimal(kind.value_type):
-            first = rb"[\[{tfNI]"
-        elif pa.types.is_temporal(kind.value_type):
-            first = rb"[-\d\[{tfNI]"
-        surely_not += rb"|\[[ \t\r]*" + first
-    return Fit(whole, surely_not, lambda text, at: _fits_decoded(kind, _decoded(text, at)))
+    one, space = _surely_in_array(kind.value_type), r"[ \t\r]*"
+    elements = f"(?:(?:{one})(?:{space},{space}(?:{one}))*)?" if one else ""
+    first = re.escape(fit_of(kind.value_type).first.decode())
+    return Fit(
+        b"[",
+        rf"\[{space}{elements}{space}\]",
+        rf"\[{space}[n{first}]",
+        lambda text, at: _fits_decoded(kind, _decoded(text, at)),
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _surely_in_array(kind: pa.DataType) -> bytes:
+def _surely_in_array(kind: pa.DataType) -> str:
     """A regular expression for an element; empty if there is none that is cheaper than a parser."""
-    if pa.types.is_nested(kind):
-        return b""
     if _is_text(kind):
-        return rb'"[^"\\]*"'
+        return r'"[^"\\]*"'
     if pa.types.is_boolean(kind):
-        return rb"(?:true|false)"
+        return "true|false"
     if pa.types.is_floating(kind):
-        return rb"-?\d+(?:\.\d+)?"
-    return fit_of(kind).surely.removesuffix(_NEXT)
+        return r"-?\d+(?:\.\d+)?"
+    return "" if pa.types.is_nested(kind) else fit_of(kind).surely
 
 
 def _decoded(text: bytes, at: int) -> Any:
@@ -164,7 +175,7 @@ def _fits_decoded(kind: pa.DataType, value: Any) -> bool:
 
 
 def _fits_integer(kind: pa.DataType, text: bytes, at: int) -> bool:
-    found = _INTEGER.match(text, at)
+    found = _IS_INTEGER.match(text, at)
     if found is None or len(found[1]) > 20:
         return False
     most = 1 << (kind.bit_width - 1)
@@ -175,12 +186,12 @@ def _fits_decimal_at(kind: pa.DataType, text: bytes, at: int) -> bool:
     if text[at : at + 1] == b'"':
         value = _decoded(text, at)
         return isinstance(value, str) and _fits_decimal(kind, value)
-    found = _TOKEN.match(text, at)
+    found = _IS_TOKEN.match(text, at)
     return found is not None and _fits_decimal(kind, found[0].decode("utf-8", "replace"))
 
 
 def _fits_decimal(kind: pa.DataType, text: str) -> bool:
-    found = _NUMBER.fullmatch(text.encode())
+    found = _IS_NUMBER.fullmatch(text.encode())
     if found is None:
         return False
     whole, fraction = found[2], found[3] or b""
@@ -199,11 +210,11 @@ def _fits_decimal(kind: pa.DataType, text: str) -> bool:
 
 
 def _is_moment(text: bytes, at: int, *, has_fraction: bool) -> bool:
-    found = _MOMENT.match(text, at)
+    found = _IS_MOMENT.match(text, at)
     if found is None:
-        if _ESCAPED.match(text, at) is None or not isinstance(value := _decoded(text, at), str):
+        if _IS_ESCAPED.match(text, at) is None or not isinstance(value := _decoded(text, at), str):
             return False
-        found = _MOMENT.fullmatch(f'"{value}"'.encode())
+        found = _IS_MOMENT.fullmatch(f'"{value}"'.encode())
     if found is None or (found[7] is not None and not has_fraction):
         return False
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])

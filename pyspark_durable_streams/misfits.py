@@ -5,10 +5,10 @@ that it would refuse are therefore looked for, and their keys overwritten by oth
 does not have.  The reader then passes over these values and reads everything else: a message keeps the fields that fit.
 
 What fits must not depend on the messages beside it, so the rules here are exactly those of Arrow's reader (`fitting`).
-Values are looked for with a regular expression for each column, which stops only at values that may be misfits.
-Whether a match is a key of the right object is seen from the brackets around it, found for the whole block as in
-`framing`.  A producer that changes a field's type thus costs about as much as a second parse.  Within an array nothing
-is overwritten: an array with a misfit is one as a whole.
+The strings of a block and its brackets are found as in `framing`, and from them a column's keys and values.  First
+bytes and regular expressions, which Arrow matches for the whole column, tell which values fit.  Only the columns that
+have lately had misfits are looked at, unless Arrow then still refuses the block.  The effort hardly depends on the
+number of misfits.  Within an array nothing is overwritten: an array with a misfit is one as a whole.
 
 Lines that are no objects are taken out first.  What Arrow refuses after all that is found by bisection.
 """
@@ -16,7 +16,6 @@ Lines that are no objects are taken out first.  What Arrow refuses after all tha
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -28,17 +27,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_durable_streams.fitting import Fit, fit_of
+from pyspark_durable_streams.fitting import NEXT, Fit, fit_of
 from pyspark_durable_streams.framing import Marks, Piece, line_ends, marks_of, quotes
 
 _OPEN_BRACE: Final = 0x7B
 _FEED: Final = 0x0A
-_BLANK, _BACKSLASH = 0x20, 0x5C
+_COLON: Final = 0x3A
+_NULL: Final = 0x6E
+"""The first byte of null, and of nothing else."""
+_BLANK: Final = 0x20
 _FILLERS: Final = b"~^!#%&"
 _MOST_DIGITS: Final = 38
 """Of 128 bits."""
-_MOST_SPACE: Final = 64
-"""The most white space between a key and an object."""
+_Bytes = npt.NDArray[np.uint8]
 _Positions = npt.NDArray[np.intp]
 _Flags = npt.NDArray[np.bool_]
 
@@ -58,10 +59,11 @@ class Parser:
     def __init__(self, target: pa.Schema) -> None:
         self._target = target
         self._wanted = pa.schema([pa.field(column.name, _parsable(column.type)) for column in target])
-        self._columns = list(_columns(target, ()))
+        self._columns = _columns(target)
+        self._all = frozenset(_with_fields(self._columns))
         self._may_wrap = any(_may_wrap(column.type) for column in target)
-        self._suspects: list[_Column] = []
-        """The columns with misfits in the latest block."""
+        self._suspects: frozenset[_Column] = frozenset()
+        """The columns with misfits in the latest blocks, of which each had some."""
 
     def parse(self, piece: Piece) -> Parsed:
         """Lines, each with its line feed, as columns."""
@@ -75,7 +77,7 @@ class Parser:
         table = self._careful(lines, misfits) if lines.rows.size else None
         return Parsed(self._spread(table, lines.rows, piece.count), misfits if misfits.any() else None)
 
-    def _read(self, data: bytes, count: int) -> pa.Table | None:
+    def _read(self, data: bytes | _Bytes, count: int) -> pa.Table | None:
         """The lines as columns; None if one of them does not fit."""
         try:
             table = pyarrow.json.read_json(
@@ -104,20 +106,20 @@ class Parser:
 
     def _careful(self, lines: _Lines, misfits: _Flags) -> pa.Table:
         """The columns of lines that are objects."""
-        marks = lines.marks
-        for columns in filter(None, (self._suspects, self._columns)):
+        strings = _Strings(lines.data, lines.marks)
+        for columns in filter(None, (self._suspects, self._all)):
             data = np.frombuffer(lines.data, np.uint8).copy()
-            found = [(column, keys) for column in columns if (keys := column.overwrite(data, lines.data, marks)).size]
-            table = self._read(data.tobytes(), lines.rows.size)
+            found = dict(_overwrite(data, strings, self._columns, columns))
+            table = self._read(data, lines.rows.size)
             if table is not None:
-                self._suspects = [column for column, _ in found]
-                for _, keys in found:
-                    misfits[lines.rows_at(keys)] = True
-                return table
-        self._suspects = []
-        for _, keys in found:
+                break
+        for keys in found.values():
             misfits[lines.rows_at(keys)] = True
-        return self._salvage(_Lines(data.tobytes(), lines.rows), misfits)
+        if table is None:
+            self._suspects = frozenset()
+            return self._salvage(_Lines(data.tobytes(), lines.rows), misfits)
+        self._suspects = self._suspects | found.keys() if found else frozenset()
+        return table
 
     def _salvage(self, lines: _Lines, misfits: _Flags) -> pa.Table:
         """The columns of lines of which Arrow refuses some for another reason: all of these lines' columns are null."""
@@ -222,100 +224,119 @@ class _Lines:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column, or a field of a struct, and how to find its values that do not fit."""
+class _Strings:
+    """The strings in lines: keys, and values."""
 
-    key: _Key
-    within: tuple[_Key, ...]
-    """The keys of the structs that it is in, outermost first."""
+    def __init__(self, data: bytes, marks: Marks) -> None:
+        self._data, self._marks = data, marks
+        self._view = np.frombuffer(data, np.uint8)
+        at = np.flatnonzero(quotes(data))
+        self._begins = at[0::2]
+        self._sizes = at[1::2] - at[0::2] + 1
+
+    def keys(self, key: bytes, depth: int, objects: _Positions | None) -> tuple[_Positions, _Positions]:
+        """Where this key, given with its quotes, and its values begin in objects at this depth.
+
+        If `objects` is given, only in those that begin there.
+        """
+        at = self._begins[self._sizes == len(key)]
+        if not at.size:
+            return at, at
+        texts = np.ndarray(len(self._data) - len(key) + 1, f"S{len(key)}", self._data, strides=1)
+        at = at[texts[at] == key]
+        after = _after_space(self._view, at + len(key))
+        inner = self._marks.depths[np.searchsorted(self._marks.at, at) - 1]
+        are_ours = (self._view[after] == _COLON) & (inner == depth)
+        at, values = at[are_ours], _after_space(self._view, after[are_ours] + 1)
+        if objects is not None and at.size:
+            opens = self._marks.at[self._marks.opens & (self._marks.depths == depth)]
+            are_ours = np.isin(opens[np.searchsorted(opens, at) - 1], objects)
+            at, values = at[are_ours], values[are_ours]
+        return at, values
+
+    def fit(self, values: _Positions, fit: Fit) -> _Flags:
+        """Whether the values at these positions fit."""
+        first = self._view[values]
+        fits = fit.may_begin[first]
+        if fit.surely:
+            rest = np.flatnonzero(fits & (first != _NULL))
+            fits[rest] = self._match(values[rest], f"(?:{fit.surely}){NEXT}")
+            rest = rest[~fits[rest]]
+            rest = rest[self._match(values[rest], fit.perhaps)]
+            fits[rest] = [fit.is_met(self._data, at) for at in values[rest].tolist()]
+        return fits
+
+    def _match(self, values: _Positions, pattern: str) -> _Flags:
+        """Which of these values match a regular expression."""
+        borders = np.append(values, len(self._data))
+        buffers = [None, pa.py_buffer(borders), pa.py_buffer(self._data)]
+        texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), values.size, buffers)
+        matched: _Flags = pc.match_substring_regex(texts, f"^(?:{pattern})").to_numpy(zero_copy_only=False)
+        return matched
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """A column, or a field of a struct."""
+
+    key: bytes
+    """With its quotes."""
     filler: int
     """A byte such that no other key of the object consists of it alone."""
-    misfit: re.Pattern[bytes]
-    """Matches the key of a value that surely does not fit."""
-    doubtful: re.Pattern[bytes] | None
-    """Matches the key of any other value that may not fit; None if there is none."""
     fit: Fit
-
-    def overwrite(self, data: npt.NDArray[np.uint8], text: bytes, marks: Marks) -> _Positions:
-        """Overwrite the keys of values that do not fit; returns where they begin.
-
-        `text` is the data before anything was overwritten.
-        """
-        at = np.array([match.start() for match in self.misfit.finditer(text)], np.intp)
-        found: _Positions = at[self._are_ours(at, text, marks)] if at.size else at
-        if self.doubtful is not None and (spans := [match.span() for match in self.doubtful.finditer(text)]):
-            at = np.array([begin for begin, value in spans if not self.fit.is_met(text, value)], np.intp)
-            if at.size:
-                found = np.concatenate([found, at[self._are_ours(at, text, marks)]])
-        data[(found[:, None] + 1 + np.arange(len(self.key.text) - 2)).ravel()] = self.filler
-        return found
-
-    def _are_ours(self, at: _Positions, text: bytes, marks: Marks) -> _Flags:
-        """Which of these quotes begin the key in an object that the schema has the field in."""
-        depth = len(self.within) + 1
-        are_ours = _are_keys(at, text, marks, depth)
-        for key in reversed(self.within):
-            opens = marks.at[marks.opens & (marks.depths == depth)]
-            braces = opens[np.maximum(np.searchsorted(opens, at) - 1, 0)] if opens.size else at
-            depth -= 1
-            at = key.before(text, braces)
-            are_ours &= (at >= 0) & _are_keys(np.maximum(at, 0), text, marks, depth)
-        return are_ours
+    fields: tuple[_Column, ...]
+    """Of a struct."""
 
 
-class _Key:
-    """The key of a field; `text` is with its quotes."""
-
-    def __init__(self, name: str) -> None:
-        self.text = json.dumps(name, ensure_ascii=False).encode()
-        # It begins with what is searched for as bytes, without the machinery of regular expressions.
-        self.pattern = re.escape(self.text) + rb"[ \t\r]*+:[ \t\r]*+"
-        self._ending = re.compile(self.pattern + rb"\Z")
-        self._usual = [np.frombuffer(self.text + ending, np.uint8) for ending in (b":{", b": {")]
-
-    def before(self, text: bytes, braces: _Positions) -> _Positions:
-        """Where the key begins whose value begins with a brace at each of these positions; -1 where it is another."""
-        view = np.frombuffer(text, np.uint8)
-        found = np.full(braces.size, -1, np.intp)
-        for wanted in self._usual:
-            if view.size <= wanted.size:
-                continue
-            begins = np.maximum(braces - wanted.size + 1, 1)
-            is_here = (view[begins[:, None] + np.arange(wanted.size)] == wanted).all(axis=1)
-            found[is_here] = begins[is_here]
-        for number in np.flatnonzero((found < 0) & (view[np.maximum(braces - 1, 0)] <= _BLANK)).tolist():
-            brace = int(braces[number])
-            match = self._ending.search(text, max(brace - len(self.text) - _MOST_SPACE, 0), brace)
-            if match is not None:
-                found[number] = match.start()
-        return found
+def _columns(fields: Iterable[pa.Field]) -> tuple[_Column, ...]:
+    """The columns for fields of a schema or of a struct."""
+    keys = {json.dumps(field.name, ensure_ascii=False).encode(): field.type for field in fields}
+    found = []
+    for key, kind in keys.items():
+        filler = next(byte for byte in _FILLERS if bytes([byte]) * (len(key) - 2) not in (one[1:-1] for one in keys))
+        inner = [kind.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+        found.append(_Column(key, filler, fit_of(kind), _columns(inner)))
+    return tuple(found)
 
 
-def _columns(fields: Iterable[pa.Field], within: tuple[_Key, ...]) -> Iterator[_Column]:
-    """The columns for fields of a schema or of a struct, and for the fields of these."""
-    fields = list(fields)
-    taken = {field.name.encode() for field in fields}
-    for field in fields:
-        key = _Key(field.name)
-        filler = next(byte for byte in _FILLERS if bytes([byte]) * (len(key.text) - 2) not in taken)
-        fit = fit_of(field.type)
-        suspicious = key.pattern + rb"(?!null[ \t\r,}]|" + fit.surely + rb")"
-        misfit = re.compile(suspicious + rb"(?:" + fit.surely_not + rb")")
-        doubtful = re.compile(suspicious + rb"(?!" + fit.surely_not + rb")") if fit.surely_not else None
-        yield _Column(key, within, filler, misfit, doubtful, fit)
-        if pa.types.is_struct(field.type):
-            inner = [field.type.field(number) for number in range(field.type.num_fields)]
-            yield from _columns(inner, (*within, key))
+def _after_space(view: _Bytes, at: _Positions) -> _Positions:
+    """The first positions from these on that are no white space."""
+    is_space = view[at] <= _BLANK
+    if not is_space.any():
+        return at
+    at = at + is_space  # more than one is rare
+    rest = np.flatnonzero(view[at] <= _BLANK)
+    if rest.size:
+        spaces = np.flatnonzero(view <= _BLANK)
+        ends = spaces[np.diff(spaces, append=-1) != 1] + 1
+        at[rest] = ends[np.searchsorted(ends, at[rest], side="right")]
+    return at
 
 
-def _are_keys(at: _Positions, text: bytes, marks: Marks, depth: int) -> _Flags:
-    """Which of these quotes begin keys of objects at this depth."""
-    before = np.searchsorted(marks.at, at) - 1
-    # A quote that begins a string counts as inside of it, as one within does, and one that ends a string does not.
-    are_keys: _Flags = ~marks.outside_strings(at) & (before >= 0) & (marks.depths[before] == depth)
-    are_keys &= np.frombuffer(text, np.uint8)[np.maximum(at - 1, 0)] != _BACKSLASH
-    return are_keys
+def _with_fields(columns: Iterable[_Column]) -> Iterator[_Column]:
+    for column in columns:
+        yield column
+        yield from _with_fields(column.fields)
+
+
+def _overwrite(
+    data: _Bytes,
+    strings: _Strings,
+    columns: tuple[_Column, ...],
+    suspects: frozenset[_Column],
+    depth: int = 1,
+    objects: _Positions | None = None,
+) -> Iterator[tuple[_Column, _Positions]]:
+    """Overwrite the keys of values that do not fit the suspects; yields where they begin, if there are any."""
+    for column in columns:
+        if column not in suspects and not column.fields:
+            continue
+        keys, values = strings.keys(column.key, depth, objects)
+        bad = keys[~strings.fit(values, column.fit)]
+        if bad.size:
+            data[bad[:, None] + np.arange(1, len(column.key) - 1)] = column.filler
+            yield column, bad
+        yield from _overwrite(data, strings, column.fields, suspects, depth + 1, values)
 
 
 def _are_objects(data: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Exactly once, in: 180,000 messages in three streams that grow meanwhile, with workers and drivers killed.
 
-Where things are killed is known by what they have done, never by time: a gate at the origin holds their reads.
+In the long form there are 2,040,000.  Where things are killed is known by what they have done, never by time: a gate
+at the origin holds their reads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
+from tests.effort import IS_LONG
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
 from tests.pyspark_durable_streams.reader_job import read_all
 from tests.pyspark_durable_streams.sessions import BOUND_S, Program
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS: Final = ("in/0", "in/1", "in/2")
-A_ROUND: Final = 15_000
+A_ROUND: Final = 170_000 if IS_LONG else 15_000
 ROUNDS: Final = 4
 
 
