@@ -1,8 +1,8 @@
 """Sources of access-log lines: local files, or the stream that a gateway logs to.
 
-A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed, or
-the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The log
-of a running gateway may be among them: new lines come with the next ingest.
+A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed,
+or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The
+log of a running gateway may be among them: new lines come with the next ingest.
 """
 
 from __future__ import annotations

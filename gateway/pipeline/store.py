@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_BUFFER_BYTES: Final = 1 << 20
 _SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -45,7 +46,8 @@ class Store:
         files = _files(self)
         if self.local is not None:
             files.create_dir(path.rpartition("/")[0], recursive=True)
-        with files.open_output_stream(path) as out:
+        # The buffer also turns what is written into bytes, which is all that delta-rs takes.
+        with files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
             yield out
 
     def reading(self, path: str) -> pa.NativeFile:
