@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -24,9 +26,12 @@ def bucket(name: str) -> Iterator[dict[str, str]]:
     """
     command = [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = next(match[1] for line in server.stderr if (match := _STARTED.search(line)) is not None)
+        # It logs each request, and would stop when the pipe is full.
+        drain = threading.Thread(target=deque, args=(server.stderr, 0))
+        drain.start()
         try:
-            assert server.stderr is not None
-            url = next(match[1] for line in server.stderr if (match := _STARTED.search(line)) is not None)
             boto3.client("s3", endpoint_url=url, **_ROOT).create_bucket(Bucket=name)
             yield {
                 "AWS_ENDPOINT_URL": url,
@@ -38,3 +43,4 @@ def bucket(name: str) -> Iterator[dict[str, str]]:
         finally:
             server.terminate()
             server.wait(_END_S)
+            drain.join(_END_S)
