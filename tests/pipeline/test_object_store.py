@@ -13,13 +13,16 @@ from gateway.aio.clock import ManualClock
 from gateway.pipeline import upkeep
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.curve.measure import measure_curve
+from gateway.pipeline.events import source_of
+from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Conflict, Lake, Snapshot
 from gateway.pipeline.planner import make_plan
 from gateway.pipeline.report import TITLE, write_report
 from gateway.pipeline.report.gold import gold_of
 from gateway.pipeline.tables import BRONZE, GOLD, REQUESTS, SESSIONS
-from tests.pipeline.access_lines import DAY_S, NOON, contents, line, lines, rows, take
-from tests.pipeline.access_log import access_log
+from tests.pipeline.access_lines import DAY_S, contents, line, lines, rows, take
+from tests.pipeline.access_lines import NOON as NOON_OF_LINES
+from tests.pipeline.access_log import NOON, access_log
 from tests.pipeline.object_store import bucket
 
 if TYPE_CHECKING:
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 class Dead(BaseException):
     """The end of a run, which nothing in it handles."""
+
+
+def quiet(_: str) -> None:
+    """Tell nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,7 @@ def test_an_ingest_that_ends_at_any_commit_takes_each_line_once(
     log = tmp_path / "access.log"
     parts = [
         lines(1, 2, 2, id=None) + b"torn\n",
-        line(3, at=NOON + DAY_S) + lines(4),
+        line(3, at=NOON_OF_LINES + DAY_S) + lines(4),
         lines(5, 4, id=None),
     ]
     steps = [("bronze", "before"), ("bronze", "after"), ("requests", "before")]
@@ -108,25 +115,24 @@ def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
 def test_every_step_works_on_an_object_store(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     log.write_text(access_log(400))
-    take(spark, lake, log)
+    clock = ManualClock(wall=NOON + DAY_S)
+    ingest(spark, source_of([str(log)]), lake, clock=clock, progress=quiet)
     with dying("latency", "before"), pytest.raises(Dead):
-        aggregate(spark, lake, progress=lambda _: None)
-    aggregate(spark, lake, progress=lambda _: None)
+        aggregate(spark, lake, progress=quiet)
+    aggregate(spark, lake, progress=quiet)
     measure_curve(spark, lake, rate=1.0)
-    clock = ManualClock(wall=NOON)
-    plan = make_plan(
-        spark, lake, target_hit_ratio=0.9, policy="s3-fifo", min_span_s=0, clock=clock, progress=lambda _: None
-    )
+    plan = make_plan(spark, lake, target_hit_ratio=0.9, policy="s3-fifo", min_span_s=0, clock=clock, progress=quiet)
     report = tmp_path / "report.html"
-    write_report(gold_of(lake), report, title=TITLE, plan=None, curves=(), min_span_s=0, progress=lambda _: None)
+    write_report(gold_of(lake), report, title=TITLE, plan=None, curves=(), min_span_s=0, progress=quiet)
     assert plan.made_from.lines == 400
     assert "<html" in report.read_text()
 
     calm = Lake(str(tmp_path / "calm"))
-    take(spark, calm, log)
-    aggregate(spark, calm, progress=lambda _: None)
+    ingest(spark, source_of([str(log)]), calm, clock=clock, progress=quiet)
+    aggregate(spark, calm, progress=quiet)
     for table in (REQUESTS, SESSIONS, *GOLD):
         assert rows(spark, lake, table) == rows(spark, calm, table), table.name
 
-    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON + 10 * 365 * DAY_S).removed
+    upkeep.optimize(lake, quiet)
+    upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON)
     assert rows(spark, lake, REQUESTS) == rows(spark, calm, REQUESTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,11 @@ def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
     lake.snapshot(BRONZE).commit_progress([], "files", {"at": 1})
     lake.store.write("spool/dead/000000.parquet", b"left")
     lake.store.write("bronze/_progress/0123.json", b'{"of":"files","state":null}')
+    lake.store.write("bronze/kind=lines/day=2026-09-24/dead.parquet", b"left")
     assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=0).removed == 0
-    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=FAR).removed == 2
+    for path in Path(lake.url).rglob("*"):
+        os.utime(path, (NOON - DAY_S, NOON - DAY_S))
+    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON).removed == 3
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
 
 

@@ -1,0 +1,81 @@
+"""A table of any stream: each message once, with the columns that its user names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+import pytest
+
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.events import LogStream
+from gateway.pipeline.lake import Snapshot
+from gateway.pipeline.stream_table import take_table
+from tests.pipeline.test_ingest_stream import ask
+from tests.served import durable_gateway, served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Dead(BaseException):
+    """The end of a run, which nothing in it handles."""
+
+
+@pytest.fixture
+def orders() -> Iterator[str]:
+    """A stream with three orders, of which one is none."""
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        url = f"{urls['origin']}/orders"
+        ask("PUT", url)
+        ask("POST", url, b'[{"id": 1, "amount": 9.5}, {"id": "two", "amount": 1.5}, {"id": 3}]')
+        yield url
+
+
+def test_a_stream_of_json_becomes_a_table_of_its_columns(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    into = str(tmp_path / "shop" / "orders")
+
+    def take() -> int:
+        source = LogStream(orders, format="typed")
+        return take_table(spark, source, into, ddl="id bigint, amount double", progress=lambda _: None)
+
+    assert take() == 3
+    assert take() == 0
+    ask("POST", orders, b'[{"id": 4, "amount": 4}]')
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Dead):  # noqa: PT012
+        patch.setattr(Snapshot, "commit", _dead)
+        take()
+    assert take() == 1
+    rows = deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist()
+    assert sorted((row["id"] or 0, row["amount"], row["_corrupt"]) for row in rows) == [
+        (0, 1.5, '{"id": "two", "amount": 1.5}'),
+        (1, 9.5, None),
+        (3, None, None),
+        (4, 4.0, None),
+    ]
+
+
+def test_without_columns_messages_are_as_they_came(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    into = str(tmp_path / "orders")
+    assert take_table(spark, LogStream(orders), into, progress=lambda _: None) == 3
+    rows = deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist()
+    assert {row["stream"] for row in rows} == {"orders"}
+    assert {row["value"] for row in rows} >= {'{"id": 3}'}
+
+
+def test_what_cannot_be_is_one_line(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    def take(url: str, ddl: str | None) -> None:
+        source = LogStream(url, format="messages" if ddl is None else "typed")
+        take_table(spark, source, str(tmp_path / "t"), ddl=ddl, progress=lambda _: None)
+
+    with pytest.raises(PipelineFailed, match=r"^schema: [^\n]+$"):
+        take(orders, "id what")
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*/nothing: [^\n]*404[^\n]*$"):
+        take(f"{orders}/nothing", None)
+    assert not (tmp_path / "t").exists()
+
+
+def _dead(*_: object, **__: object) -> Snapshot:
+    raise Dead
