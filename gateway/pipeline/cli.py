@@ -268,11 +268,9 @@ def _complain(text: str, status: int) -> int:
 def _ingest(
     spark: SparkSession, source: Source, lake: Lake, progress: Progress, *, follow: bool, again: bool = False
 ) -> None:
-    from gateway.pipeline import upkeep
     from gateway.pipeline.ingest import ingest
 
     typer.echo(ingest(spark, source, lake, follow=follow, again=again, progress=progress))
-    upkeep.optimize(lake, progress, many=upkeep.MANY)
 
 
 def _aggregate(spark: SparkSession, lake: Lake, progress: Progress) -> None:

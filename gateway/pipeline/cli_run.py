@@ -46,6 +46,8 @@ def failing() -> Iterator[None]:
         raise PipelineFailed(str(error)) from None
     except ImportError as error:
         raise PipelineFailed(f"the pipeline needs {error.name}: {EXTRA}") from None
+    except _store_errors() as error:
+        raise PipelineFailed(f"the lake's store failed: {error}") from None
 
 
 @contextmanager
@@ -77,9 +79,19 @@ def working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkS
         raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
+    except _store_errors() as error:
+        raise PipelineFailed(f"the lake's store failed: {error}") from None
     finally:
         # The same signal may already have stopped Spark's Java.
         with suppress(Py4JError, OSError):
             # Otherwise every cancelled task logs an error of its own.
             spark.sparkContext.setLogLevel("OFF")
             spark.stop()
+
+
+def _store_errors() -> tuple[type[Exception], ...]:
+    """What a folder or an object store may raise."""
+    import pyarrow as pa
+    from deltalake.exceptions import DeltaError
+
+    return (OSError, DeltaError, pa.ArrowException)

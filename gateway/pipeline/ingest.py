@@ -29,6 +29,7 @@ from gateway.pipeline.manifest import read_manifest
 from gateway.pipeline.sessions import update_sessions
 from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import BRONZE, LATE_DAYS, LINES, REJECTS, REQUESTS
+from gateway.pipeline.upkeep import MANY, optimize
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,6 +100,7 @@ def ingest(
     else:
         work.take_all(source, again=again)
     work.compute()
+    optimize(lake, progress, many=MANY)
     return work.ingested
 
 
@@ -118,6 +120,7 @@ class _Ingest:
     late_days: int | None
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
+    _has_forgotten: bool = False
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -129,7 +132,7 @@ class _Ingest:
                     is_known = True
                 except PipelineFailed as error:
                     # During rotation or compression a log is missing or incomplete for a moment.
-                    if not is_known or not isinstance(source, Files):
+                    if not isinstance(error, Conflict) and not (is_known and isinstance(source, Files)):
                         raise
                     self.told(f"{error}: to be looked at again")
                 self._compute_now_and_then()
@@ -169,8 +172,10 @@ class _Ingest:
         bronze = self.lake.snapshot(BRONZE)
         paths = source.found()
         files = LogFiles(self.lake.store, read_manifest(bronze.progress(_FILES)))
-        if again:
+        if again and not self._has_forgotten:
             files.forget(paths)
+            bronze = bronze.commit_progress([], _FILES, files.manifest.to_json())
+            self._has_forgotten = True
         taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
         for spooled in files.batches(paths):
             lines = self.lake.read_files(self.spark, spooled, "line string, source string")
@@ -216,6 +221,7 @@ class _Ingest:
         try:
             self.compute()
             aggregate(self.spark, self.lake, progress=self.told)
+            optimize(self.lake, self.told, many=MANY)
         except Conflict as error:
             self.told(f"{error}: gold the next time")
         self._computed_at = now

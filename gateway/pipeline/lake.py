@@ -14,8 +14,8 @@ and named by the mark.  A run that is killed anywhere has committed rows and mar
 
 from __future__ import annotations
 
-import hashlib
 import os
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -84,7 +84,7 @@ class Changes:
     """What commits have changed in a table, apart from compaction."""
 
     added: tuple[str, ...]
-    """Paths of the files that came and are still there."""
+    """Paths of the files that came; compaction may have replaced them."""
     days: frozenset[date]
     """Days of files that came or went."""
     is_addition: bool
@@ -113,10 +113,13 @@ class Lake:
         """The folder of the table."""
         return f"{self.store.url}/{table.place}"
 
-    def snapshot(self, table: Table) -> Snapshot:
-        """The table as it is now; an empty one at version -1 if it does not exist.  Raises PipelineFailed."""
+    def snapshot(self, table: Table, version: int | None = None) -> Snapshot:
+        """The table as it is now, or at a version; an empty one at version -1 if it does not exist.
+
+        Raises PipelineFailed.
+        """
         try:
-            delta = DeltaTable(self.path(table), storage_options=dict(self.store.settings))
+            delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
         except TableNotFoundError:
             self._refuse_old()
             return Snapshot(self, table, None)
@@ -228,7 +231,9 @@ class Snapshot:
         return pa.RecordBatchReader.from_batches(schema, map(partial(_with_before, self.table), batches))
 
     def changes(self, since: int) -> Changes | None:
-        """What the commits after version `since` have changed; None if their log is no longer there."""
+        """What the commits after version `since` have changed; None if their log is not there (any more)."""
+        if since > self.version:
+            return None
         added: dict[str, None] = {}
         days: set[date] = set()
         is_addition = True
@@ -284,8 +289,9 @@ class Snapshot:
                     commit_properties=how,
                     post_commithook_properties=hooks,
                 )
-                return self.lake.snapshot(self.table)
+                return self.lake.snapshot(self.table, version=0)
             delta = self._with_all_columns()
+            committed = delta.version() + 1
             filters = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else None
             mode = "overwrite" if replaces or replaces_all else "append"
             delta.create_write_transaction(
@@ -297,7 +303,8 @@ class Snapshot:
             if self.delta is None and self.lake.snapshot(self.table).delta is not None:
                 raise self.conflict() from None
             raise PipelineFailed(f"{self.lake.path(self.table)}: {error}") from None
-        return self.lake.snapshot(self.table)
+        # Not a later one: its progress may be that of another run.
+        return self.lake.snapshot(self.table, version=committed)
 
     def conflict(self) -> Conflict:
         """The error of a run that has lost the race for this table."""
@@ -316,9 +323,9 @@ class Snapshot:
     def commit_progress(self, files: Sequence[File], name: str, state: Any) -> Snapshot:
         """Add files, and a source's progress.  Raises Conflict."""
         before = self.mark(name)
-        # With the mark before it, no two have the same content, hence none the same name.
-        content = orjson.dumps({"of": name, "after": before, "state": state}, option=orjson.OPT_SORT_KEYS)
-        number = int.from_bytes(hashlib.sha256(content).digest()[:8]) >> 1
+        content = orjson.dumps({"of": name, "state": state})
+        # A name of its own for each try: what an earlier one has left may be about to be removed.
+        number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
         about = {"source": name, "rows": str(sum(file.rows for file in files))}
         after = self.commit(files, marks={name: number}, about=about)
@@ -329,8 +336,13 @@ class Snapshot:
     def unused(self) -> Iterator[tuple[str, int]]:
         """Progress that no commit names: its path beneath the lake, and when it was written (Unix ms)."""
         for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
-            name = orjson.loads(self.lake.store.read(path))["of"]
-            number = self.mark(name)
+            try:
+                name = orjson.loads(self.lake.store.read(path))["of"]
+            except FileNotFoundError:
+                continue  # a run has replaced it
+            except ValueError:
+                name = ""  # a run was killed while it wrote it
+            number = self.mark(name) if name else None
             if number is None or path != self._progress_path(number):
                 yield path, written_at
 

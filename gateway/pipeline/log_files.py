@@ -75,7 +75,9 @@ class LogFiles:
         for path in files:
             # What cannot be read is told of when it is to be read.
             with suppress(*_UNREADABLE), _opened(path) as file:
-                self.manifest.forget(file.readline(HEAD_BYTES + 2))
+                if head := file.readline(HEAD_BYTES + 2):
+                    key, _ = self.manifest.locate(head, lambda at, file=file: _tail_at(file, at))  # type: ignore[misc]
+                    self.manifest.forget(key)
 
     def _read(self, path: Path, spool: _Spool) -> bool:
         """Read what is new of a file, until the batch is full; returns whether that is all of it."""
@@ -230,6 +232,20 @@ def _unpack(opened: Callable[[IO[bytes]], Any]) -> Callable[[IO[bytes], IO[bytes
     return unpack
 
 
+def _unpack_zstandard(raw: IO[bytes], plain: IO[bytes]) -> None:
+    # The library's own file object takes the end of a cut file for the end of its last frame.
+    decompressor = zstandard.ZstdDecompressor()
+    frame, is_cut = decompressor.decompressobj(), False
+    while chunk := raw.read(_CHUNK):
+        while chunk:
+            if frame.eof:
+                frame = decompressor.decompressobj()
+            plain.write(frame.decompress(chunk))
+            chunk, is_cut = frame.unused_data, not frame.eof
+    if is_cut:
+        raise EOFError("it ends within a frame")
+
+
 def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
     """The column `line` of a Parquet file, such as those of bronze."""
     with pq.ParquetFile(raw) as parquet:
@@ -243,8 +259,6 @@ _OPENERS: Final[Mapping[str, Callable[[IO[bytes], IO[bytes]], None]]] = {
     ".gz": _unpack(lambda raw: gzip.GzipFile(fileobj=raw)),
     ".bz2": _unpack(bz2.BZ2File),
     ".xz": _unpack(lzma.LZMAFile),
-    ".zst": _unpack(
-        lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-    ),
+    ".zst": _unpack_zstandard,
     ".parquet": _unpack_parquet,
 }

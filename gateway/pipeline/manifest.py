@@ -67,10 +67,9 @@ class Manifest:
         """Record that `size` bytes of the file are ingested in total."""
         self.taken[key] = Taken(size, tail)
 
-    def forget(self, first_line: bytes) -> None:
+    def forget(self, key: str) -> None:
         """Forget a file, so that it is read again from its beginning."""
-        head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
-        self.taken = {key: taken for key, taken in self.taken.items() if key.partition(".")[0] != head}
+        self.taken.pop(key, None)
         self.seen = {}
 
     def forget_unlisted(self, paths: Collection[str]) -> None:

@@ -40,14 +40,15 @@ _BRONZE: Final = "bronze"
 def update_silver(spark: SparkSession, lake: Lake) -> int:
     """Bring silver up to bronze, and return how many lines it gained.  Raises Conflict.
 
-    If lines have left bronze, the days that they were of are made anew.
+    If lines have left bronze, or the new ones are compacted with others, their days are made anew.
     """
     bronze, silver = lake.snapshot(LINES), lake.snapshot(REQUESTS)
     since = silver.mark(_BRONZE)
     if bronze.version in (since, -1):
         return 0
     changes = bronze.changes(-1 if since is None else since)
-    if changes is not None and changes.is_addition:
+    there = {file.path for file in bronze.files()}
+    if changes is not None and changes.is_addition and there.issuperset(changes.added):
         came = partial(bronze.read, spark, paths=changes.added)
         stored = silver.read(spark, columns=("id",), days=changes.days)
         files = _write(came, stored, lake) if changes.added else []

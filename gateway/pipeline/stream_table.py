@@ -43,7 +43,12 @@ def take_table(
     parent, _, place = into.rstrip("/").rpartition("/")
     schema = _schema(source, ddl)
     columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
-    table, lake = Table(place, columns, ()), Lake(parent)
+    if not parent or parent.endswith(":/"):
+        raise PipelineFailed(
+            f"{into}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
+        )
+    table, lake = Table(place, columns, (), partition_by=()), Lake(parent)
+    Lake(into)  # its name, too, is none that Spark would take for a pattern
     name, taken, is_over = f"stream {source.url}", 0, stop or threading.Event()
     try:
         while True:

@@ -44,6 +44,8 @@ class Table:
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     kind: str | None = None
+    partition_by: tuple[str, ...] = ("day",)
+    """The columns that its files are separated by."""
 
     @property
     def name(self) -> str:
@@ -54,11 +56,6 @@ class Table:
     def title(self) -> str:
         """Its place, and its kind."""
         return self.place if self.kind is None else f"{self.place}, kind {self.kind}"
-
-    @property
-    def partition_by(self) -> tuple[str, ...]:
-        """The columns that its files are separated by."""
-        return tuple(name for name in ("kind", "day") if any(column.name == name for column in self.columns))
 
     @property
     def ddl(self) -> str:
@@ -97,6 +94,7 @@ BRONZE: Final = Table(
         _REASON,
     ),
     ("id",),
+    partition_by=("kind", "day"),
 )
 LINES: Final = Table("bronze", (_DAY, _ID, _SOURCE, Column("line", "string", "As it came.")), ("id",), kind="lines")
 REJECTS: Final = Table(
@@ -378,6 +376,7 @@ CURVE: Final = Table(
         Column("rate", "double", "Sampling rate R; 1 is exact."),
     ),
     ("policy", "cache_bytes"),
+    partition_by=(),
 )
 
 GOLD: Final = (

@@ -10,6 +10,7 @@ follow any change.  What was taken in stays taken: a file is read again only if 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def vacuum(lake: Lake, *, keep_s: float, now: float) -> Upkept:
     for snapshot in _existing(lake):
         assert snapshot.delta is not None
         try:
-            hours = int(keep_s // 3_600)
+            hours = math.ceil(keep_s / 3_600)
             done.removed += len(
                 snapshot.delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
             )

@@ -112,6 +112,27 @@ def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
 
 
+def test_a_commit_gives_the_snapshot_it_made_and_not_that_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    first = lake.snapshot(BRONZE).commit_progress([], "files", {"at": 1})
+    load = Lake.snapshot
+    others = [2]
+
+    def late(self: Lake, *args: Any, **more: Any) -> Snapshot:
+        if others:
+            others.pop()
+            load(self, BRONZE).commit_progress([], "files", {"at": 3})
+        return load(self, *args, **more)
+
+    monkeypatch.setattr(Lake, "snapshot", late)
+    second = first.commit_progress([], "files", {"at": 2})
+    with pytest.raises(Conflict):
+        second.commit_progress([], "files", {"at": 3})
+    assert lake.snapshot(BRONZE).progress("files") == {"at": 3}
+
+
 def test_every_step_works_on_an_object_store(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     log.write_text(access_log(400))

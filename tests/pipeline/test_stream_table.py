@@ -75,6 +75,19 @@ def test_what_cannot_be_is_one_line(spark: SparkSession, orders: str, tmp_path: 
     with pytest.raises(PipelineFailed, match=r"^http://[^\n]*/nothing: [^\n]*404[^\n]*$"):
         take(f"{orders}/nothing", None)
     assert not (tmp_path / "t").exists()
+    with pytest.raises(PipelineFailed, match=r"^s3://shop: expected the name of a table"):
+        take_table(spark, LogStream(orders), "s3://shop", progress=lambda _: None)
+
+
+def test_columns_called_like_those_of_the_lake_are_columns_like_others(
+    spark: SparkSession, orders: str, tmp_path: Path
+) -> None:
+    ask("POST", orders, b'[{"kind": "../a/b", "day": "x=y"}, {"day": null}]')
+    into = str(tmp_path / "orders")
+    take_table(spark, LogStream(orders, format="typed"), into, ddl="kind string, day string", progress=lambda _: None)
+    rows = deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist()
+    assert len(rows) == 5
+    assert {(row["kind"], row["day"]) for row in rows} == {(None, None), ("../a/b", "x=y")}
 
 
 def _dead(*_: object, **__: object) -> Snapshot:

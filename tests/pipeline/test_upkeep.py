@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import deltalake
 import duckdb
 import pytest
+import zstandard
 
 from gateway.pipeline import upkeep
 from gateway.pipeline.errors import PipelineFailed
@@ -128,9 +129,11 @@ def test_every_file_is_read_or_told_of(spark: SparkSession, lake: Lake, log: Pat
     (nested / "b.log.xz").write_bytes(lzma.compress(lines(2)))
     (log.parent / "c.log.GZ").write_bytes(gzip.compress(lines(3)))
     (log.parent / "bad.gz").write_bytes(gzip.compress(lines(4, 5, 6))[:-9])
+    cut = zstandard.compress(lines(*range(100, 2_000)))
+    (log.parent / "cut.zst").write_bytes(cut[: len(cut) // 2])
     (log.parent / ".hidden").write_bytes(lines(7))
     log.write_bytes(lines(8))
-    with pytest.raises(PipelineFailed, match=r"^[^\n]*/bad.gz: cannot be read: [^\n]*$"):
+    with pytest.raises(PipelineFailed, match=r"^[^\n]*/bad.gz: cannot be read: [^\n]*/cut.zst: cannot be"):
         take(spark, lake, log.parent)
     assert ids(spark, lake) == [1, 2, 3, 8]
 
