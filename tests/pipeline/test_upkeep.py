@@ -106,7 +106,7 @@ def test_undo_leads_all_tables_back_and_again_reads_a_file_again(spark: SparkSes
     assert (found.lines, found.added) == (3, 2)
     assert len(rows(spark, lake, REQUESTS)) == 5
     for version in (-1, 99):
-        with pytest.raises(PipelineFailed, match=r"has versions 0 to 3"):
+        with pytest.raises(PipelineFailed, match=r"has versions 0 to 4"):
             upkeep.undo(lake, version)
 
 

@@ -14,7 +14,7 @@ import urllib3
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 
-BOUND_S: Final = 240.0
+BOUND_S: Final = 600.0
 JSON: Final = "application/json"
 _T = TypeVar("_T")
 
