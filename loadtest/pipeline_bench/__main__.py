@@ -22,6 +22,7 @@ from rich.table import Table
 
 from loadtest.pipeline_bench.duck import ask_duckdb
 from loadtest.pipeline_bench.log import write_log
+from loadtest.pipeline_bench.small_commits import measure
 
 _UNITS: Final = {"k": 1_000, "M": 1_000_000}
 _CLUSTER: Final = "local-cluster[2,1,1024]"
@@ -32,11 +33,15 @@ def main() -> int:
     """Run it; 1 where two ways to the same tables differ."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.pipeline_bench")
     parser.add_argument("--lines", type=_sizes, default=[1_000_000, 5_000_000], help="sizes, such as 1M,5M,20M")
+    parser.add_argument("--commits", type=int, help="instead: what a lake of so many small commits costs")
     parser.add_argument("--out", type=Path, default=Path("build/pipeline-bench"), help="folder of what is written")
     parser.add_argument("--no-cluster", action="store_true", help=f"leave {_CLUSTER} out")
     parser.add_argument("--keep", action="store_true", help="keep logs and lakes")
     asked = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)  # a file is as wide as the table
+    if asked.commits is not None:
+        measure(asked.commits, min(asked.lines), asked.out / "commits", console)
+        return 0
     runs: list[dict[str, Any]] = []
     same: bool | None = None
     for size in asked.lines:
