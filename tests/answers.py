@@ -1,4 +1,4 @@
-"""What a client of streams is told, as tests hold it."""
+"""Answers to a client of streams, as tests hold them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What every test run shares: a skip is a failure, Hypothesis has no clock, and there is one Spark.
 
-A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
+A test that skips where a tool is missing looks green and shows nothing: a test that needs a tool fails and names it.
 
 With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do those of
 folders that are about Spark.

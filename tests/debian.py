@@ -1,6 +1,6 @@
 """Programs that tests need beside Python: taken from PATH; on Debian, as root, installed from its packages.
 
-Tests run in several processes, and Debian installs one thing at a time: whoever comes second waits for the first.
+Tests run in several processes, and Debian installs one package at a time: the second process waits for the first.
 """
 
 from __future__ import annotations

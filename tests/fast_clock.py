@@ -1,4 +1,4 @@
-"""The machine's clock, sped up: what the system does by its own time is over soon in the time of those who watch it."""
+"""The machine's clock, sped up: the system's waits end sooner in real time."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:c
 
 
 def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = True) -> Mapping[str, str]:
-    """What Spark is told for a test run with its files in `folder`; whether it writes and compiles code for queries."""
+    """Spark's settings for a test run with its files in `folder`; `compiles`: with generated code for queries."""
     if java_flags is None:
         java_flags = f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
     return {

@@ -40,7 +40,7 @@ def main() -> None:
         _work(spark, Path(name) / "interpreted")
         gateway = spark.sparkContext._gateway
     assert gateway is not None
-    # It goes when nobody speaks to it any more, and writes before it does.
+    # It exits when its last client has left, and writes the archive first.
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(_BOUND_S)

@@ -104,7 +104,7 @@ class MadeBody:
             self.on_change = _nothing
 
     def end(self, error: BaseException) -> None:
-        """Fail with this error unless it is complete; the writer is told."""
+        """Fail with this error unless it is complete; the writer learns of it."""
         if self._deadline is not None:
             self._deadline.close()
             self._deadline = None

@@ -1,6 +1,6 @@
 """Creating, appending to, closing and deleting a stream.
 
-An append is one atomic S2 append.  It names the fencing token of a stream that nobody has fenced, so the origin refuses
+An append is one atomic S2 append.  It names the fencing token of an unfenced stream, so the origin refuses
 it once the stream is closed, or once an S2 writer has fenced it.  The mark of the close is appended with the last
 messages in one step.
 

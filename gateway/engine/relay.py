@@ -256,7 +256,7 @@ class Relay:
 
         Only of the writer's own stream, as it was when the write was sent, is it known what happened.  Under other
         credentials or another query the path may name another stream, and a record begun since then may be of the
-        stream that the write itself began: their live readers are told nothing and resume at the origin.
+        stream that the write itself began: their live readers notice nothing and resume at the origin.
         """
         group = write.request.group
         for other in self._writes[group]:

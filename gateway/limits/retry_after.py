@@ -1,4 +1,4 @@
-"""When a refused client is told to come back (RFC 9110 section 10.2.3)."""
+"""When a refused client may come back (RFC 9110 section 10.2.3)."""
 
 from __future__ import annotations
 

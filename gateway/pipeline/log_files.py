@@ -73,7 +73,7 @@ class LogFiles:
     def forget(self, files: Sequence[Path]) -> None:
         """Read these files from their beginnings."""
         for path in files:
-            # What cannot be read is told of when it is to be read.
+            # An unreadable file is reported when it is read.
             with suppress(*_UNREADABLE), _opened(path) as file:
                 if head := file.readline(HEAD_BYTES + 2):
                     key, _ = self.manifest.locate(head, lambda at, file=file: _tail_at(file, at))  # type: ignore[misc]

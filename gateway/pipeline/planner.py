@@ -16,7 +16,7 @@ A plan contains no credentials, so a gateway pins and warms the tape of requests
 mostly read with credentials are left out of these two lists.
 
 A plan of a log that covers too little time is marked as short.  The memory that a few minutes of traffic fill says
-nothing about a day, so a gateway does not take the memory of a short plan unless it is told to.
+nothing about a day, so a gateway does not take the memory of a short plan unless configured to.
 
 Statements about later traffic are made only for streams that the log continues long enough after.  Plain functions of
 the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives one plan.

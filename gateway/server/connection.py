@@ -381,7 +381,7 @@ class SecureConnection(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """The same; what has been encrypted is this client's own, whoever else gets the answer."""
+        """The same; encrypted bytes belong to this client alone, even if others get the same answer."""
         if self.cut_reason is not None:
             return 0
         held = super().held_bytes

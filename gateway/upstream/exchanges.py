@@ -28,7 +28,7 @@ from gateway.upstream.slots import SlotLimits, SlotUse
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded by those who begin them (`gateway.live.places`) rather than by
+    Live requests have a pool of their own, bounded where they begin (`gateway.live.places`) rather than by
     `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
     """
 

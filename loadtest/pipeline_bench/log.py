@@ -1,7 +1,7 @@
 """Write a synthetic access log with a given number of lines, deterministically, a million lines in seconds.
 
 What it is like: a dozen nodes and four routes, streams whose readers are few for most and very many for some (a power
-law), clients of whom each has its browser, catch-up reads, long-polls and SSE in the shares that a page with live data
+law), clients with a browser each, catch-up reads, long-polls and SSE in the shares that a page with live data
 makes, offsets that go on from read to read, outcomes as the gateway gives them when nearly everything is answered from
 the tape.  The traffic of a day has its night.  One line in a thousand comes twice, as a sink writes that was not sure;
 one in five thousand is torn or no line at all.  Lines come in the order of time, as in a file.

@@ -38,7 +38,7 @@ async def test_what_lies_before_a_trim_is_gone(bridged: Bridged) -> None:
     await bridged.writer.append(b"0", b"1", b"2", b"3")
     assert (await bridged.reader.read()).json == [0, 1, 2, 3]
     await bridged.writer.command(Trim(2))
-    # The tape still has it, and whoever reads the tail learns of the trim.
+    # The tape still has it, and a read of the tail learns of the trim.
     assert (await bridged.reader.read(at(4))).end == at(5)
     assert (await bridged.reader.read(at(0))).status == 410
     assert (await bridged.reader.read(at(1), live="long-poll")).status == 410
@@ -91,7 +91,7 @@ async def test_a_deleted_stream_ends_for_its_live_readers(bridged: Bridged) -> N
 
 
 async def test_a_stream_that_was_created_again_is_not_joined_to_the_one_before(bridged: Bridged) -> None:
-    """Nobody was told of the deletion, and the new stream is longer than what is held of the old one."""
+    """The gateway did not see the deletion, and the new stream is longer than what it holds of the old one."""
     await bridged.writer.create()
     await bridged.writer.append(b'"old 0"', b'"old 1"', timestamp=1_000)
     first = await bridged.reader.read()

@@ -138,5 +138,7 @@ async def _left_behind(run: Run) -> None:
         await eventually(lambda: not system.left_over(), within_s=_LEAVE_S, look_s=0.02)
     except AssertionError:
         run.violate(
-            "everybody has left", ", ".join(system.left_over()), "the gateway holds on to what nobody wants any more"
+            "everybody has left",
+            ", ".join(system.left_over()),
+            "the gateway still holds resources after its last client has left",
         )

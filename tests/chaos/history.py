@@ -89,7 +89,7 @@ class History:
     events: deque[str] = field(default_factory=lambda: deque(maxlen=_EVENTS))
 
     def note(self, what: str) -> None:
-        """Remember an event for those who read a report."""
+        """Remember an event for the report."""
         self.tick += 1
         self.events.append(f"{self.tick:>7} {self.now():9.3f}s  {what}")
 

@@ -255,7 +255,7 @@ def _check_poll(asked: Asked, answer: Answer) -> None:
 
 
 def late(history: History, lives: list[Life], now: float) -> None:
-    """Wrong where all of these lives have been known to be over for so long that nobody should be shown them still."""
+    """Wrong where all of these lives ended so long ago that no reader may see them any more."""
     buried = [life.buried_at for life in lives]
     if lives and all(at is not None and now - at > ENDED_WITHIN_S for at in buried):
         raise Wrong(

@@ -57,7 +57,7 @@ def places(shared: int) -> list[Place]:
 
 @dataclass(frozen=True)
 class Violation:
-    """An answer that cannot be, for those who are to act on it."""
+    """An impossible answer, for the report."""
 
     asked: str
     came: str

@@ -84,7 +84,7 @@ class Writer:
                 await self._append(is_producer=rng.random() < 0.5)
             return
         if life is None or self.history.is_over(life):
-            # A while without a stream, for those who ask for it.
+            # For a while there is no stream to read.
             await asyncio.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
             await self.create()
             return

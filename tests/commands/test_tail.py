@@ -239,7 +239,7 @@ async def test_closing_the_pipe_ends_it_quietly(client: Client, url: str) -> Non
         await tail.until(wrote(b"1\n"))
         transport = tail.process._transport  # type: ignore[attr-defined]
         transport.get_pipe_transport(1).close()
-        for _ in range(2):  # the first may be in the pipe before it is seen that nobody reads
+        for _ in range(2):  # the first may be in the pipe before the missing reader is noticed
             await client.post("/s", b"[2]")
         assert await tail.finished() == (0, "1\n", "")
 

@@ -227,7 +227,7 @@ def test_the_image_serves_is_healthy_and_leaves_when_it_is_told(built: Built) ->
             ready, name, url = process.stdout.readline().split()
             assert ready == "READY"
             urls[name] = url
-        # Nobody listens at port 9, so what is asked of the origin is a gateway's answer.
+        # Nothing listens at port 9, so every answer is the gateway's own.
         assert httpx.get(f"{urls['gateway']}/s", timeout=30).status_code in (502, 503)
         check = FINAL.last("HEALTHCHECK")
         assert check.flag("timeout") == "3s"

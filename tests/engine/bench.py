@@ -109,7 +109,7 @@ class LongPoll:
         return []
 
     def waits(self, waiter: Waiter) -> None:
-        """Nobody waits with it."""
+        """No other reader waits with it."""
 
     def has_gone(self) -> None:
         self.has_left = True

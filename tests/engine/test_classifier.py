@@ -1,4 +1,4 @@
-"""What an origin's answer is to those who share it: a table of answers, and of what each teaches of the stream."""
+"""The reply classifier: a table of origin replies, with what may be shared and what each shows about the stream."""
 
 from __future__ import annotations
 

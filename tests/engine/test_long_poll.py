@@ -1,4 +1,4 @@
-"""Long-polls without a connection: who waits, what wakes them, and what they are told when their time is up."""
+"""Long-polls without a connection: which ones wait, what wakes them, and their answer at the time-out."""
 
 from __future__ import annotations
 

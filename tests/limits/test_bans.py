@@ -1,4 +1,4 @@
-"""Bans: nobody is banned who is refused within the rate, and whoever goes on being refused is banned for a while."""
+"""Bans: a client refused within the rate is not banned; one that exceeds it is banned for a while."""
 
 from hypothesis import given
 from hypothesis import strategies as st

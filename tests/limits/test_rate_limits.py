@@ -1,4 +1,4 @@
-"""Configured rate limits: which requests each one counts, and what a client is told."""
+"""Configured rate limits: which requests each one counts, and what a refused client gets."""
 
 from __future__ import annotations
 

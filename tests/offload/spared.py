@@ -102,7 +102,9 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
             tail = reply.next_offset
             clock.advance(seconds / reads)
         assert written == len(messages)
-        return on.figure(f"{reads:,} reads of one tail in {seconds:g} s, nobody live ({short(content_type)})", len(log))
+        return on.figure(
+            f"{reads:,} reads of one tail in {seconds:g} s, no live reader ({short(content_type)})", len(log)
+        )
 
 
 async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.0) -> Figure:

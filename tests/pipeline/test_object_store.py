@@ -1,4 +1,4 @@
-"""A lake on an object store: the same tables as in a folder, wherever a run ends and whoever else writes."""
+"""A lake on an object store: the same tables as in a folder, wherever a run is killed and with several writers."""
 
 from __future__ import annotations
 

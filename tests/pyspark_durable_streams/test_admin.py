@@ -13,7 +13,7 @@ RUN = {"offset": "-1", "next": "5", "messages": 3, "bytes": 30, "crc32": 7}
 
 
 class Gateway:
-    """Says what it is told to, or nothing."""
+    """Answers as the test sets it, or not at all."""
 
     def __init__(self) -> None:
         self.runs: list[Any] | None = [RUN]

@@ -145,7 +145,7 @@ def test_a_stream_that_was_made_anew_since_is_an_error(origin: Beside, way: dict
     origin.append(stream, 7)
     with pytest.raises(DataLost, match=f"stream {stream}"):
         rows(source, tasks)
-    # The other one is read all the same by those who want what is there.
+    # Without failOnDataLoss the other stream is read all the same.
     tolerant = reader(origin, streams=f"{stream},{other}", spoolBytes="0", failOnDataLoss="false", **way)
     assert values([row for row in rows(tolerant, tasks) if row["stream"] == other], other) == list(range(60))
 

@@ -1,4 +1,4 @@
-"""Answers are whole or an error, against a server that does what it is told."""
+"""Answers are whole or an error, against a scripted server."""
 
 from __future__ import annotations
 

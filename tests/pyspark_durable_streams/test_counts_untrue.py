@@ -57,7 +57,7 @@ def admin_port(answer: Callable[[str], Answer]) -> Iterator[tuple[str, list[str]
             said = answer(self.path)
             if said.gate is not None:
                 said.gate.wait(30)
-            with suppress(OSError):  # whoever asked may have left
+            with suppress(OSError):  # the client may have left
                 self.send_response(said.status)
                 self.send_header("Content-Length", str(len(said.body) + said.missing))
                 self.end_headers()
@@ -256,7 +256,7 @@ def test_what_is_seen_to_be_wrong_too_late_ends_the_task_and_is_never_passed_off
         start = query.initialOffset()
         end = query.latestOffset(start, ReadAllAvailable())
         query.stop()
-    # From the checkpoint it is the same, whoever is asked now.
+    # From the checkpoint it is the same, whichever gateway is asked now.
     query = following(urls, held, minPartitions=str(partitions))
     with pytest.raises(DataLost, match=r"the gateway counted wrong"):
         rows(query, query.partitions(start, json.loads(json.dumps(end))))

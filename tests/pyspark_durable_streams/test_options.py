@@ -1,4 +1,4 @@
-"""What a read may be asked for, and what is told of the rest."""
+"""Options of a read, and the error for any other."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def test_an_offset_that_goes_back_means_another_stream(edge: Edge, faults:
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n", id="length no number"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", id="negative length"),
         pytest.param(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", id="101"),
-        pytest.param(b"HTTP/1.1 304 Not Modified\r\n\r\n", id="304 nobody asked for"),
+        pytest.param(b"HTTP/1.1 304 Not Modified\r\n\r\n", id="unsolicited 304"),
         pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", id="overlong header"),
         pytest.param(b"", id="nothing"),
     ],

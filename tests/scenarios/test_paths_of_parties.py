@@ -1,7 +1,7 @@
 """A path that names another stream for each party: what one party writes does not end what the others read.
 
 A write's answer states facts about the writer's own stream.  Readers with other credentials keep or resume their reads,
-and none of them is told that its stream does not exist.
+and none of them learns that its stream does not exist.
 """
 
 from __future__ import annotations

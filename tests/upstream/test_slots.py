@@ -23,7 +23,7 @@ COMING = st.tuples(PICK, PICK, PICK, PICK)
 
 @dataclass(eq=False)
 class Request:
-    """One request: where it goes, for whom, and what it has."""
+    """One request: its origin, its client, and the slot it holds."""
 
     host: Endpoint
     route: str

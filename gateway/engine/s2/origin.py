@@ -86,7 +86,7 @@ class Refused:
     headers: CIMultiDict[str]
     body: bytes
     asked_by: Source | None = None
-    """As whom the origin was asked; None if the error is the gateway's own."""
+    """The credentials that the origin was asked with; None if the error is the gateway's own."""
 
     def is_for(self, source: Source) -> bool:
         """Whether a reader of this source is to see the error, and not only the reader whose credentials it may be due

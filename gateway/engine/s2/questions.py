@@ -131,7 +131,7 @@ class SharedQuestion(Generic[T]):
                 question.changed.fire()
         finally:
             self._is_running = False
-            # Cancelled at shutdown, or failed unexpectedly: those who wait must not wait for ever.
+            # Cancelled at shutdown, or failed unexpectedly: its waiters must not wait for ever.
             for left in (question, self._questions.queued):
                 if left is not None and not left.is_over:
                     left.error = UpstreamUnreachable(_GIVEN_UP)

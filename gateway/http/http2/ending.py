@@ -16,7 +16,7 @@ from gateway.http.http2.receiving import Receiving
 from gateway.http.http2.streams import Stream
 
 _MOST_RESET_IDS: Final = 256
-"""Bound on the reset streams that are told from those that have ended (RFC 9113 section 5.1)."""
+"""Bound on the reset streams that are distinguished from ended ones (RFC 9113 section 5.1)."""
 
 
 class Ending(Receiving):

@@ -66,7 +66,7 @@ class Reading:
         """The next batch, or why there is none now.  Raises Refused (503) if the stream was deleted."""
         stream = self._stream
         if stream.is_deleted:
-            # The client asks again, and is told that the stream does not exist.
+            # The client asks again and learns that the stream does not exist.
             raise Refused(ErrorCode.UNAVAILABLE, "the stream is gone")
         if self._count == 0 or self._bytes == 0:
             return Pause.OVER

@@ -1,4 +1,4 @@
-"""Shared questions: nobody is given an answer to a question that was sent before the request arrived."""
+"""Shared questions: no request gets the answer to a question that was sent before it arrived."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
         if self.wire.over_by is None:
             assert len(self.client.records) == len(whole.records)
             assert self.topic is not None
-            # It is told that it is at the tail once that is known.
+            # It learns that it is at the tail once that is known.
             self.topic.heard(self.tail, self.clock.now())
             self.the_client_is_sent_the_stream_in_order_and_once()
             assert self.client.said_tails

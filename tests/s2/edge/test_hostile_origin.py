@@ -1,4 +1,4 @@
-"""Origins that answer what S2 does not: a client is given an error, and nobody else is hurt."""
+"""Origins that answer what S2 does not: the client gets an error, and no other client is affected."""
 
 from __future__ import annotations
 

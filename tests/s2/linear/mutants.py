@@ -14,7 +14,7 @@ MUTANTS: Final[list[Mutant]] = []
 _mutant = registrar(MUTANTS)
 
 
-@_mutant("a tail that nobody has asked the origin for since the request is not an answer to it")
+@_mutant("a tail asked for before the request does not answer it")
 def tail_from_memory() -> Patches:
     def trusted_tail(stream: S2Stream, trust_s: float) -> StreamPosition | None:
         return stream.topic.tail if stream.topic is not None else None
