@@ -60,6 +60,13 @@ async def test_an_invalid_target_is_refused(stage: Stage, target: str) -> None:
         assert "target" in (await reply.json())["error"]
 
 
+@pytest.mark.parametrize("more", ["basin=a%20b", "basin=a%0D%0AX:y", "accept=text/html"])
+async def test_an_invalid_basin_or_media_type_is_refused(stage: Stage, more: str) -> None:
+    async with stage.session.get(f"{stage.gateway.admin_url}{reading('/a')}&{more}") as reply:
+        assert reply.status == 400
+        assert "basin" in (await reply.json())["error"]
+
+
 async def test_a_page_that_closes_leaves_no_reader_behind(stage: Stage) -> None:
     await stage.create("/live", 1)
     async with stage.session.get(stage.gateway.admin_url + reading("/live?offset=-1&live=sse")) as reply:
@@ -86,6 +93,7 @@ async def test_a_truncated_read_is_truncated_for_the_page_too(stage: Stage) -> N
         ({"do": "create", "target": "x"}, "target:"),
         ({"do": "create", "target": "/x", "content_type": "text/plain\r\nX: y"}, "content_type:"),
         ({"do": "create", "target": "/x", "host": "a/b"}, "host:"),
+        ({"do": "create", "target": "/x", "basin": "a b"}, "basin:"),
         ({"do": "create", "target": "/x", "ttl_s": "1"}, "ttl_s:"),
         ({"do": "create", "target": "/x", "more": 1}, "more:"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import ClientSession
@@ -21,6 +23,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OWN = {"s2-basin": "basin-of-tests"}
+PATH = "/v1/streams/orders?s2-basin=basin-of-tests"
 
 
 @dataclass(slots=True)
@@ -31,11 +34,19 @@ class S2Stage:
     session: ClientSession
 
     @property
-    def records(self) -> str:
-        return f"{self.gateway.gateway_url}/v1/streams/orders/records"
+    def stream(self) -> str:
+        return f"{self.gateway.gateway_url}/v1/streams/orders"
 
-    async def append(self, *bodies: str) -> None:
-        json = {"records": [{"body": body} for body in bodies]}
+    @property
+    def records(self) -> str:
+        return f"{self.stream}/records"
+
+    async def read(self, count: int) -> None:
+        async with self.session.get(f"{self.records}?seq_num=0&count={count}", headers=OWN) as reply:
+            assert reply.status == 200, await reply.text()
+
+    async def append(self, *bodies: str, headers: Sequence[Sequence[str]] = ()) -> None:
+        json = {"records": [{"body": body, "headers": headers} for body in bodies]}
         async with self.session.post(self.records, headers=OWN, json=json) as reply:
             assert reply.status == 200, await reply.text()
 
@@ -47,7 +58,8 @@ class S2Stage:
 @shared_loop
 async def stage() -> AsyncIterator[S2Stage]:
     origin = await start_s2_origin()
-    settings = {"protocol": "s2", "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1.0}
+    settings: dict[str, Any] = {"console_writes": True, "live_linger_s": 0}
+    settings |= {"protocol": "s2", "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1.0}
     gateway = await start_gateway(GatewayConfig.for_origin(origin.url, **settings))
     async with ClientSession() as session:
         basin = {"basin": "basin-of-tests", "config": {"create_stream_on_append": True}}
@@ -95,15 +107,77 @@ async def test_an_s2_stream_is_shown_with_its_readers_and_purged(visit: Visit, s
     await expect(page.locator(".facts")).to_contain_text("at 12, the tail")
     await expect(page.locator(".readers .is-sse")).to_have_text("1 sse")
     await expect(page.locator(".readers .is-session")).to_have_text("1 session")
-    # The tail view speaks Durable Streams.
-    await expect(page.get_by_role("link", name="Tail it live")).to_have_count(0)
-
     events.close()
     session.close()
     await page.get_by_role("button", name="Purge", exact=True).click()
     await page.get_by_role("button", name="Really purge?").click()
     await expect(page.locator(".tape-block")).to_have_count(0)
     assert all("404" in complaint for complaint in visit.complaints)
+    visit.complaints.clear()
+
+
+@pytest.mark.parametrize(("live", "label"), [("sse", "live by SSE"), ("long-poll", "live by long-poll")])
+async def test_the_tail_follows_an_s2_stream(visit: Visit, stage: S2Stage, live: str, label: str) -> None:
+    await stage.append("first", '{"n": 1}')
+    await stage.read(count=2)  # now the gateway knows the stream
+    await visit.open("#/streams")
+    await visit.page.locator(".streams tbody tr a").click()
+    await visit.page.get_by_role("link", name="Tail it live").click()
+    await expect(visit.messages).to_have_count(2)
+    await visit.page.get_by_role("button", name="Stop").click()
+    await visit.page.get_by_label("By").select_option(live)
+    await visit.page.get_by_role("button", name="Tail", exact=True).click()
+    await expect(visit.state_of_tail).to_have_text(label)
+    await stage.append("third")
+    await stage.append("fourth", headers=[["kind", "greeting"]])
+    await expect(visit.messages).to_have_count(4)
+    assert [json.loads(text) if text[0] == "{" else text for text in await visit.texts()] == [
+        "first",
+        {"n": 1},
+        "third",
+        {"headers": [["kind", "greeting"]], "body": "fourth"},
+    ]
+    await expect(visit.page.locator(".tail-head code")).to_have_text("4")
+
+
+async def test_the_tail_of_an_s2_stream_begins_now_or_at_a_number(visit: Visit, stage: S2Stage) -> None:
+    await stage.append(*"abcdef")
+    await visit.open(f"#/tail?path={quote(PATH)}")
+    await expect(visit.messages).to_have_count(6)
+    page = visit.page
+    for begin, number, came in (("at", "4", ["e", "f", "g"]), ("now", "", ["h"])):
+        await page.get_by_role("button", name="Stop").click()
+        await page.get_by_label("From").select_option(begin)
+        if number:
+            await page.get_by_role("textbox", name="Offset").fill(number)
+        await page.get_by_role("button", name="Tail", exact=True).click()
+        await expect(visit.state_of_tail).to_have_text("live by SSE")
+        await stage.append(came[-1])
+        await expect(visit.messages).to_have_count(len(came))
+        assert await visit.texts() == came
+
+
+async def test_an_s2_stream_is_created_appended_to_and_deleted_by_the_forms(visit: Visit, stage: S2Stage) -> None:
+    await visit.open("#/tail")
+    page, said = visit.page, visit.page.locator(".said")
+    await page.locator("#path").fill(PATH)
+    await page.get_by_label("TTL in seconds").fill("600")
+    await page.get_by_role("button", name="Create").click()
+    await expect(said).to_contain_text("201 created")
+    await expect(visit.state_of_tail).to_have_text("live by SSE")
+    async with stage.session.get(f"{stage.stream}", headers=OWN) as reply:
+        assert (await reply.json())["retention_policy"] == {"age": 600}
+    await page.locator("#body").fill("wörld")
+    await page.get_by_role("button", name="Append").click()
+    await expect(said).to_contain_text("200 appended")
+    await expect(visit.messages).to_have_count(1)
+    assert await visit.texts() == ["wörld"]
+    await page.get_by_role("button", name="Close the stream").click()
+    await expect(said).to_contain_text("S2 streams are never closed")
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Really delete?").click()
+    await expect(said).to_contain_text("202 deleted")
+    await expect(visit.state_of_tail).to_contain_text("ended: 404")
     visit.complaints.clear()
 
 

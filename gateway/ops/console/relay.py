@@ -9,6 +9,8 @@ A tail in the page is a live read on a connection of its own.  There is no pool 
 is refused at once.  A redirect is refused as well: its Location is meant for clients of the public port, and the
 browser would follow it from the page.
 
+A stream with a basin is an S2 stream: its requests have the header `s2-basin`, and its writes are those of S2.
+
 A write is a JSON command, so the admin port's check of state-changing requests covers it.  Writes are refused unless
 `server.console_writes` is on.  Each is sent once and never repeated.
 """
@@ -29,10 +31,12 @@ from yarl import URL
 from gateway import __version__
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.route import origin_names
+from gateway.engine.s2.request import BASIN_HEADER
 from gateway.protocol import names
 
 _TARGET: Final = r"/[!\"$-~]{0,8000}"
 """A path and a query, percent-encoded: printable ASCII without a space or a fragment."""
+_BASIN: Final = r"[a-z0-9\-]{1,48}"
 _HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
 _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
 """The public port sends at least one heartbeat in this time; the longest heartbeat interval is 300 s."""
@@ -77,12 +81,17 @@ class Write(BaseModel):
     do: Literal["create", "append", "close", "delete"]
     target: Annotated[str, StringConstraints(pattern=f"^{_TARGET}$")]
     host: Annotated[str, StringConstraints(pattern=f"^({_HOST})?$")] = ""
+    basin: Annotated[str, StringConstraints(pattern=f"^({_BASIN})?$")] = ""
+    """The basin of an S2 stream, whose path is `target`; "" for a Durable Stream."""
     content_type: Annotated[str, StringConstraints(pattern=r"^[!-~ ]{0,200}$")] = ""
     body: str = ""
     ttl_s: Annotated[int, Field(ge=0, le=10**9)] | None = None
 
 
 _METHODS: Final = {"create": "PUT", "append": "POST", "close": "POST", "delete": "DELETE"}
+
+_Request = tuple[str, str, dict[str, str], bytes]
+"""Method, target, headers and body."""
 
 
 class Relay:
@@ -151,17 +160,22 @@ class Relay:
         )
 
     async def read(self, request: web.Request) -> web.StreamResponse:
-        """`?target=/path?query&host=`: the public port's answer, passed on as it arrives for as long as it lasts."""
+        """`?target=/path?query&host=&basin=&accept=`: the public port's answer, passed on for as long as it lasts."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return _refused(403, "Reads are for the console's own page")
-        target, host = request.query.get("target", ""), request.query.get("host", "")
+        target, host, basin, accept = (request.query.get(name, "") for name in ("target", "host", "basin", "accept"))
         if re.fullmatch(_TARGET, target) is None or re.fullmatch(f"({_HOST})?", host) is None:
             return _refused(400, "target should be a percent-encoded path and host a host name")
+        if re.fullmatch(f"({_BASIN})?", basin) is None or accept not in ("", names.SSE_TYPE):
+            return _refused(400, f"basin should be the name of a basin, and accept {names.SSE_TYPE} or nothing")
+        headers = _headers(host, basin)
+        if accept:
+            headers[hdrs.ACCEPT] = accept
         if self._reads >= _MOST_READS:
             return _refused(503, f"The console is reading {_MOST_READS} streams, the most at a time")
         self._reads += 1
         try:
-            async with self._ask("GET", target, _headers(host), None, _READ_TIMEOUT) as reply:
+            async with self._ask("GET", target, headers, None, _READ_TIMEOUT) as reply:
                 if 300 <= reply.status < 400:
                     return _refused(502, f"The stream has moved: {_redirect_text(reply)}")
                 return await _relay(request, reply)
@@ -185,16 +199,11 @@ class Relay:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             return _refused(400, f"{where}: {first['msg']}" if where else first["msg"])
-        headers = _headers(command.host)
-        if command.content_type and command.do in ("create", "append"):
-            headers[hdrs.CONTENT_TYPE] = command.content_type
-        if command.ttl_s is not None and command.do == "create":
-            headers[names.STREAM_TTL] = str(command.ttl_s)
-        if command.do == "close":
-            headers[names.STREAM_CLOSED] = "true"
-        body = command.body.encode() if command.do in ("create", "append") else b""
+        if command.basin and command.do == "close":
+            return _refused(400, "S2 streams are never closed")
+        method, target, headers, body = _s2_request(command) if command.basin else _request(command)
         try:
-            async with self._ask(_METHODS[command.do], command.target, headers, body, _WRITE_TIMEOUT) as reply:
+            async with self._ask(method, target, headers, body, _WRITE_TIMEOUT) as reply:
                 text = (await reply.content.read(2_000)).decode("utf-8", "replace")
                 shown = {name.lower(): reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}
                 return _json({"status": reply.status, "text": " ".join(text.split()), "headers": shown})
@@ -220,11 +229,38 @@ def _redirect_text(reply: ClientResponse) -> str:
     return f"{reply.status} {words}".strip()
 
 
-def _headers(host: str) -> dict[str, str]:
+def _headers(host: str, basin: str = "") -> dict[str, str]:
     headers: dict[str, str] = {hdrs.ACCEPT_ENCODING: "identity"}
     if host:
         headers[hdrs.HOST] = host
+    if basin:
+        headers[BASIN_HEADER] = basin
     return headers
+
+
+def _request(command: Write) -> _Request:
+    """A write to a Durable Stream."""
+    headers = _headers(command.host)
+    if command.content_type and command.do in ("create", "append"):
+        headers[hdrs.CONTENT_TYPE] = command.content_type
+    if command.ttl_s is not None and command.do == "create":
+        headers[names.STREAM_TTL] = str(command.ttl_s)
+    if command.do == "close":
+        headers[names.STREAM_CLOSED] = "true"
+    body = command.body.encode() if command.do in ("create", "append") else b""
+    return _METHODS[command.do], command.target, headers, body
+
+
+def _s2_request(command: Write) -> _Request:
+    """A write to an S2 stream, of which `ttl_s` is the records' retention."""
+    headers = _headers(command.host, command.basin)
+    if command.do == "delete":
+        return "DELETE", command.target, headers, b""
+    headers[hdrs.CONTENT_TYPE] = names.JSON_TYPE
+    if command.do == "create":
+        config = {} if command.ttl_s is None else {"retention_policy": {"age": command.ttl_s}}
+        return "PUT", command.target, headers, orjson.dumps(config)
+    return "POST", f"{command.target}/records", headers, orjson.dumps({"records": [{"body": command.body}]})
 
 
 async def _relay(request: web.Request, reply: ClientResponse) -> web.StreamResponse:

@@ -28,5 +28,12 @@ export function asTarget(typed) {
   return encoded.replaceAll("#", "%23")
 }
 
+/** `{stream, basin}` for a typed path that names an S2 stream, as `/v1/streams/orders?s2-basin=shop` does; else null. */
+export function asS2Stream(typed) {
+  const [stream, query] = asTarget(typed).split("?")
+  const basin = new URLSearchParams(query).get("s2-basin")
+  return basin ? { stream, basin } : null
+}
+
 /** The link to the tail view of a stream. */
 export const tailLink = ({ target, host }) => `#/tail?${new URLSearchParams(host ? { path: target, host } : { path: target })}`

@@ -68,5 +68,5 @@ export async function metrics(signal) {
   return reply.text()
 }
 
-/** Read from the public port: the bare response, whose body may be endless. */
-export const read = (target, host, signal) => request(`/api/console/read${query({ target, host })}`, { signal })
+/** Read from the public port: the bare response, whose body may be endless.  `values`: host; for S2, basin and accept. */
+export const read = (target, values, signal) => request(`/api/console/read${query({ target, ...values })}`, { signal })

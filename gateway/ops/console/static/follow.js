@@ -24,7 +24,7 @@ const pause = (ms, signal) =>
     else signal.addEventListener("abort", left, { once: true })
   })
 
-const media = (type) => (type ?? "").split(";")[0].trim().toLowerCase()
+export const media = (type) => (type ?? "").split(";")[0].trim().toLowerCase()
 
 /** The messages of a body: the elements of a JSON array; a text or binary body is one message. */
 export function messages(kind, body) {
@@ -46,6 +46,15 @@ const fromBase64 = (text) => Uint8Array.from(atob(text.replace(/[\r\n]/g, "")), 
  */
 export async function follow({ read, target, from, live, on, signal }) {
   const place = { offset: from, cursor: null, kind: null, upToDate: false, closed: false, came: 0 }
+  const round = (isLive) => {
+    if (!isLive) return catchUp(read, target, place, on, signal)
+    return live === "sse" ? bySse(read, target, place, on, signal) : byLongPoll(read, target, place, on, signal)
+  }
+  await repeat(round, place, on, signal)
+}
+
+/** Repeat `round(isLive)` until `place.closed`; a failure, and a short round without data, is followed by a pause. */
+export async function repeat(round, place, on, signal) {
   let failures = 0
   while (!place.closed) {
     const began = performance.now()
@@ -53,9 +62,7 @@ export async function follow({ read, target, from, live, on, signal }) {
     place.came = 0
     let failed = false
     try {
-      if (!isLive) await catchUp(read, target, place, on, signal)
-      else if (live === "sse") await bySse(read, target, place, on, signal)
-      else await byLongPoll(read, target, place, on, signal)
+      await round(isLive)
     } catch (error) {
       if (error instanceof Ended || signal.aborted) throw error
       failed = true
@@ -75,7 +82,7 @@ const asked = (target, values) => {
   return `${target}${target.includes("?") ? "&" : "?"}${query}`
 }
 
-async function refuse(reply) {
+export async function refuse(reply) {
   const text = (await reply.text()).trim().slice(0, 200)
   if (reply.status >= 500 || reply.status === 429) throw new Error(`${reply.status} ${text}`)
   throw new Ended(`${reply.status} ${text}`)

@@ -132,8 +132,7 @@ export function streamView(id, about) {
     if (path === null) {
       const address = publicAddress(one, about.routes)
       links.replaceChildren(
-        // The tail view speaks Durable Streams.
-        address && one.protocol !== "s2" ? h("a", { class: "button primary", href: tailLink(address) }, "Tail it live") : "",
+        address ? h("a", { class: "button primary", href: tailLink(address) }, "Tail it live") : "",
         h("button", { type: "button", title: "Bytes stay; the origin is looked at before the next hit", onclick: () => purge(true) }, "Soft purge"),
         confirming("Purge", "Really purge?", () => purge(false), { title: "Drop the tape" }),
         done,

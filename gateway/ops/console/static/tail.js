@@ -1,9 +1,10 @@
 // A live tail in the browser, with forms to try a stream if the gateway lets the console write.
 
 import * as api from "./api.js"
-import { asTarget } from "./addresses.js"
+import { asS2Stream, asTarget } from "./addresses.js"
 import { field, h, say } from "./dom.js"
 import { Ended, follow } from "./follow.js"
+import { followS2 } from "./follow_s2.js"
 import * as say_ from "./format.js"
 import { line, plain } from "./message.js"
 import { forms } from "./write.js"
@@ -14,7 +15,7 @@ const option = (value, label, chosen) => h("option", { value, selected: value ==
 
 export function tailView(parameters, about) {
   const path = h("input", { id: "path", placeholder: "/demo", value: parameters.get("path") ?? "", spellcheck: "false", autocomplete: "off", required: true })
-  const from = h("select", {}, option("-1", "the start"), option("now", "now"), option("at", "an offset"))
+  const from = h("select", {}, option("-1", "the start"), option("now", "now"), option("at", "an offset or number"))
   const at = h("input", { placeholder: "offset", "aria-label": "Offset", spellcheck: "false", autocomplete: "off", hidden: true })
   const live = h("select", {}, option("sse", "SSE"), option("long-poll", "long-poll"))
   const host = h("input", { placeholder: "any", value: parameters.get("host") ?? "", spellcheck: "false", autocomplete: "off" })
@@ -26,7 +27,11 @@ export function tailView(parameters, about) {
   const filter = h("input", { type: "search", placeholder: "filter", "aria-label": "Show only messages with this text", autocomplete: "off" })
   const list = h("ol", { class: "messages", tabindex: 0, "aria-label": "Messages" })
   const empty = h("p", { class: "quiet empty" }, "Messages appear here, the newest at the end.")
-  const target = () => asTarget(path.value)
+  /** Where writes go: the stream, and for S2 its basin. */
+  const address = () => {
+    const s2 = asS2Stream(path.value)
+    return { ...(s2 ? { target: s2.stream, basin: s2.basin } : { target: asTarget(path.value) }), host: host.value.trim() }
+  }
   from.addEventListener("change", () => {
     at.hidden = from.value !== "at"
     if (!at.hidden) at.focus()
@@ -50,7 +55,7 @@ export function tailView(parameters, about) {
     go,
   )
   const writing = about.may_write
-    ? forms({ target, host: () => host.value.trim(), type: () => type, tail: () => running || start(), path })
+    ? forms({ address, type: () => type, tail: () => running || start(), path })
     : h("section", { class: "card" }, h("h2", {}, "Writing"), h("p", { class: "quiet" }, "The console may not write here: ", h("code", {}, "server.console_writes"), " is off."))
   const element = h(
     "div",
@@ -82,9 +87,8 @@ export function tailView(parameters, about) {
     empty.hidden = false
     tell("connecting")
     history.replaceState(null, "", `#/tail?${new URLSearchParams({ path: path.value.trim(), ...(host.value ? { host: host.value } : {}) })}`)
-    follow({
-      read: (asked, signal) => api.read(asked, host.value.trim(), signal),
-      target: target(),
+    const { target, basin, host: name } = address()
+    const reading = {
       from: from.value === "at" ? at.value.trim() || "-1" : from.value,
       live: live.value,
       signal: own.signal,
@@ -93,7 +97,11 @@ export function tailView(parameters, about) {
         type: (value) => (type = value ?? ""),
         batch: (batch) => running === own && take(batch),
       },
-    })
+    }
+    const following = basin
+      ? followS2({ ...reading, stream: target, read: (asked, accept, signal) => api.read(asked, { host: name, basin, accept }, signal) })
+      : follow({ ...reading, target, read: (asked, signal) => api.read(asked, { host: name }, signal) })
+    following
       .then(() => stop())
       .catch((error) => {
         if (running !== own) return

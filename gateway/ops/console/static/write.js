@@ -6,10 +6,10 @@ import { confirming, field, h, offsetParts, say, sayParts } from "./dom.js"
 const TYPES = ["application/json", "text/plain", "application/octet-stream"]
 
 /** The meaning of a status by command, for answers without text. */
-const WORDS = { create: { 200: "was there already, as asked", 201: "created" }, append: { 200: "appended", 204: "appended" }, close: { 204: "closed", 200: "closed" }, delete: { 204: "deleted", 200: "deleted" } }
+const WORDS = { create: { 200: "was there already, as asked", 201: "created", 204: "was there already, as asked" }, append: { 200: "appended", 204: "appended" }, close: { 204: "closed", 200: "closed" }, delete: { 200: "deleted", 202: "deleted", 204: "deleted" } }
 
-/** `target()`, `host()` and `type()` give the stream; `tail()` shows it. */
-export function forms({ target, host, type, tail, path }) {
+/** `address()` and `type()` give the stream; `tail()` shows it. */
+export function forms({ address, type, tail, path }) {
   const said = h("p", { class: "said", role: "status" })
   const types = h("select", { "aria-label": "Content type" }, TYPES.map((name) => h("option", { value: name }, name)))
   const ttl = h("input", { type: "number", min: 1, placeholder: "none", inputmode: "numeric" })
@@ -21,7 +21,7 @@ export function forms({ target, host, type, tail, path }) {
     say(said, "…")
     said.className = "said"
     try {
-      const { status, text, headers } = await api.write({ target: target(), host: host(), ...command })
+      const { status, text, headers } = await api.write({ ...address(), ...command })
       const isDone = status < 300
       said.className = isDone ? "said is-done" : "said error"
       const words = WORDS[command.do][status] ?? text ?? ""
@@ -45,7 +45,7 @@ export function forms({ target, host, type, tail, path }) {
   }
 
   async function append() {
-    const as = type() || last || types.value
+    const as = address().basin ? "" : type() || last || types.value
     if (as.startsWith("application/json")) {
       try {
         JSON.parse(body.value)
