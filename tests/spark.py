@@ -25,8 +25,8 @@ ARCHIVE: Final = Path(__file__).parents[1] / "build" / "spark.jsa"
 """What `spark_archive` made, if it was run."""
 # A query over a few rows takes less time than the compilation of the classes that Spark writes for it (Java for each
 # query, by Janino, then by the JIT): a session's tests take half as long without.  What users run is compiled, and is
-# tested so by its commands: `make test` compiles an ingest, `make test-long` every step.  Nor is there anything to
-# adapt to in a few rows: to plan a query anew after each of its stages takes an eighth more of a processor.
+# tested so by its commands.  Nor is there anything to adapt to in a few rows: to plan a query anew after each of its
+# stages takes an eighth more of a processor.
 INTERPRETED: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
