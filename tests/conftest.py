@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
 
-_OF_SPARK: Final = (
+_TOGETHER: Final = (
     ("tests/pipeline/gold/", "tests/pipeline/curve/"),
+    ("tests/pipeline/report/",),
     ("tests/pipeline/",),
     ("tests/pyspark_durable_streams/",),
 )
-"""Folders of tests on one Java each, the longest first."""
+"""Folders of tests on one Java each, and those of the report on one browser."""
 _LONGEST: Final = (
-    *chain.from_iterable(_OF_SPARK),
+    # Spark goes on in the Java that its programs have warmed up.
+    "tests/pipeline/test_cli.py",
+    *chain.from_iterable(_TOGETHER),
     # These wait more than they compute: best beside what computes.
     "tests/conformance/",
     "tests/deploy/test_spark_cluster.py",
@@ -112,7 +115,7 @@ class _OneSparkForManyFiles(LoadFileScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folders[0] for folders in _OF_SPARK if nodeid.startswith(folders)), super()._split_scope(nodeid))
+        return next((folders[0] for folders in _TOGETHER if nodeid.startswith(folders)), super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from gateway.pipeline.session import open_session, prepare
 
@@ -44,10 +44,14 @@ _UNSEEN: Final = {
 _FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 
 
+def quick_java() -> str:
+    """Flags of a Java that starts soon."""
+    return f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
+
+
 def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = True) -> Mapping[str, str]:
     """Spark's settings for a test run with its files in `folder`; `compiles`: with generated code for queries."""
-    if java_flags is None:
-        java_flags = f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
+    java_flags = quick_java() if java_flags is None else java_flags
     return {
         **({} if compiles else INTERPRETED),
         "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
@@ -61,9 +65,12 @@ def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = Tr
 
 
 def started(master: str, conf: Mapping[str, str]) -> SparkSession:
-    """A Spark of this process, whose Python workers are ready sooner than those of users."""
+    """A Spark of this process, whose Python workers are ready sooner than those of users.
+
+    It is in the `SharedJava` that this process has started, if it has.
+    """
     _remember_names()
-    with _quick_python():
+    with _quick_python(), _variables({} if SharedJava.running is None else SharedJava.running.environ):
         return open_session(master, conf)
 
 
@@ -86,18 +93,24 @@ def _remembering(ask: Callable[[Any, str], object]) -> Callable[[Any, str], obje
     return remembered
 
 
-@contextmanager
-def _quick_python() -> Iterator[None]:
+def _quick_python() -> AbstractContextManager[None]:
     """A Java that is started within tells its workers of `quick_python`."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_PYTHON, before)))
+    return _variables({"PYTHONPATH": os.pathsep.join(filter(None, (QUICK_PYTHON, os.environ.get("PYTHONPATH"))))})
+
+
+@contextmanager
+def _variables(of: Mapping[str, str]) -> Iterator[None]:
+    """The environment has these in the block."""
+    before = {name: os.environ.get(name) for name in of}
+    os.environ.update(of)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -112,12 +125,37 @@ def local_spark(folder: Path, java_flags: str | None = None) -> Iterator[SparkSe
         session.stop()
 
 
+def way_to(spark: SparkSession) -> dict[str, str]:
+    """The variables that lead a program to this Spark, which is there `joined`."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    java = gateway.java_parameters
+    return {"PYSPARK_GATEWAY_PORT": str(java.port), "PYSPARK_GATEWAY_SECRET": java.auth_token}
+
+
+def joined() -> SparkSession:
+    """A session of its own in the Spark of the program that has started this one; that Spark goes on, however this
+    program ends.
+    """
+    _remember_names()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    running = gateway.jvm.JavaSparkContext(gateway.jvm.org.apache.spark.SparkContext.getOrCreate())
+    context = SparkContext(gateway=gateway, jsc=running, conf=SparkConf(_jconf=running.getConf()))
+    return SparkSession(context).newSession()
+
+
 class SharedJava:
     """A Java for one program after the other, which they are led to by `environ`, as `spark-submit` does it.
 
-    Each program has a Spark of its own in it.  This Java knows Spark's classes already and has compiled what is called
-    often, which is most of what a short program costs.
+    Each program has a Spark of its own in it, and when no program is left, so may have this process.  This Java knows
+    Spark's classes already and has compiled what is called often, which is most of what a short program costs.
     """
+
+    running: ClassVar[SharedJava | None] = None
 
     def __init__(self, folder: Path) -> None:
         prepare(os.environ, is_local=True)
@@ -129,16 +167,11 @@ class SharedJava:
             self._gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
         java = self._gateway.java_parameters
         self.environ = {"PYSPARK_GATEWAY_PORT": str(java.port), "PYSPARK_GATEWAY_SECRET": java.auth_token}
-
-    def end_spark(self) -> None:
-        """Take away the Spark of a program that was killed; a Java of its own would go with it."""
-        spark = self._gateway.jvm.org.apache.spark
-        spark.SparkContext.getOrCreate().stop()
-        spark.sql.classic.SparkSession.clearDefaultSession()
-        spark.sql.classic.SparkSession.clearActiveSession()
+        SharedJava.running = self
 
     def end(self) -> None:
         """Wait until it is gone."""
+        SharedJava.running = None
         self._gateway.shutdown()
         self._gateway.proc.stdin.close()
         self._gateway.proc.wait(_BOUND_S)

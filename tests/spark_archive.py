@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark import ARCHIVE, INTERPRETED, JAVA_FLAGS, local_spark
 
-_BOUND_S: Final = 120
+_BOUND_S: Final = 600
 
 
 def _work(spark: SparkSession, folder: Path) -> None:

@@ -58,17 +58,22 @@ def take(spark: SparkSession, lake: Lake, *paths: Path, **more: Any) -> Ingested
     return ingest(spark, source, lake, clock=clock, **{"progress": lambda _: None, **more})
 
 
-def rows(spark: SparkSession, lake: Lake, table: Table) -> list[tuple[Any, ...]]:
-    """All rows of a table, in an order."""
-    return sorted((tuple(row) for row in lake.read(spark, table).collect()), key=repr)
+def rows(lake: Lake, table: Table) -> list[tuple[Any, ...]]:
+    """All rows of a table, in an order; read without Spark, whose least job takes a third of a second."""
+    found = lake.snapshot(table).arrow([column.name for column in table.columns]).read_all().to_pylist()
+    return sorted((tuple(row.values()) for row in found), key=repr)
 
 
-def ids(spark: SparkSession, lake: Lake) -> list[int]:
+def column(lake: Lake, table: Table, name: str) -> list[Any]:
+    """The values of a column, in an order."""
+    return sorted(lake.snapshot(table).arrow([name]).read_all().column(0).to_pylist())
+
+
+def ids(lake: Lake) -> list[int]:
     """The numbers of silver's lines, in order."""
-    found = lake.read(spark, REQUESTS).select("id").collect()
-    return sorted(int(row.id.split(".")[1], 16) for row in found)
+    return sorted(int(id_.split(".")[1], 16) for id_ in column(lake, REQUESTS, "id"))
 
 
-def contents(spark: SparkSession, lake: Lake) -> dict[str, list[tuple[Any, ...]]]:
+def contents(lake: Lake) -> dict[str, list[tuple[Any, ...]]]:
     """All that an ingest writes."""
-    return {table.name: rows(spark, lake, table) for table in TABLES}
+    return {table.name: rows(lake, table) for table in TABLES}

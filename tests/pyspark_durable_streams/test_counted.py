@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -17,6 +17,7 @@ from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.reading import Task
+from tests.effort import some
 from tests.pyspark_durable_streams.counted import (
     APPEND,
     CHUNKS,
@@ -51,24 +52,21 @@ def test_planning_reads_no_more_than_the_last_of_what_is_counted(urls: Mapping[s
     assert sent(urls, "plan") - before >= LONG * MESSAGE_BYTES * 0.95
 
 
+GUESSED_WRONG: Final[dict[str, Callable[[int], Any]]] = {
+    "strings": lambda n: {"n": n, "pad": 'a "},{" and a },{ in a string' + PAD},
+    "nested": lambda n: {"n": n, "items": [{"a": 1}, {"b": [{"c": {}}, {}]}], "pad": PAD},
+    "line-breaks": lambda n: {"n": n, "é": "\n\u2028", "pad": PAD} if n % 2 else {"n": n},
+}
+
+
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda n: {"n": n, "pad": 'a "},{" and a },{ in a string' + PAD},
-        lambda n: {"n": n, "items": [{"a": 1}, {"b": [{"c": {}}, {}]}], "pad": PAD},
-        lambda n: {"n": n, "é": "\n\u2028", "pad": PAD} if n % 2 else {"n": n},
-    ],
-    ids=["strings", "nested", "line breaks"],
+    ("kind", "partitions"),
+    some([("strings", 20), ("nested", 3), ("line-breaks", 20)], [*product(GUESSED_WRONG, (3, 20))]),
 )
-@pytest.mark.parametrize("partitions", [3, 20])
 def test_elements_that_are_guessed_wrong_are_read_right(
-    urls: Mapping[str, str],
-    gateway: Client,
-    make: Callable[[int], Any],
-    partitions: int,
-    request: pytest.FixtureRequest,
+    urls: Mapping[str, str], gateway: Client, kind: str, partitions: int
 ) -> None:
-    name = f"guess/{request.node.callspec.id.replace(' ', '-')}"
+    name, make = f"guess/{kind}-{partitions}", GUESSED_WRONG[kind]
     fill(gateway, name, make=make)
     reader = batch(urls, name, minPartitions=str(partitions))
     found = rows(reader, reader.partitions())
@@ -149,7 +147,7 @@ def test_lines_are_counted_by_the_driver(urls: Mapping[str, str], gateway: Clien
     assert [row["value"] for row in rows(reader, reader.partitions())] == lines
 
 
-@pytest.mark.parametrize("partitions", [1, 2, 9])
+@pytest.mark.parametrize("partitions", some([1, 9], [1, 2, 9]))
 def test_what_follows_what_was_counted_is_read_on_where_the_driver_keeps_nothing(
     urls: Mapping[str, str], gateway: Client, partitions: int
 ) -> None:
@@ -172,9 +170,15 @@ def test_what_is_appended_meanwhile_is_behind_the_batch(urls: Mapping[str, str],
     assert numbers(rows(reader, tasks)) == list(range(LONG))
 
 
+EVERYTHING: Final[dict[str, str]] = {}
+ROWS: Final = {"maxRowsPerTrigger": "7001"}
+BYTES: Final = {"maxBytesPerTrigger": "9m"}
+BOUNDS: Final = [*product((EVERYTHING, ROWS, BYTES), (False, True))]
+
+
 def test_a_query_reads_every_message_once_whatever_its_bound(urls: Mapping[str, str], gateway: Client) -> None:
     fill(gateway, "bound")
-    for options, restarts in product(({}, {"maxRowsPerTrigger": "7001"}, {"maxBytesPerTrigger": "9m"}), (False, True)):
+    for options, restarts in some([(EVERYTHING, False), (ROWS, False), (ROWS, True), (BYTES, True)], BOUNDS):
         reader = following(urls, "bound", **options)
         at, found = reader.initialOffset(), []
         for _ in range(20):

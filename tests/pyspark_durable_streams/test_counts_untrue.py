@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.reading import Run, Task
+from tests.effort import some
 from tests.pyspark_durable_streams.counted import (
     LONG,
     MESSAGE_BYTES,
@@ -32,6 +34,9 @@ from tests.pyspark_durable_streams.counted import (
     sent,
     walk,
 )
+
+LOSES: Final = ("true", "false")
+TASKS: Final = (1, 3, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,31 +192,30 @@ def hole_at_the_end(runs: list[Any]) -> None:
     hole(len(runs) - 2)(runs)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        more(-1, "messages", 1),
-        more(-1, "messages", -1),
-        endless_ninth,
-        more(-1, "crc32", 1),
-        more(-1, "bytes", 1),
-        more(-1, "bytes", -1),
-        of(-1, next="zzz"),
-        hole_at_the_end,
-        of(0, next="\ud800"),
-        of(0, next="\u00e9"),
-        of(0, next="z" * 1_000),
-        of(0, next=7),
-        of(0, bytes=10**400),
-        of(0, messages=True),
-        of(0, messages=1.5),
-        of(0, messages=0),
-        of(0, messages=None),
-        of(0, crc32=-1),
-        of(0, crc32=1 << 32),
-    ],
+SEEN_AT_ONCE: Final = (
+    more(-1, "messages", 1),
+    more(-1, "messages", -1),
+    endless_ninth,
+    more(-1, "crc32", 1),
+    more(-1, "bytes", 1),
+    more(-1, "bytes", -1),
+    of(-1, next="zzz"),
+    hole_at_the_end,
+    of(0, next="\ud800"),
+    of(0, next="\u00e9"),
+    of(0, next="z" * 1_000),
+    of(0, next=7),
+    of(0, bytes=10**400),
+    of(0, messages=True),
+    of(0, messages=1.5),
+    of(0, messages=0),
+    of(0, messages=None),
+    of(0, crc32=-1),
+    of(0, crc32=1 << 32),
 )
-@pytest.mark.parametrize("loses", ["true", "false"])
+
+
+@pytest.mark.parametrize(("change", "loses"), some([*zip(SEEN_AT_ONCE, cycle(LOSES))], [*product(SEEN_AT_ONCE, LOSES)]))
 def test_what_is_seen_to_be_wrong_is_read_instead(
     urls: Mapping[str, str], held: str, change: Change, loses: str
 ) -> None:
@@ -239,10 +243,18 @@ def test_where_runs_lead_out_of_a_stream_a_query_goes_on_in_it(urls: Mapping[str
     assert numbers(found) == list(range(2 * LONG))
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 20])
+SEEN_TOO_LATE: Final = (
+    more(0, "messages", 1),
+    more(0, "messages", -1),
+    more(0, "crc32", 1),
+    more(4, "bytes", 1),
+    hole(0),
+    hole(3),
+)
+
+
 @pytest.mark.parametrize(
-    "change",
-    [more(0, "messages", 1), more(0, "messages", -1), more(0, "crc32", 1), more(4, "bytes", 1), hole(0), hole(3)],
+    ("change", "partitions"), some([*zip(SEEN_TOO_LATE, cycle(TASKS))], [*product(SEEN_TOO_LATE, TASKS)])
 )
 def test_what_is_seen_to_be_wrong_too_late_ends_the_task_and_is_never_passed_off_for_data(
     urls: Mapping[str, str], held: str, change: Change, partitions: int

@@ -10,12 +10,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.json
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_durable_streams.fitting import fit_of
 from pyspark_durable_streams.framing import Piece
 from pyspark_durable_streams.misfits import Parser
+from tests.effort import examples
 
 _INNER: Final = pa.struct([("a", pa.int32()), ("b", pa.string()), ("deep", pa.struct([("a", pa.int64())]))])
 _SCHEMA: Final = pa.schema(
@@ -182,6 +183,7 @@ _TOKENS: Final = (
 
 
 @pytest.mark.parametrize("kind", _KINDS, ids=str)
+@settings(max_examples=examples(40, 200))
 @given(token=_TOKENS)
 def test_the_rules_are_those_of_arrow(kind: pa.DataType, token: str) -> None:
     line = f'{{"a":{token}}}\n'.encode()
@@ -202,6 +204,7 @@ def test_the_rules_are_those_of_arrow(kind: pa.DataType, token: str) -> None:
     assert fit_of(kind).first
 
 
+@settings(max_examples=examples(25, 200))
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -1,4 +1,4 @@
-"""Exactly once, in: 180,000 messages in three streams that grow meanwhile, with workers and drivers killed.
+"""Exactly once, in: 36,000 messages in three streams that grow meanwhile, with workers and drivers killed.
 
 In the long form there are 2,040,000.  Where things are killed is known by what they have done, never by time: a gate
 at the origin holds their reads.
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS: Final = ("in/0", "in/1", "in/2")
-A_ROUND: Final = 170_000 if IS_LONG else 15_000
+A_ROUND: Final = 170_000 if IS_LONG else 3_000
+AN_APPEND: Final = 1_000
 ROUNDS: Final = 4
 
 
@@ -38,8 +39,8 @@ def origin() -> Iterator[Beside]:
 def append(origin: Beside, number: int) -> None:
     """One more round of every stream."""
     for stream in STREAMS:
-        for begin in range(number * A_ROUND, (number + 1) * A_ROUND, 5_000):
-            body = json.dumps([{"n": n} for n in range(begin, begin + 5_000)]).encode()
+        for begin in range(number * A_ROUND, (number + 1) * A_ROUND, AN_APPEND):
+            body = json.dumps([{"n": n} for n in range(begin, begin + AN_APPEND)]).encode()
             assert origin.ask("POST", stream, {"Content-Type": JSON}, body) == 204
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from gateway.pipeline import tables
-from gateway.pipeline.lake import Lake
+from gateway.pipeline.lake import Lake, arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +50,9 @@ class Asked:
 
 def requests(spark: SparkSession, asked: Iterable[Asked]) -> DataFrame:
     """Silver's table with these requests."""
-    return spark.createDataFrame([_row(number, one) for number, one in enumerate(asked)], tables.REQUESTS.ddl)
+    schema = arrow_schema(tables.REQUESTS, [column.name for column in tables.REQUESTS.columns])
+    rows = [_row(number, one) for number, one in enumerate(asked)]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema))
 
 
 def lake_of(spark: SparkSession, url: str, asked: Iterable[Asked]) -> Lake:
@@ -58,10 +62,10 @@ def lake_of(spark: SparkSession, url: str, asked: Iterable[Asked]) -> Lake:
     return lake
 
 
-def _row(number: int, one: Asked) -> tuple[Any, ...]:
+def _row(number: int, one: Asked) -> dict[str, Any]:
     time = EPOCH + timedelta(seconds=one.at)
     is_read = one.mode in ("catchup", "longpoll", "sse")
-    told: dict[str, Any] = {
+    return {
         "day": time.date(),
         "id": f"line-{number}",
         "time": time,
@@ -83,4 +87,3 @@ def _row(number: int, one: Asked) -> tuple[Any, ...]:
         "coding": one.coding,
         "is_final": one.is_final,
     }
-    return tuple(told.get(column.name) for column in tables.REQUESTS.columns)

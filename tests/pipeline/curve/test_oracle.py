@@ -17,10 +17,12 @@ from gateway.pipeline.curve.kernel import Ints, Trace
 from gateway.pipeline.curve.shards import missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
 from gateway.tape.costs import EMPTY_COST
-from tests.effort import some
+from tests.effort import IS_LONG, some
 from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.traces import TRACES, sizes_of, trace_of
 
+SAMPLED = 1_800_000 if IS_LONG else 600_000
+REPLAYED = 32_000 if IS_LONG else 16_000
 _RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 
 
@@ -56,19 +58,19 @@ def test_the_whole_log_gives_the_simulators_ratios(name: str, tmp_path: Path) ->
 # The samples of these two have the largest errors: by requests (0.003) and by bytes (0.005).
 @pytest.mark.parametrize("name", some(["scanned", "drifting"], list(TRACES)))
 def test_a_sample_of_a_tenth_is_off_by_at_most_a_hundredth(name: str, tmp_path: Path) -> None:
-    trace = trace_of(TRACES[name](np.random.default_rng(2), 1_800_000, 1_800_000))
+    trace = trace_of(TRACES[name](np.random.default_rng(2), SAMPLED, SAMPLED))
     sizes = sizes_of(trace, 3)
     curve = sampled(trace, sizes, 0.1)
     expected = Oracle(trace, tmp_path / "trace").ratios(sizes)
     assert np.abs(curve.miss_ratio - expected[:, 0]).mean() <= 0.01
     assert np.abs(curve.byte_miss_ratio - expected[:, 1]).mean() <= 0.01
-    assert curve.sampled_keys >= 50_000
+    assert curve.sampled_keys >= SAMPLED // 36
 
 
 def test_error_bars_cover_the_true_ratio_as_often_as_stated() -> None:
     covered = []
     for name, make in TRACES.items():
-        for seed in range(8):
+        for seed in range(8 if IS_LONG else 3):
             trace = trace_of(make(np.random.default_rng(seed), 30_000, 60_000), seed)
             sizes = sizes_of(trace, 6, 0.05)
             curve = sampled(trace, sizes, 0.2)
@@ -83,7 +85,7 @@ def test_error_bars_cover_the_true_ratio_as_often_as_stated() -> None:
 def test_a_miniature_policy_behaves_like_the_simulators(
     policy: str, simulators: Any, name: str, tmp_path: Path
 ) -> None:
-    trace = trace_of(TRACES[name](np.random.default_rng(3), 4_000, 30_000))
+    trace = trace_of(TRACES[name](np.random.default_rng(3), REPLAYED // 8, REPLAYED))
     sizes = sizes_of(trace, 5, 0.05)
     # Every read is a use of its own, and a tape costs more than its bytes.
     reads = [

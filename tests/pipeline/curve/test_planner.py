@@ -108,8 +108,16 @@ def test_exactly_the_planted_streams_are_planned(spark: SparkSession, lake: Lake
         assert any(letter.isdigit() for letter in entry.reason)
 
 
-def test_nothing_is_pinned_or_left_out_if_everything_fits(spark: SparkSession, lake: Lake) -> None:
-    made = plan(spark, lake, 1.0, min_span_s=3_600)
+@pytest.fixture(scope="module")
+def twice(spark: SparkSession, lake: Lake) -> tuple[CachePlan, CachePlan, list[str]]:
+    """Two plans for all of it, and what the first told."""
+    told: list[str] = []
+    made = plan(spark, lake, 1.0, min_span_s=3_600, progress=told.append)
+    return made, plan(spark, lake, 1.0, min_span_s=3_600), told
+
+
+def test_nothing_is_pinned_or_left_out_if_everything_fits(twice: tuple[CachePlan, CachePlan, list[str]]) -> None:
+    made, _, _ = twice
     # Two hours of traffic are enough where one is asked for.
     assert not made.is_short
     assert made.memory.expected_hit_ratio < 1
@@ -120,11 +128,10 @@ def test_nothing_is_pinned_or_left_out_if_everything_fits(spark: SparkSession, l
 
 
 def test_a_lake_always_gives_the_same_document_and_it_is_written_atomically(
-    spark: SparkSession, lake: Lake, tmp_path: Path
+    twice: tuple[CachePlan, CachePlan, list[str]], tmp_path: Path
 ) -> None:
-    told: list[str] = []
-    made = plan(spark, lake, 1.0, progress=told.append)
-    assert made.text == plan(spark, lake, 1.0).text
+    made, again, told = twice
+    assert made.text == again.text
     assert told[0].startswith("plan: no memory reaches 100.0%")
     path = tmp_path / "plan.json"
     path.write_text("the one before")

@@ -13,7 +13,7 @@ import pytest
 from gateway.pipeline.aggregate import Aggregated, aggregate
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REQUESTS, Table
-from tests.pipeline.gold.exact import columns
+from tests.pipeline.gold import exact
 from tests.pipeline.gold.silver_log import Line, arrow, log
 
 if TYPE_CHECKING:
@@ -43,11 +43,8 @@ class GoldLake:
         self.lake.snapshot(REQUESTS).commit(self.lake.write(frame, REQUESTS))
 
     def rows(self, table: Table) -> list[tuple[Any, ...]]:
-        """The table's rows, in the order of its key, without sketches; days and times as text."""
-        frame = self.lake.read(self.spark, table).orderBy(*table.key)
-        text = {"day", "minute", "hour"}
-        chosen = [frame[name].cast("string") if name in text else frame[name] for name in columns(table)]
-        return [tuple(row) for row in frame.select(*chosen).collect()]
+        """The table's rows, as `exact` has them."""
+        return exact.stored(self.lake, table)
 
 
 LOG = log()

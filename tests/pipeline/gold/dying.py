@@ -1,6 +1,6 @@
-"""A run of aggregate that dies by SIGKILL when it comes to a table.
+"""A run of aggregate that dies by SIGKILL when it comes to a table, on the Spark of the program that starts it.
 
-python -m tests.pipeline.gold.dying <lake> <scratch folder> <table's place>
+python -m tests.pipeline.gold.dying <lake> <table's place>
 """
 
 from __future__ import annotations
@@ -8,21 +8,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.lake import Lake
-from tests.spark import local_spark
+from tests.spark import joined
 
 
-def main(lake: str, scratch: str, place: str) -> None:
-    with local_spark(Path(scratch)) as spark:
+def main(lake: str, place: str) -> None:
+    def die(text: str) -> None:
+        if text.startswith(place):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        def die(text: str) -> None:
-            if text.startswith(place):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        aggregate(spark, Lake(lake), progress=die)
+    aggregate(joined(), Lake(lake), progress=die)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""The gold tables computed again by DuckDB's SQL: exact percentiles, and joins instead of Spark's windows."""
+"""The gold tables as a lake has them, and computed again by DuckDB's SQL: with exact percentiles, and joins instead of
+Spark's windows.
+"""
 
 from __future__ import annotations
 
 import math
+from datetime import date, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
 
+from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import Table
 
 _BEGAN: Final = "time - to_microseconds(cast(round(duration_s * 1e6) as bigint))"
@@ -216,6 +221,22 @@ def rows(silver: pa.Table, table: Table) -> list[Row]:
         connection.register("silver", silver)
         found = connection.execute(f"select {', '.join(names)} from ({_SQL[table.name]}) order by {key}")
         return list(found.fetchall())
+
+
+def stored(lake: Lake, table: Table) -> list[Row]:
+    """The table's rows as the lake has them, in the order of its key; days and times as text.
+
+    They are read without Spark, whose least job takes a third of a second.
+    """
+    found = lake.snapshot(table).arrow(columns(table)).read_all().to_pylist()
+    told = [{name: _as_text(value) for name, value in row.items()} for row in found]
+    return [tuple(row.values()) for row in sorted(told, key=itemgetter(*table.key))]
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, datetime):
+        return str(value.replace(tzinfo=None))
+    return str(value) if isinstance(value, date) else value
 
 
 def is_same(one: Row, other: Row) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from gateway.pipeline import tables
@@ -11,9 +12,14 @@ from tests.pipeline.gold.conftest import LOG, GoldLake
 from tests.pipeline.gold.silver_log import arrow
 
 
+@pytest.fixture(scope="module")
+def silver() -> pa.Table:
+    return arrow(LOG)
+
+
 @pytest.mark.parametrize("table", tables.GOLD, ids=lambda table: table.name)
-def test_gold_is_what_duckdb_computes_from_the_same_lines(whole: GoldLake, table: Table) -> None:
-    expected = exact.rows(arrow(LOG), table)
+def test_gold_is_what_duckdb_computes_from_the_same_lines(whole: GoldLake, silver: pa.Table, table: Table) -> None:
+    expected = exact.rows(silver, table)
     found = whole.rows(table)
     assert len(expected) > 1, "nothing to compare"
     assert len(found) == len(expected)

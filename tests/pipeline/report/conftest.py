@@ -54,10 +54,17 @@ async def browser() -> AsyncIterator[Browser]:
         await running.close()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def sight(browser: Browser, report: Path) -> AsyncIterator[Sight]:
-    """A viewer of the report, which must have had no complaints by the end."""
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def opened(browser: Browser, report: Path) -> AsyncIterator[Sight]:
+    """The report in a window, opened once."""
     async with Sight.of(browser, report) as one:
         yield one
-    assert one.complaints == []
-    assert one.asked == [report.as_uri()]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sight(opened: Sight, report: Path) -> AsyncIterator[Sight]:
+    """A viewer of the report, which must have had no complaints by the end."""
+    yield opened
+    complaints, asked = await opened.reset()
+    assert complaints == []
+    assert asked == [report.as_uri()]

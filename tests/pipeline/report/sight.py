@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,23 +15,35 @@ WIDTHS = (1280, 768, 360)
 
 expect.set_options(timeout=BOUND_S * 1000)
 
-# Boxes of all text and shapes in the drawings that are shown.
-_CHARTS = """() => [...document.querySelectorAll("svg.chart")].filter((one) => one.checkVisibility()).map((chart) => {
+# Boxes of all text in the drawings that are shown, and the one around all shapes; as text, because a report has
+# thousands of numbers, and Playwright takes apart one by one what is not.
+_CHARTS = """() => JSON.stringify([...document.querySelectorAll("svg.chart")].filter(
+  (one) => one.checkVisibility()
+).map((chart) => {
   const box = (node) => {
     const { left, top, right, bottom, width, height } = node.getBoundingClientRect()
-    const size = parseFloat(getComputedStyle(node).fontSize) * chart.clientWidth / chart.viewBox.baseVal.width
-    return { left, top, right, bottom, width, height, size, text: node.textContent }
+    return { left, top, right, bottom, width, height }
   }
-  const boxes = (selector) => [...chart.querySelectorAll(selector)].map(box)
+  const size = (node) => parseFloat(getComputedStyle(node).fontSize) * chart.clientWidth / chart.viewBox.baseVal.width
+  const marks = [...chart.querySelectorAll(".role-mark > :not(text)")].map(box)
   return {
     name: chart.closest("article").id,
     card: box(chart.closest("article")),
     plot: box(chart),
-    labels: boxes(".role-axis-label text"),
-    texts: boxes("text"),
-    marks: boxes(".role-mark > :not(text)"),
+    labels: chart.querySelectorAll(".role-axis-label text").length,
+    texts: [...chart.querySelectorAll("text")].map(
+      (node) => ({ ...box(node), size: size(node), text: node.textContent })
+    ),
+    marks: {
+      left: Math.min(...marks.map((one) => one.left)),
+      right: Math.max(...marks.map((one) => one.right)),
+      top: Math.min(...marks.map((one) => one.top)),
+      bottom: Math.max(...marks.map((one) => one.bottom)),
+      count: marks.length,
+      has_area: marks.some((one) => one.width > 0 && one.height > 0),
+    },
   }
-})"""
+}))"""
 
 
 class Sight:
@@ -65,6 +78,16 @@ class Sight:
         await self.page.set_viewport_size({"width": width, "height": 900})
 
     async def charts(self) -> list[dict[str, Any]]:
-        """The boxes of every chart."""
-        found: list[dict[str, Any]] = await self.page.evaluate(_CHARTS)
+        """The boxes of every chart that is shown."""
+        found: list[dict[str, Any]] = json.loads(await self.page.evaluate(_CHARTS))
         return found
+
+    async def reset(self) -> tuple[list[str], list[str]]:
+        """Show the page as it was when it was opened; returns the complaints and requests up to now."""
+        told = self.complaints[:], self.asked[:]
+        self.complaints.clear()
+        del self.asked[1:]
+        await self.page.emulate_media(media="screen", color_scheme="light")
+        await self.resize(WIDTHS[0])
+        await self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = false })")
+        return told

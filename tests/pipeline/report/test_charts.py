@@ -17,6 +17,7 @@ from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.axes import Axis
 from gateway.pipeline.report.charts import Chart, Series
 from gateway.pipeline.report.figures import Row
+from tests.effort import examples
 
 MAYBE = st.lists(st.floats(-50, 2) | st.none(), min_size=1, max_size=20)
 SPANS = st.lists(st.floats(0, 1e7) | st.none(), min_size=1, max_size=20)
@@ -63,7 +64,7 @@ def check_inside(found: Drawn) -> None:
             assert -SLACK_PX <= y <= found.height + SLACK_PX, kind
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, 50))
 @given(MAYBE, st.floats(-9, 9))
 def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_: list[float | None], at: float) -> None:
     y = axes.shares(values_, least=-1.0)
@@ -90,7 +91,7 @@ def test_every_value_beyond_an_axis_is_drawn_at_its_end_with_a_triangle(values_:
     check_inside(drawn(charts.lines(TIMES, y, points, [ONE], above)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, 50))
 @given(SPANS)
 def test_a_span_of_zero_is_marked_on_a_logarithmic_axis_and_all_others_fit(spans: list[float | None]) -> None:
     known = [value for value in spans if value is None or value == 0 or value > 1e-8]
@@ -108,7 +109,7 @@ def test_a_span_of_zero_is_marked_on_a_logarithmic_axis_and_all_others_fit(spans
         assert sum("A" not in path for path in found.paths["mark-symbol"]) == len(out)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, 50))
 @given(st.lists(st.lists(st.integers(0, 10**12), min_size=6, max_size=6), min_size=1, max_size=6), st.booleans())
 def test_layers_add_up_and_fit(amounts: list[list[int]], stacked: bool) -> None:
     series = [Series(f"layer{at}", f"layer {at}", "tape") for at in range(len(amounts))]
