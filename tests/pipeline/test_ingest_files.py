@@ -45,7 +45,7 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def without_gold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave gold out, which costs more than all else."""
-    monkeypatch.setattr("gateway.pipeline.aggregate.aggregate", lambda *_, **__: None)
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", lambda *_, **__: None)
 
 
 def test_a_log_that_grows_is_set_aside_compressed_and_copied_gives_each_line_once(
@@ -98,6 +98,12 @@ def test_a_last_line_waits_for_its_end_unless_it_is_whole_or_nothing_can_follow(
     take(spark, lake, log.parent)
     assert ids(spark, lake) == [1, 2, 3, 5, 6]
     assert lake.read(spark, REJECTS).count() == 1
+
+
+def test_blank_lines_are_passed_over_however_lines_end(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(line(1).replace(b"\n", b"\r\n") + b"\r\n\n" + lines(2))
+    found = take(spark, lake, log)
+    assert (found.added, dict(found.rejects)) == (2, {})
 
 
 def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
@@ -173,7 +179,7 @@ def test_following_goes_on_while_another_run_computes_gold(
     def aggregate(*_: object, **__: object) -> None:
         raise lake.snapshot(TRAFFIC).conflict()
 
-    monkeypatch.setattr("gateway.pipeline.aggregate.aggregate", aggregate)
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", aggregate)
     found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
     assert found.added == 1
     assert sum("another run has written" in line for line in told) == 1

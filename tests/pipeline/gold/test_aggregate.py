@@ -70,15 +70,15 @@ def test_lines_in_any_order_give_the_same_gold_as_all_at_once(gold: GoldLake) ->
 
 def test_two_runs_do_not_write_at_the_same_time(whole: GoldLake, tmp_path: Path) -> None:
     gold = whole.copied(tmp_path / "twice")
-
+    gold.take_in([line(at(len(DAYS) - 1, 2.5), id="late")])
     runs: list[Aggregated] = []
 
     def second(_: str) -> None:
         if not runs:
-            runs.append(gold.run(since=DAYS[-1]))
+            runs.append(gold.run())
 
     with pytest.raises(Conflict, match=r"^.*/gold/traffic: another run has written to it meanwhile"):
-        gold.run(second, since=DAYS[-1])
+        gold.run(second)
     assert runs[0].days == DAYS[-1:]
 
 
