@@ -69,12 +69,8 @@ def open_session(
     prepare(os.environ, is_local=is_local)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(name)
-    if master is not None:
-        builder = builder.master(master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    builder = SparkSession.builder.appName(name).config(map=dict(settings))
+    session = (builder if master is None else builder.master(master)).getOrCreate()
     if is_submitted(os.environ):
         # Spark plans Python's streaming sources in a process beside the driver, which `--py-files` does not reach.
         session.sparkContext.environment.setdefault("PYTHONPATH", os.environ.get("PYTHONPATH", ""))

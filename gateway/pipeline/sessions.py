@@ -103,7 +103,7 @@ def sessions(requests: DataFrame) -> DataFrame:
             f.max("last_offset").alias("last_offset"),
             f.max_by("close_reason", ended).alias("close_reason"),
         )
-        .select([column.name for column in SESSIONS.columns])
+        .select(SESSIONS.names)
     )
 
 
