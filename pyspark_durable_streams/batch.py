@@ -20,11 +20,12 @@ from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import BadOption, DataLost, each_in_one_line, in_one_line
 from pyspark_durable_streams.formats import Rows, check_schema
+from pyspark_durable_streams.news import News, Target
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, split_evenly
 from pyspark_durable_streams.reading import Run, Task, fragments
 from pyspark_durable_streams.spool import Spool
-from pyspark_durable_streams.survey import News, Surveyor, Target
+from pyspark_durable_streams.survey import Surveyor
 from pyspark_durable_streams.walk import Gone
 
 _log: Final = logging.getLogger("pyspark_durable_streams")
@@ -78,13 +79,16 @@ class BatchReader(DataSourceReader):
         is_named = options.prefix is None
         try:
             token = surveyor.tail(stream)[0] if ending == LATEST else ending
-            if options.times is not None:
-                position = surveyor.enter_at(stream, options.times.of(stream), options.times.fields)
+            moment = options.ending_times.of(stream) if options.ending_times is not None else None
+            if options.times is not None and (begin := options.times.of(stream)) is not None:
+                if moment is not None and moment.at_s < begin.at_s:
+                    raise BadOption(f"option endingTimestamp: stream {stream}: it is before startingTimestamp")
+                position = surveyor.enter_at(stream, begin)
             else:
                 position = surveyor.enter(stream, start)
             if position is not None and LATEST not in (start, ending) and ending < start:
                 raise BadOption(f"option endingOffsets: stream {stream}: {ending} is before startingOffsets, {start}")
-            news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
+            news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST, moment=moment))
         except Gone as gone:
             if is_named and options.fails_on_loss:
                 asked = f"{options.client.url}/{stream}"

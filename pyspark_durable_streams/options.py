@@ -18,7 +18,7 @@ from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import BadOption
 from pyspark_durable_streams.formats import CORRUPT, Format, Mode
 from pyspark_durable_streams.places import START
-from pyspark_durable_streams.times import USUAL_FIELDS
+from pyspark_durable_streams.times import USUAL_FIELDS, Moment
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -27,12 +27,13 @@ _HEADERS: Final = "headers."
 _CATALOGUE_HEADERS: Final = "catalogueheaders."
 _OF_READING: Final = (
     "url", "path", "stream", "streams", "streamsPrefix", "catalogue", "catalogueStream", "tails", "startingOffsets",
-    "startingTimestamp", "startingOffsetsByTimestamp", "timestampField", "endingOffsets", "failOnDataLoss",
-    "maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "format",
-    "chunkBytes", "mode", "columnNameOfCorruptRecord", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
+    "startingTimestamp", "startingOffsetsByTimestamp", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
+    "timestampField", "failOnDataLoss", "maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger",
+    "maxTriggerDelay", "minPartitions", "format", "chunkBytes", "mode", "columnNameOfCorruptRecord", "spoolBytes",
+    "connectTimeout", "readTimeout", "requestTimeout",
 )  # fmt: skip
 _ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_ONLY_BATCH: Final = ("endingOffsets",)
+_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _DURATION: Final = re.compile(r"(\d{1,9})\s*(ms|s|m|h)")
@@ -55,16 +56,19 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A time at which streams are entered, or one for each stream, in seconds since 1970."""
+    """A time at which streams are entered or left, or one for each stream, in seconds since 1970."""
 
-    general: float = 0.0
+    end: str
+    """`starting` or `ending`."""
+    general: float | None = None
     own: Mapping[str, float] = field(default_factory=dict)
     fields: tuple[str, ...] = USUAL_FIELDS
     """The fields of messages that may have their time; the first that one has is taken."""
 
-    def of(self, stream: str) -> float:
-        """The time at which a stream is entered; 0 for its beginning."""
-        return self.own.get(stream, self.general)
+    def of(self, stream: str) -> Moment | None:
+        """The time at which a stream is entered or left; None for its beginning or end."""
+        at_s = self.own.get(stream, self.general)
+        return None if at_s is None else Moment(self.end, at_s, self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class ReadOptions:
     times: Times | None = None
     """Where streams are entered in place of `starting`."""
     ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
+    ending_times: Times | None = None
+    """Where streams are left, if that is before `ending`."""
     fails_on_loss: bool = True
     max_bytes: int | None = None
     most_rows: int | None = None
@@ -151,7 +157,9 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
     if "chunkbytes" in found and kind is not Format.CHUNKS:
         raise BadOption("option chunkBytes requires format=chunks")
     streams, prefix, catalogue = _subscription(found)
-    times = _times(found, streams, prefix)
+    times, ending_times = (_times(found, end, streams, prefix) for end in ("starting", "ending"))
+    if "timestampfield" in found and times is None and ending_times is None:
+        raise BadOption("option timestampField requires a time, such as startingTimestamp")
     starting = _offsets(found, "startingOffsets", streams, prefix, LATEST if is_streaming and not times else EARLIEST)
     if not is_streaming and starting.general == LATEST:
         raise BadOption("option startingOffsets: a batch cannot start at latest, nothing follows it")
@@ -171,6 +179,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
         starting=starting,
         times=times,
         ending=ending,
+        ending_times=ending_times,
         fails_on_loss=_boolean(found, "failOnDataLoss", True),
         max_bytes=_count(found, "maxBytesPerTrigger"),
         most_rows=max_rows,
@@ -271,20 +280,17 @@ def _offsets(
     return Offsets(EARLIEST if name == "startingOffsets" else LATEST, tokens)
 
 
-def _times(found: Mapping[str, str], streams: tuple[str, ...], prefix: str | None) -> Times | None:
-    given = [
-        name for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp") if name.lower() in found
-    ]
+def _times(found: Mapping[str, str], end: str, streams: tuple[str, ...], prefix: str | None) -> Times | None:
+    names = [f"{end}{rest}" for rest in ("Offsets", "Timestamp", "OffsetsByTimestamp")]
+    given = [name for name in names if name.lower() in found]
     if len(given) > 1:
         raise BadOption(f"options {' and '.join(given)} exclude each other")
-    if not given or given == ["startingOffsets"]:
-        if "timestampfield" in found:
-            raise BadOption("option timestampField requires startingTimestamp or startingOffsetsByTimestamp")
+    if not given or given == names[:1]:
         return None
     fields = (found["timestampfield"],) if "timestampfield" in found else USUAL_FIELDS
     text = found[given[0].lower()].strip()
-    if given == ["startingTimestamp"]:
-        return Times(_time("startingTimestamp", text), fields=fields)
+    if given == names[1:2]:
+        return Times(end, _time(given[0], text), fields=fields)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -295,7 +301,7 @@ def _times(found: Mapping[str, str], streams: tuple[str, ...], prefix: str | Non
         raise BadOption(
             f"option {given[0]}: every stream needs a time, and no others: {min(set(value) ^ set(streams))}"
         )
-    return Times(own={stream: _time(given[0], str(one)) for stream, one in value.items()}, fields=fields)
+    return Times(end, own={stream: _time(given[0], str(one)) for stream, one in value.items()}, fields=fields)
 
 
 def _time(name: str, text: str) -> float:

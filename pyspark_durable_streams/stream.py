@@ -33,12 +33,13 @@ from pyspark_durable_streams.catalogue import Listing, admin_of, listing_of
 from pyspark_durable_streams.client import Client, Clock, MachineClock
 from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError, each_in_one_line, in_one_line
 from pyspark_durable_streams.formats import check_schema
+from pyspark_durable_streams.news import News, Target
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.places import START, Offset, Position, Stretch
 from pyspark_durable_streams.plan import shares
 from pyspark_durable_streams.rounds import Budget, allocate, narrowed, rotated
 from pyspark_durable_streams.spool import Spool
-from pyspark_durable_streams.survey import News, Surveyor, Target
+from pyspark_durable_streams.survey import Surveyor
 from pyspark_durable_streams.walk import Gone
 
 _MOST_ASKED: Final = 64
@@ -215,7 +216,8 @@ class _Driver:
             token = options.starting.of(name)
             try:
                 if times is not None:
-                    if (position := self.surveyor.enter_at(name, times.of(name), times.fields)) is not None:
+                    moment = times.of(name)
+                    if moment is not None and (position := self.surveyor.enter_at(name, moment)) is not None:
                         entered[name] = position
                     return
                 if token == LATEST and start.has_begun:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -33,11 +33,12 @@ from pyspark_durable_streams.distance import units_between
 from pyspark_durable_streams.errors import BadOption, BadReply, DataLost, DurableStreamsError
 from pyspark_durable_streams.framing import BLOCK_BYTES, Checksum, Unit
 from pyspark_durable_streams.identity import Identities
+from pyspark_durable_streams.news import News, Target
 from pyspark_durable_streams.options import LATEST
 from pyspark_durable_streams.paused import PausedWalks
-from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
+from pyspark_durable_streams.places import START, Evidence, Place, Position
 from pyspark_durable_streams.spool import Extent, Spool
-from pyspark_durable_streams.times import place_at
+from pyspark_durable_streams.times import Moment, place_at
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
@@ -54,36 +55,6 @@ _ATTEMPTS: Final = 3
 
 class _Changed(Exception):
     """The stream no longer begins as it did when the walk began."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where reading a stream must stop: exactly there, or at the end of the reply that reaches it."""
-
-    token: str
-    is_exact: bool = True
-    is_closed: bool = False
-    """Whether the stream ends there."""
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """The data of one stream after its position."""
-
-    position: Position
-    stretches: tuple[Stretch, ...] = ()
-    tail: str | None = None
-    """The furthest token seen."""
-    has_more: bool = False
-    """Whether the walk stopped before its tail or target."""
-
-    @property
-    def units(self) -> int:
-        return sum(stretch.units for stretch in self.stretches)
-
-    @property
-    def size(self) -> int:
-        return sum(stretch.size for stretch in self.stretches)
 
 
 class Surveyor:
@@ -161,12 +132,13 @@ class Surveyor:
         unit, evidence = self._identities.of_beginning(stream)
         return None if unit is None else Position(Place(token), unit, evidence=evidence)
 
-    def enter_at(self, stream: str, at_s: float, fields: tuple[str, ...]) -> Position | None:
-        """The position of a stream entered at a time, by a field of its messages; None for one entered at its
-        beginning.  BadOption if it tells no time.
+    def enter_at(self, stream: str, moment: Moment) -> Position | None:
+        """The position of a stream entered at a time; None for one entered at its beginning.
+
+        BadOption if it tells no time.
         """
         walk = Walk(self._client, stream, Place(), self._as_chunks)
-        place = place_at(walk, at_s, fields)
+        place = place_at(walk, moment)
         if place == Place() or walk.unit is None:
             return None
         _, evidence = self._identities.of_beginning(stream)
@@ -283,13 +255,16 @@ class Surveyor:
             except DurableStreamsError:
                 return None  # the stream can still be read
 
-        if self._admin is not None:
+        moment = target.moment if target is not None else None
+        if self._admin is not None and moment is None:
             walk.leap = leap
         cut: int | None = None
         try:
             for part in fresh if paused is None else chain([paused.rest], fresh):
                 if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
                     cut = self._count_at(stream, part.place, walk.unit, target.token)
+                if moment is not None and cut is None and (index := moment.index(walk, part.piece)) is not None:
+                    cut = part.place.count + index
                 if target is None and taken.size >= _CHASED_BYTES:
                     target = self._tail_now(stream)
                 if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
@@ -303,7 +278,7 @@ class Surveyor:
             raise
         assert walk.unit is not None
         end = taken.end if taken.was_cut else walk.place
-        if target is not None and end.count == cut and walk.unit is not Unit.LINE:
+        if target is not None and target.is_exact and end.count == cut and walk.unit is not Unit.LINE:
             end = Place(target.token, 0, cut)
         is_done = not taken.was_cut and walk.is_at_tail
         if taken.rest is not None and taken.is_limited:

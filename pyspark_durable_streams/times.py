@@ -1,9 +1,9 @@
-"""Entering a stream at a time: the place of its first message at or after it.
+"""Beginning and ending at a time: a stream's first message at or after it.
 
 The protocol knows no times; messages may tell theirs.  A field of JSON messages is taken for it: one that the user
 names, else `timestamp` (as the envelopes of bridged S2 streams have it) or `time` (an access log's).  Its values are
 numbers, of seconds or milliseconds since 1970, or texts in ISO 8601.  Tokens are opaque, so that there is nothing to
-search in: the stream is read from its beginning to that message.
+search in: the stream is read to that message, from its beginning or from where it is entered.
 """
 
 from __future__ import annotations
@@ -30,23 +30,40 @@ _LEAST_MS: Final = 1e11
 """Numbers from here on are milliseconds: of 1973 and later.  As seconds they would be of the year 5138."""
 
 
-def place_at(walk: Walk, at_s: float, fields: tuple[str, ...]) -> Place:
-    """The place of the first message at `at_s` (seconds since 1970) or after it; the stream's end if there is none yet.
-
-    Raises BadOption if there are messages, and none of the first ones has a time in one of the fields.
+class Moment:
+    """A time (seconds since 1970) that is looked for in one stream, by the first of the fields that its messages have.
+    `end` is the end of the read that is looked for, as options name it: `starting` or `ending`.
     """
-    clock: _MessageClock | None = None
+
+    def __init__(self, end: str, at_s: float, fields: tuple[str, ...]) -> None:
+        self.at_s = at_s
+        self._end = end
+        self._fields = fields
+        self._clock: _MessageClock | None = None
+
+    def index(self, walk: Walk, piece: Piece) -> int | None:
+        """The index of the first of these messages of a walk at that time or after it; None if there is none.
+
+        Raises BadOption if none of the stream's first messages has a time in one of the fields.
+        """
+        if self._clock is None and walk.unit is not Unit.BYTE:
+            self._clock = _MessageClock.of(piece, self._fields)
+        if self._clock is None:
+            raise BadOption(
+                f"option {self._end}Timestamp: stream {walk.stream} tells no time: its messages are not JSON objects"
+                f" with {' or '.join(self._fields)}; timestampField names another field, {self._end}Offsets needs none"
+            )
+        return self._clock.first(piece, self.at_s)
+
+
+def place_at(walk: Walk, moment: Moment) -> Place:
+    """The place of the first message at a time or after it; the stream's end if there is none yet.
+
+    Raises BadOption if the messages tell no time.
+    """
     with closing(walk.parts()) as parts:
         for part in parts:
-            if clock is None and walk.unit is not Unit.BYTE:
-                clock = _MessageClock.of(part.piece, fields)
-            if clock is None:
-                raise BadOption(
-                    f"option startingTimestamp: stream {walk.stream} tells no time: its messages are not JSON objects"
-                    f" with {' or '.join(fields)}; timestampField names another field, startingOffsets needs none"
-                )
-            index = clock.first(part.piece, at_s)
-            if index is not None:
+            if (index := moment.index(walk, part.piece)) is not None:
                 return replace(part.inside(index, walk.unit or Unit.ELEMENT), count=0)
     return replace(walk.place, count=0)
 

@@ -1,29 +1,26 @@
 """Compute the gold tables: which days, from which lines, in an order in which a killed run can be repeated.
 
-A day is computed again if its silver has changed since the last computation.  Tables that look back on a changed day
-are computed again too: the day after it for tables that look back one hour, seven days for anomalies.  Each table's
-days are replaced, never appended to.  The last table is committed with the version of silver that all of them were
-computed from.  A run that is killed earlier leaves the old one, and the next run computes the same days again.  So gold
-is a function of silver, except for the randomness of large sketches (`gateway.pipeline.gold.sketches`).
+A day is computed again if its silver has changed since, and so are days that look back on it: the day after it for
+tables that look back one hour, seven days for anomalies.  Each table's days are replaced, never appended to.  The last
+table is committed with the version of silver that all of them were computed from, so the run after one that was killed
+computes the same days again.  Gold is a function of silver, except for the randomness of large sketches
+(`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its gold.
 
-The cost of a call is proportional to the lines of the days it computes, not to the lake.  If nothing has changed, it is
-the cost of opening two tables.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
+A call costs in proportion to the lines of the days it computes.  If nothing has changed, it opens the tables.
+`gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
 
 A run looks at all tables before it reads silver, so of two runs at once one meets a Conflict and stops.
-
-A day that is no longer in silver loses its gold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from functools import reduce
+from functools import partial
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
@@ -35,8 +32,9 @@ from gateway.pipeline.gold.latency import latency
 from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
-from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
+from gateway.pipeline.gold.traffic import SUMMED, errors, offload, sums, traffic
 from gateway.pipeline.lake import Lake, Snapshot
+from gateway.pipeline.session import persisted
 from gateway.pipeline.tables import LATE_DAYS, Table
 
 VERSION: Final = 4
@@ -45,10 +43,6 @@ _MARK: Final = f"silver, by computation {VERSION}"
 """The mark of the last table: the version of silver that all tables are of."""
 _LAST: Final = tables.ANOMALIES
 _DAY: Final = timedelta(days=1)
-_NEVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A day
-# has 1,440 minutes; 20,000 sketches take about 100 MB.
-_GROUPS: Final = ("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "20000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +71,11 @@ def aggregate(
     spark: SparkSession,
     lake: Lake,
     *,
-    since: date | None = None,
-    late_days: int = LATE_DAYS,
     progress: Callable[[str], None],
 ) -> Aggregated:
     """Compute the gold tables of every day whose silver has changed, and of the days that look back on it.
 
-    With `since`, all days from that one on are computed, changed or not, and earlier days are left as they are.
-    `late_days` is ingest's, and decides which windows are final.  Raises Conflict if another run is at work.
+    Raises Conflict if another run is at work.
     """
     gold = {table: lake.snapshot(table) for table in tables.GOLD}
     silver = lake.snapshot(tables.REQUESTS)
@@ -94,9 +85,7 @@ def aggregate(
         # A missing table reads as an empty one.
         return Aggregated((), (), None, None)
     changes = None if last is None else silver.changes(last)
-    if since is not None:
-        changed = {day for day in stored if day >= since}
-    elif changes is None:
+    if changes is None:
         changed = {*stored, *(day for snapshot in gold.values() for day in snapshot.days())}
     else:
         changed = set(changes.days)
@@ -105,14 +94,13 @@ def aggregate(
     if changed:
         progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
         run = _Run(spark, silver, gold, progress)
-        with _many_groups(spark):
-            followed = run.compute(changed, stored, newest, None if since is not None else silver.version)
-    elif last != silver.version and since is None:
+        followed = run.compute(changed, stored, newest)
+    elif last != silver.version:
         gold[_LAST].commit(marks={_MARK: silver.version})
     if newest is None:
         return Aggregated(tuple(sorted(changed)), followed, None, None)
     midnight = newest.replace(hour=0, minute=0, second=0, microsecond=0)
-    return Aggregated(tuple(sorted(changed)), followed, newest, midnight - late_days * _DAY)
+    return Aggregated(tuple(sorted(changed)), followed, newest, midnight - LATE_DAYS * _DAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,35 +112,33 @@ class _Run:
     gold: dict[Table, Snapshot]
     progress: Callable[[str], None]
 
-    def compute(
-        self, changed: Collection[date], stored: Sequence[date], newest: datetime | None, version: int | None
-    ) -> tuple[date, ...]:
-        """Write all tables, the last one with the version; return days other than `changed` that were computed."""
+    def compute(self, changed: Collection[date], stored: Sequence[date], newest: datetime | None) -> tuple[date, ...]:
+        """Write all tables, the last one with silver's version; return days other than `changed` that were computed."""
         there = set(stored)
-        lines = self._lines(changed)
-        summed = sums(lines).persist()
-        try:
+        lines = partial(self._lines, changed)
+        with persisted(sums(lines("protocol", "outcome", "status", *SUMMED))) as summed:
             self._write(traffic(summed), tables.TRAFFIC, changed)
             self._write(offload(summed), tables.OFFLOAD, changed)
             self._write(errors(summed), tables.ERRORS, changed)
-        finally:
-            summed.unpersist()
-        self._write(latency(lines), tables.LATENCY, changed)
-        ranked = ranks(lines).persist()
-        try:
-            self._write(top_streams(lines, ranked), tables.TOP_STREAMS, changed)
-        finally:
-            ranked.unpersist()
-        self._write(fan_out(lines), tables.FAN_OUT, changed)
-        self._write(slow_consumers(lines), tables.SLOW_CONSUMERS, changed)
+        self._write(latency(lines("duration_s", "first_byte_s")), tables.LATENCY, changed)
+        of_streams = lines("protocol", "stream", "client", "user_agent", *SUMMED)
+        with persisted(ranks(of_streams)) as ranked:
+            self._write(top_streams(of_streams, ranked), tables.TOP_STREAMS, changed)
+        self._write(fan_out(lines("subscribers", "collapsed")), tables.FAN_OUT, changed)
+        cut_off = lines("stream", "client", "user_agent", "close_reason", "sent_bytes")
+        self._write(slow_consumers(cut_off), tables.SLOW_CONSUMERS, changed)
 
         after = _with_followers(changed, 1) & there
         before = {day - _DAY for day in after} - after
-        behind = self._and_the_hour_before(after, before & there)
+        behind = partial(self._and_the_hour_before, after, before & there, "stream", "close_reason")
         gone = set(changed) - there
-        self._write(delivery(behind), tables.DELIVERY, after | gone)
-        self._write(closed_loops(behind), tables.CLOSED_LOOPS, after | gone)
-        self._write(reconnects(behind, self._stored(tables.RECONNECTS, before)), tables.RECONNECTS, after | gone)
+        woken = behind("node", "status", "start", "next_offset", "duration_s")
+        self._write(delivery(woken), tables.DELIVERY, after | gone)
+        looped = behind("protocol", "status", "outcome", "start", "next_offset", "client", "user_agent")
+        self._write(closed_loops(looped), tables.CLOSED_LOOPS, after | gone)
+        returned = behind("partition", "client", "user_agent", "duration_s")
+        earlier = self._stored(tables.RECONNECTS, before)
+        self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
 
         # The last hours of a day are over once a later day exists.
         compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
@@ -163,39 +149,37 @@ class _Run:
             self._stored(tables.ERRORS, read),
             compared,
             # With its zone: a naive time would be taken as local.
-            newest.replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
-            if newest
-            else datetime.max.replace(tzinfo=UTC),
+            (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC),
         )
-        self._write(found, _LAST, compared | gone, {} if version is None else {_MARK: version})
+        self._write(found, _LAST, compared | gone, {_MARK: self.silver.version})
         return tuple(sorted((after | compared) - set(changed)))
 
     def _write(
         self, frame: DataFrame, table: Table, days: Collection[date], marks: Mapping[str, int] | None = None
     ) -> None:
         self.progress(f"{table.place}: {_told(sorted(days))}")
-        files = self.silver.lake.write(_one_file_a_day(frame.where(_is_of(days)), table), table)
+        chosen = frame.where(f.col("day").isin([f.lit(day) for day in sorted(days)]))
+        one_file_a_day = chosen.repartition("day").sortWithinPartitions("day", *table.key)
+        files = self.silver.lake.write(one_file_a_day, table)
         self.gold[table] = self.gold[table].commit(files, replaces=days, marks=marks)
 
     def _stored(self, table: Table, days: Collection[date]) -> DataFrame:
         return self.gold[table].read(self.spark, days=days)
 
-    def _lines(self, days: Collection[date]) -> DataFrame:
-        return self.silver.read(self.spark, days=days)
+    def _lines(self, days: Collection[date], *more: str) -> DataFrame:
+        """Lines of these days, with the usual columns and `more`; in an object store, reading a column has its cost."""
+        return self.silver.read(self.spark, days=days, columns=("day", "time", "route", "mode", "is_final", *more))
 
-    def _and_the_hour_before(self, days: Collection[date], before: Collection[date]) -> DataFrame:
+    def _and_the_hour_before(self, days: Collection[date], before: Collection[date], *more: str) -> DataFrame:
         """Lines of these days, and those of the last hour of `before`."""
-        lines = self._lines(days)
+        lines = self._lines(days, *more)
         if not before:
             return lines
         # As a range of times, which Parquet's row-group statistics can skip by.
         hours = [
-            (f.col("time") >= f.lit(f"{day} 23:00:00").cast("timestamp"))
-            & (f.col("time") < f.lit(f"{day + _DAY} 00:00:00").cast("timestamp"))
-            for day in sorted(before)
+            f"time >= timestamp '{day} 23:00:00' and time < timestamp '{day + _DAY} 00:00:00'" for day in sorted(before)
         ]
-        last = self._lines(before).where(reduce(lambda one, other: one | other, hours))
-        return lines.unionByName(last)
+        return lines.unionByName(self._lines(before, *more).where(" or ".join(hours)))
 
 
 def _newest(lines: DataFrame) -> datetime:
@@ -213,28 +197,7 @@ def _day_before(day: date, stored: Sequence[date]) -> date:
     return max((other for other in stored if other < day), default=day)
 
 
-def _one_file_a_day(frame: DataFrame, table: Table) -> DataFrame:
-    return frame.repartition("day").sortWithinPartitions("day", *table.key)
-
-
-def _is_of(days: Collection[date]) -> Column:
-    return f.col("day").isin([f.lit(day) for day in sorted(days)])
-
-
 def _told(days: Sequence[date]) -> str:
     if len(days) <= 3:
         return ", ".join(day.isoformat() for day in days)
     return f"{len(days)} days from {days[0]} to {days[-1]}"
-
-
-@contextmanager
-def _many_groups(spark: SparkSession) -> Iterator[None]:
-    """Keep aggregations in memory during the block."""
-    name, value = _GROUPS
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is not None:
-            spark.conf.set(name, before)

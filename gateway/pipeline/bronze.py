@@ -23,13 +23,13 @@ import operator
 from collections.abc import Callable, Iterable
 from datetime import date
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
 
 from gateway.ops.access_log import FIELDS, VERSION
 from gateway.pipeline.tables import LINES, REJECTS
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 LONGEST_LINE: Final = 1 << 20
 """Bytes.  A gateway's lines have 20,000 at most."""
@@ -62,8 +62,6 @@ def line_fields() -> dict[str, str]:
 
 def parsed(line: Column, *, with_bad: bool = False) -> Column:
     """A line as a struct of the schema's fields; `with_bad` adds a column for lines that cannot be parsed."""
-    from pyspark.sql import functions as f
-
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in line_fields().items())
     return f.from_json(line, f"{ddl}, `{_BAD}` string" if with_bad else ddl, _STRICT)
 
@@ -71,10 +69,8 @@ def parsed(line: Column, *, with_bad: bool = False) -> Column:
 def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
     """The rows of bronze from `came` (columns `line`, `source`, `taken`: time of ingestion); days before `oldest` are
     late."""
-    from pyspark.sql import functions as f
-
     # Do not filter the result: Spark would push the filter down and parse each line twice.
-    read = came.where(f.octet_length("line") > 0).withColumn("event", parsed(f.col("line"), with_bad=True))
+    read = came.where(~f.col("line").isin("", "\r")).withColumn("event", parsed(f.col("line"), with_bad=True))
     event = {name: f.col(f"event.{name}") for name in line_fields()}
     reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
     told = read.select("line", "source", "taken", "event", reason.alias("reason"))
@@ -96,8 +92,6 @@ def day_of(seconds: Column) -> Column:
 
 def time_of(seconds: Column) -> Column:
     """The time of Unix seconds, in microseconds; NULL for an invalid time."""
-    from pyspark.sql import functions as f
-
     # Never an error: lines out of range are rejected elsewhere.
     is_time = seconds.between(0, 253_402_300_799)
     return f.when(is_time, f.timestamp_micros(f.round(seconds * 1_000_000).try_cast("bigint")))
@@ -105,8 +99,6 @@ def time_of(seconds: Column) -> Column:
 
 def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, oldest: date | None) -> Column:
     """Why a line is not an event; NULL for an event.  The first reason wins; costly checks run for rare lines only."""
-    from pyspark.sql import functions as f
-
     seconds = event["time"]
     last = f.unix_timestamp(taken) + AHEAD_S
     # A gateway's line contains one closing brace, as its last character.
@@ -130,8 +122,6 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
 
 def _broken(line: Column) -> Column:
     """Why a line is not one JSON object; NULL if it is one."""
-    from pyspark.sql import functions as f
-
     # Spark stops at the end of the first value and ignores the rest.  So the line must parse both as the only element
     # of an array and as a member of an object before another one; trailing text passes one of the two at most.
     alone = f.size(f.from_json(f.concat(f.lit("["), line, f.lit("]")), "array<string>", _STRICT)) == 1
@@ -142,8 +132,6 @@ def _broken(line: Column) -> Column:
 
 def _wrong_type(line: Column) -> Column:
     """The field whose JSON type differs from the schema's."""
-    from pyspark.sql import functions as f
-
     read = f.to_json("event")
     name = _named(tuple(line_fields()), lambda name: _has(line, name) & ~_has(read, name))
     return f.concat(f.lit("wrong type: "), name)
@@ -152,15 +140,11 @@ def _wrong_type(line: Column) -> Column:
 def _named(names: tuple[str, ...], is_it: Callable[[Column], Column]) -> Column:
     """The first name for which `is_it` holds; NULL if there is none.  It is one small expression, because it is rarely
     needed and a condition for each name would be compiled for every batch."""
-    from pyspark.sql import functions as f
-
     return f.get(f.filter(f.array(*map(f.lit, names)), is_it), f.lit(0))
 
 
 def _has(text: Column, name: Column) -> Column:
     """Whether a JSON object has such a field, and not null."""
-    from pyspark.sql import functions as f
-
     return f.call_function("get_json_object", text, f.concat(f.lit("$."), name)).isNotNull()
 
 
@@ -185,8 +169,6 @@ def _out_of_range(event: dict[str, Column]) -> Column:
 
 def _first(cases: Iterable[tuple[Column, str]]) -> Column:
     """The text of the first condition that holds; NULL if none does."""
-    from pyspark.sql import functions as f
-
     # A NULL condition counts as false.
     (condition, text), *rest = cases
     return reduce(lambda found, case: found.when(*case), rest, f.when(condition, text))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, assert_never
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -30,6 +30,7 @@ from gateway.pipeline.cli_options import (
     Lines,
     Master,
     MinSpan,
+    OneTable,
     PlanFile,
     Policy,
     Rate,
@@ -39,7 +40,7 @@ from gateway.pipeline.cli_options import (
     seconds,
     settings,
 )
-from gateway.pipeline.cli_run import EXTRA, Progress, failing, shown_progress, working
+from gateway.pipeline.cli_run import Progress, failing, shown_progress, working
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source, source_of
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from gateway.pipeline.lake import Lake
+    from gateway.pipeline.tables import Table
 
 pipeline = typer.Typer(
     name="pipeline",
@@ -111,8 +113,7 @@ def table(
     with working(master, conf) as (spark, progress):
         from gateway.pipeline.stream_table import take_table
 
-        url = into if "://" in into else str(Path(into).absolute())
-        count = take_table(spark, stream, url, ddl=schema, follow=follow, progress=progress)
+        count = take_table(spark, stream, _absolute(into), ddl=schema, follow=follow, progress=progress)
         typer.echo(f"table: {count:,} rows to {into}")
 
 
@@ -148,18 +149,20 @@ def undo(
 
 
 @pipeline.command()
-def optimize(lake: LakeUrl = "lake") -> None:
+def optimize(lake: LakeUrl = "lake", table: OneTable = None) -> None:
     """Rewrite small files as few large ones.  An ingest does so by itself where many have piled up."""
     with failing():
         from gateway.pipeline import upkeep
 
-        done = upkeep.optimize(_lake(lake), shown_progress())
+        tables, chosen = _upkept(lake, table)
+        done = upkeep.optimize(tables, shown_progress(), tables=chosen)
         typer.echo(f"optimize: {done.before:,} files are {done.after:,} now")
 
 
 @pipeline.command()
 def vacuum(
     lake: LakeUrl = "lake",
+    table: OneTable = None,
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help="How long files of older versions are kept, such as 30d.")
     ] = "30d",
@@ -169,7 +172,8 @@ def vacuum(
     with failing():
         from gateway.pipeline import upkeep
 
-        done = upkeep.vacuum(_lake(lake), keep_s=keep_s, now=SystemClock().wall())
+        tables, chosen = _upkept(lake, table)
+        done = upkeep.vacuum(tables, keep_s=keep_s, now=SystemClock().wall(), tables=chosen)
         typer.echo(f"vacuum: {done.removed:,} files removed")
 
 
@@ -249,15 +253,13 @@ def submitted() -> int:
     try:
         pipeline(prog_name="pipeline", standalone_mode=False)
     except TyperException as error:
-        return _complain(error.format_message(), MISUSED)
+        text, status = error.format_message(), MISUSED
     except PipelineFailed as error:
-        return _complain(str(error), FAILED)
+        text, status = str(error), FAILED
     except (Abort, KeyboardInterrupt):
-        return _complain("stopped", FAILED)
-    return 0
-
-
-def _complain(text: str, status: int) -> int:
+        text, status = "stopped", FAILED
+    else:
+        return 0
     typer.echo(f"pipeline: {text}", err=True)
     return status
 
@@ -321,12 +323,8 @@ def _report(
     title: str | None,
     progress: Progress,
 ) -> None:
-    try:
-        from gateway.pipeline.report import TITLE, write_report
-        from gateway.pipeline.report.gold import gold_of
-    except ImportError as error:
-        # On a cluster the driver may have Spark and nothing else of the extra.
-        raise PipelineFailed(f"the report needs {error.name}: {EXTRA}") from None
+    from gateway.pipeline.report import TITLE, write_report
+    from gateway.pipeline.report.gather import gold_of
 
     write_report(
         gold_of(lake),
@@ -346,15 +344,12 @@ def _report(
 def _source(texts: list[str], options: list[str] | None) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
-    match source:
-        case Files():
-            source.found()
-        case LogStream():
-            # Without Spark, `_working` raises the error that matters.
-            with suppress(ImportError):
-                source.check()
-        case _:
-            assert_never(source)
+    if isinstance(source, Files):
+        source.found()
+    else:
+        # Without Spark, `working` raises the error that matters.
+        with suppress(ImportError):
+            source.check()
     return source
 
 
@@ -371,4 +366,15 @@ def _lake(url: str) -> Lake:
 
     if not url:
         raise typer.BadParameter("expected a folder, or the URL of an object store", param_hint="--lake")
-    return Lake(url if "://" in url else str(Path(url).absolute()))
+    return Lake(_absolute(url))
+
+
+def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
+    """The tables that an upkeep is for: those of a lake, or a single one."""
+    from gateway.pipeline import upkeep
+
+    return (_lake(lake), upkeep.TABLES) if table is None else upkeep.table_at(_absolute(table))
+
+
+def _absolute(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())

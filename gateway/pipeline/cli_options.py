@@ -41,6 +41,12 @@ LakeUrl = Annotated[
         help="The lake: a folder, or the URL of a prefix in an object store, such as s3://bucket/lake.",
     ),
 ]
+OneTable = Annotated[
+    str | None,
+    typer.Option(
+        "--table", metavar="FOLDER", help="A table of `pipeline table`, a folder or a URL, in place of a lake."
+    ),
+]
 Master = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", show_default=DEFAULT_MASTER, help="Spark's master, such as local[4]."),

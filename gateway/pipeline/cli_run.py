@@ -39,6 +39,9 @@ def shown_progress() -> Progress:
 def failing() -> Iterator[None]:
     """Turn failures of a command that needs no Spark into PipelineFailed."""
     try:
+        import pyarrow as pa
+        from deltalake.exceptions import DeltaError
+
         yield
     except KeyboardInterrupt:
         raise PipelineFailed("stopped: the next run continues from here") from None
@@ -46,7 +49,7 @@ def failing() -> Iterator[None]:
         raise PipelineFailed(str(error)) from None
     except ImportError as error:
         raise PipelineFailed(f"the pipeline needs {error.name}: {EXTRA}") from None
-    except _store_errors() as error:
+    except (OSError, DeltaError, pa.ArrowException) as error:
         raise PipelineFailed(f"the lake's store failed: {error}") from None
 
 
@@ -69,29 +72,16 @@ def working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkS
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
     # SIGTERM, from a service manager, stops the run as SIGINT does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield spark, progress
-    except KeyboardInterrupt:
-        raise PipelineFailed("stopped: the next run continues from here") from None
-    except PlanError as error:
-        raise PipelineFailed(str(error)) from None
-    except (Py4JNetworkError, ConnectionError):
-        raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
-    except (PySparkException, Py4JError) as error:
-        raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
-    except _store_errors() as error:
-        raise PipelineFailed(f"the lake's store failed: {error}") from None
-    finally:
-        # The same signal may already have stopped Spark's Java.
-        with suppress(Py4JError, OSError):
-            # Otherwise every cancelled task logs an error of its own.
-            spark.sparkContext.setLogLevel("OFF")
-            spark.stop()
-
-
-def _store_errors() -> tuple[type[Exception], ...]:
-    """What a folder or an object store may raise."""
-    import pyarrow as pa
-    from deltalake.exceptions import DeltaError
-
-    return (OSError, DeltaError, pa.ArrowException)
+    with failing():
+        try:
+            yield spark, progress
+        except (Py4JNetworkError, ConnectionError):
+            raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
+        except (PySparkException, Py4JError) as error:
+            raise PipelineFailed(f"Spark failed: {one_line(error)}") from None
+        finally:
+            # The same signal may already have stopped Spark's Java.
+            with suppress(Py4JError, OSError):
+                # Otherwise every cancelled task logs an error of its own.
+                spark.sparkContext.setLogLevel("OFF")
+                spark.stop()

@@ -44,10 +44,8 @@ class Files:
         for pattern in self.patterns:
             path = Path(pattern)
             if path.is_dir():
-                candidates = sorted(path.rglob("*"))
-                candidates = [
-                    file for file in candidates if not any(part[0] in "._" for part in file.relative_to(path).parts)
-                ]
+                every = sorted(path.rglob("*"))
+                candidates = [one for one in every if not any(part[0] in "._" for part in one.relative_to(path).parts)]
             elif path.exists():
                 if not path.is_file():
                     raise PipelineFailed(f"{pattern}: is neither a file nor a folder")

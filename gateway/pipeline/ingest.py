@@ -1,12 +1,11 @@
 """Ingest: write access-log lines to bronze and silver, and compute their sessions; repeated runs add no line twice.
 
-The input is cut into batches.  A batch's lines are committed to bronze together with the source's progress, so each
-line is taken in once.  Silver is then brought up to bronze, and the sessions up to silver: each of these tables knows
-the version that it was made from (`gateway.pipeline.lake`), so it does not matter where an earlier run was killed.
+A batch's lines are committed to bronze together with the source's progress.  Silver is then brought up to bronze, and
+the sessions up to silver: each of these tables knows the version that it was made from (`gateway.pipeline.lake`), so it
+does not matter where an earlier run was killed.
 
-Two runs at once disturb each other, but do no harm: the one that commits second begins its batch again.  While a source
-is followed, sessions and gold are computed only from time to time, because their cost is that of the day, not of the
-batch.
+Two runs at once do no harm: the one that commits second begins its batch again.  While a source is followed, sessions
+and gold are computed only from time to time, because their cost is that of the day, not of the batch.
 """
 
 from __future__ import annotations
@@ -16,23 +15,25 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructType
 
 from gateway.aio.clock import Clock, SystemClock
+from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.bronze import classified
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source
 from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
-from gateway.pipeline.log_files import LogFiles
+from gateway.pipeline.log_files import SPOOL, LogFiles
 from gateway.pipeline.log_stream import StreamBatches
 from gateway.pipeline.manifest import read_manifest
 from gateway.pipeline.sessions import update_sessions
 from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import BRONZE, LATE_DAYS, LINES, REJECTS, REQUESTS
 from gateway.pipeline.upkeep import MANY, optimize
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FOLLOW_S: Final = 10.0
 """Seconds between two checks for new lines."""
@@ -42,7 +43,6 @@ FIGURES_S: Final = 60.0
 _FILES: Final = "files"
 """The name of the progress in files."""
 _TRIES: Final = 5
-"""How often a run begins a batch that others keep it from committing."""
 
 Told = Callable[[str], None]
 
@@ -104,6 +104,16 @@ def ingest(
     return work.ingested
 
 
+def retried(work: Callable[[], None], told: Told) -> None:
+    """Do the work, and do it again if another run has committed meanwhile.  Raises the last of `_TRIES` Conflicts."""
+    for _ in range(_TRIES - 1):
+        try:
+            return work()
+        except Conflict as error:
+            told(f"{error}: once more")
+    return work()
+
+
 def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
     """Bring silver up to bronze, and the sessions up to silver.  Raises Conflict."""
     _Ingest(spark, lake, progress, SystemClock(), None).compute()
@@ -143,20 +153,13 @@ class _Ingest:
 
     def take_all(self, source: Source, *, again: bool = False) -> None:
         """Ingest everything that is new now."""
-        for left in reversed(range(_TRIES)):
-            try:
-                match source:
-                    case Files():
-                        self._take_files(source, again=again)
-                    case LogStream():
-                        self._take_stream(source)
-                    case _:
-                        assert_never(source)
-                return
-            except Conflict as error:
-                if not left:
-                    raise
-                self.told(f"{error}: once more")
+        match source:
+            case Files():
+                retried(lambda: self._take_files(source, again=again), self.told)
+            case LogStream():
+                retried(lambda: self._take_stream(source), self.told)
+            case _:
+                assert_never(source)
 
     def compute(self) -> None:
         """Bring silver up to bronze, and the sessions up to silver."""
@@ -167,8 +170,6 @@ class _Ingest:
     # -- the parts
 
     def _take_files(self, source: Files, *, again: bool) -> None:
-        from pyspark.sql import functions as f
-
         bronze = self.lake.snapshot(BRONZE)
         paths = source.found()
         files = LogFiles(self.lake.store, read_manifest(bronze.progress(_FILES)))
@@ -178,15 +179,12 @@ class _Ingest:
             self._has_forgotten = True
         taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
         for spooled in files.batches(paths):
-            lines = self.lake.read_files(self.spark, spooled, "line string, source string")
+            lines = self.lake.read_files(self.spark, SPOOL, spooled)
             bronze = self._take(bronze, lines.withColumn("taken", taken_at), _FILES, files.manifest.to_json())
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
-        from pyspark.sql import functions as f
-        from pyspark.sql.types import StringType, StructType
-
         bronze = self.lake.snapshot(BRONZE)
         name = f"stream {source.url}"
         value = StructType().add("value", StringType())
@@ -216,8 +214,6 @@ class _Ingest:
         now = self.clock.now()
         if now - self._computed_at < FIGURES_S:
             return
-        from gateway.pipeline.aggregate import aggregate
-
         try:
             self.compute()
             aggregate(self.spark, self.lake, progress=self.told)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.whole_file import write_whole
 
 OLDEST: Final = 17
 """The first release of Java that Spark 4 runs on."""
@@ -99,11 +98,6 @@ def _home_of(java: Path, version: int, cache: Path) -> Path:
     except OSError:
         pass
     script.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may start at once: each writes the whole script and renames it into place.
-    descriptor, name = tempfile.mkstemp(dir=script.parent)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    made = Path(name)
-    made.chmod(made.stat().st_mode | stat.S_IRUSR | stat.S_IXUSR)
-    made.replace(script)
+    # Several processes may start at once.
+    write_whole(script, text, mode=0o755)
     return home

@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -131,27 +130,43 @@ class Lake:
         """The table with exactly its columns, for these days or all; empty if it does not exist yet."""
         return self.snapshot(table).read(spark, days=days)
 
-    def read_files(self, spark: SparkSession, paths: Sequence[str], ddl: str) -> DataFrame:
-        """Rows of Parquet files beneath the lake that belong to no table."""
+    def read_files(self, spark: SparkSession, table: Table, paths: Sequence[str]) -> DataFrame:
+        """Rows of files in the table's folder, which need not have been committed."""
+        if not paths:
+            return spark.createDataFrame([], table.ddl)
         if self.store.local is not None:
-            return spark.read.schema(ddl).parquet(*(f"{self.store.url}/{path}" for path in paths))
-        return _read_by_tasks(spark, paths, Reader(self.store, "", _schema_of(ddl)), ddl)
+            base = self.path(table)
+            reader = spark.read.schema(table.ddl).option("basePath", base)
+            return reader.parquet(*(f"{base}/{path}" for path in paths)).select(table.names)
+        listed = spark.createDataFrame([(path,) for path in paths], "path string")
+        reader_of_tasks = Reader(self.store, f"{table.place}/", arrow_schema(table))
+        return listed.repartition(min(len(paths), _MOST_READERS)).mapInArrow(reader_of_tasks, table.ddl)
 
     def write(self, df: DataFrame, table: Table) -> list[File]:
         """Write rows as files that belong to no table yet."""
         from pyspark.sql import functions as f
 
         fitted = df.select([f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
-        in_files = [column.name for column in table.columns if column.name not in table.partition_by]
-        writer = Writer(self.store, table.place, arrow_schema(table, in_files), table.partition_by)
+        in_files = [name for name in table.names if name not in table.partition_by]
+        writer = Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
         prefix = len(table.place) + 1
         written = fitted.mapInArrow(writer, WRITTEN).collect()
         return [File(row.path[prefix:], row.size, row.written_at, row.rows) for row in written]
 
     def replace(self, df: DataFrame, table: Table) -> None:
         """Replace a whole table."""
-        snapshot = self.snapshot(table)
-        snapshot.commit(self.write(df, table), replaces_all=True)
+        self.snapshot(table).commit(self.write(df, table), replaces_all=True)
+
+    @classmethod
+    def of_table(cls, url: str) -> tuple[Lake, str]:
+        """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""
+        parent, _, place = url.rstrip("/").rpartition("/")
+        if not parent or parent.endswith(":/"):
+            raise PipelineFailed(
+                f"{url}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
+            )
+        cls(url)  # the table's name, too, is none that Spark would take for a pattern
+        return cls(parent), place
 
     def _refuse_old(self) -> None:
         local = self.store.local
@@ -203,32 +218,19 @@ class Snapshot:
         paths: Sequence[str] | None = None,
     ) -> DataFrame:
         """Rows of these days, or of these files, or all; with all columns of the table, or these."""
-        from pyspark.sql import functions as f
-
-        table, store = self.table, self.lake.store
-        names = [column.name for column in table.columns if columns is None or column.name in columns]
-        ddl = table.ddl_of(names)
         if paths is None:
             paths = [file.path for file in self.files(days)]
-        if not paths:
-            return spark.createDataFrame([], ddl)
-        if store.local is not None:
-            base = self.lake.path(table)
-            reader = spark.read.schema(table.ddl).option("basePath", base)
-            found = reader.parquet(*(f"{base}/{path}" for path in paths)).select(names)
-        else:
-            found = _read_by_tasks(spark, paths, Reader(store, f"{table.place}/", arrow_schema(table, names)), ddl)
-        for column in table.columns:
-            if column.before is not None and column.name in names:
-                found = found.withColumn(column.name, f.coalesce(column.name, f.lit(column.before)))
-        return found
+        table = self.table if columns is None else self.table.with_columns(columns)
+        found = self.lake.read_files(spark, table, paths)
+        return found.fillna({column.name: column.before for column in table.columns if column.before is not None})
 
     def arrow(self, columns: Sequence[str], paths: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """Rows of these files, or of all, file by file in the order of their paths; read by this process."""
         schema = arrow_schema(self.table, columns)
+        before = {column.name: column.before for column in self.table.columns}
         chosen = [file.path for file in self.files()] if paths is None else paths
-        batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
-        return pa.RecordBatchReader.from_batches(schema, map(partial(_with_before, self.table), batches))
+        batches = Reader(self.lake.store, f"{self.table.place}/", schema, before).read(chosen)
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def changes(self, since: int) -> Changes | None:
         """What the commits after version `since` have changed; None if their log is not there (any more)."""
@@ -270,7 +272,7 @@ class Snapshot:
         `about` goes to the table's history.
         """
         actions: list[Any] = [_added(file) for file in files]
-        schema = Schema.from_arrow(arrow_schema(self.table, [column.name for column in self.table.columns]))
+        schema = delta_schema(self.table)
         by = list(self.table.partition_by)
         how = CommitProperties(
             custom_metadata=dict(about or {}),
@@ -353,7 +355,7 @@ class Snapshot:
         """The table, with columns that a later release has added."""
         assert self.delta is not None
         present = {column.name: column.type for column in self.delta.schema().fields}
-        wanted = Schema.from_arrow(arrow_schema(self.table, [column.name for column in self.table.columns]))
+        wanted = delta_schema(self.table)
         if wrong := [new.name for new in wanted.fields if new.name in present and new.type != present[new.name]]:
             raise PipelineFailed(f"{self.lake.path(self.table)}: its column {wrong[0]} has another type")
         if missing := [new for new in wanted.fields if new.name not in present]:
@@ -361,10 +363,18 @@ class Snapshot:
         return self.delta
 
 
-def arrow_schema(table: Table, columns: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns of a table."""
+def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:
+    """The Arrow schema of these columns of a table, or of all."""
     types = {column.name: column.type for column in table.columns}
-    return pa.schema([(name, _arrow_type(types[name])) for name in columns])
+    return pa.schema([(name, _arrow_type(types[name])) for name in columns or types])
+
+
+def delta_schema(table: Table) -> Schema:
+    """The Delta schema of a table.  Raises PipelineFailed for a type that Delta tables do not have."""
+    try:
+        return Schema.from_arrow(arrow_schema(table))
+    except Exception as error:  # of no class of its own
+        raise PipelineFailed(f"{table.name}: {str(error).splitlines()[0]}") from None
 
 
 def _arrow_type(type_: str) -> pa.DataType:
@@ -376,24 +386,6 @@ def _arrow_type(type_: str) -> pa.DataType:
     return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type
 
 
-def _schema_of(ddl: str) -> pa.Schema:
-    fields = (field_.split() for field_ in ddl.split(", "))
-    return pa.schema([(name, _TYPES[type_]) for name, type_ in fields])
-
-
-def _read_by_tasks(spark: SparkSession, paths: Sequence[str], reader: Reader, ddl: str) -> DataFrame:
-    listed = spark.createDataFrame([(path,) for path in paths], "path string")
-    return listed.repartition(min(len(paths), _MOST_READERS)).mapInArrow(reader, ddl)
-
-
 def _added(file: File) -> AddAction:
     stats = orjson.dumps({"numRecords": file.rows}).decode()
     return AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats)
-
-
-def _with_before(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
-    for column in table.columns:
-        if column.before is not None and column.name in rows.schema.names:
-            at = rows.schema.get_field_index(column.name)
-            rows = rows.set_column(at, rows.schema.field(at), rows.column(at).fill_null(column.before))
-    return rows

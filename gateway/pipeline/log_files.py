@@ -11,40 +11,38 @@ compressed); otherwise it waits for its end.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
 import lzma
 import re
 import shutil
 import tempfile
 import uuid
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import zstandard
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
+from gateway.pipeline.tables import LINES
 
-SPOOL: Final = "spool"
+SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
 """Bytes of lines after which a batch ends."""
 _FILE_BYTES: Final = 64 << 20
 """Bytes of lines in one file of the spool, so that several tasks read it."""
 _CHUNK: Final = 4 << 20
-_SCHEMA: Final = pa.schema([("line", pa.string()), ("source", pa.string())])
 _ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$")
-_UNREADABLE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
+_CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_PACKED: Final = frozenset({*_CODECS, ".xz", ".parquet"})
+_UNREADABLE: Final = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)
 
 
 @dataclass(slots=True)
@@ -56,19 +54,18 @@ class LogFiles:
     unreadable: list[str] = field(default_factory=list)
 
     def batches(self, files: Sequence[Path]) -> Iterator[list[str]]:
-        """Batches of new lines: the paths of each one's files beneath the store (columns `line` and `source`).
+        """Batches of new lines: the paths of each one's files of the spool.
 
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
         """
         self.manifest.forget_unlisted({str(path) for path in files})
-        waiting = list(reversed(files))
-        while waiting:
-            with _Spool(self.store) as spool:
-                while waiting and spool.size < BATCH_BYTES:
-                    if self._read(waiting[-1], spool):
-                        waiting.pop()
-                if paths := spool.finished():
-                    yield paths
+        with _Spool(self.store) as spool:
+            for path in files:
+                for _ in self._read(path, spool):
+                    yield spool.finished()
+                    spool.clear()
+            if spool.size:
+                yield spool.finished()
 
     def forget(self, files: Sequence[Path]) -> None:
         """Read these files from their beginnings."""
@@ -79,47 +76,50 @@ class LogFiles:
                     key, _ = self.manifest.locate(head, lambda at, file=file: _tail_at(file, at))  # type: ignore[misc]
                     self.manifest.forget(key)
 
-    def _read(self, path: Path, spool: _Spool) -> bool:
-        """Read what is new of a file, until the batch is full; returns whether that is all of it."""
+    def _read(self, path: Path, spool: _Spool) -> Iterator[None]:
+        """Read what is new of a file.  Yields each time that the batch is full."""
         with ExitStack() as stack:
             try:
                 state = path.stat()
                 seen = Seen(state.st_size, state.st_mtime_ns, state.st_ino)
                 if self.manifest.seen.get(str(path)) == seen:
-                    return True
+                    return
                 file = stack.enter_context(_opened(path))
                 head = file.readline(HEAD_BYTES + 2)
             except FileNotFoundError:
                 # Renamed or removed since the listing; the next run finds it under its new name.
-                return True
+                return
             except _UNREADABLE as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.unreadable.append(f"{path}: cannot be read: {why}")
-                return True
+                return
             if not head:
-                return True
+                return
             key, begin = self.manifest.locate(head, lambda at: _tail_at(file, at))
-            is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _OPENERS
-            end, is_all, waits = _copy(file, begin, spool, path.name, is_over=is_over)
-            if end > begin:
-                if (tail := _tail_at(file, end)) is None:
-                    raise PipelineFailed(f"{path}: was cut while it was read")
-                self.manifest.take(key, end, tail)
-        if is_all and not waits:
+            is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
+            is_all = False
+            while not is_all:
+                end, is_all, waits = _copy(file, begin, spool, path.name, is_over=is_over)
+                if end > begin:
+                    if (tail := _tail_at(file, end)) is None:
+                        raise PipelineFailed(f"{path}: was cut while it was read")
+                    self.manifest.take(key, end, tail)
+                if not is_all:
+                    yield
+                begin = end
+        if not waits:
             self.manifest.seen[str(path)] = seen
-        return is_all
 
 
 class _Spool:
-    """The files of one batch, which it removes in the end."""
+    """The files of one batch; a context manager that removes them in the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._folder = f"{SPOOL}/{uuid.uuid4()}"
+        self._folder = str(uuid.uuid4())
         self._paths: list[str] = []
-        self._stack = ExitStack()
-        self._writer: Any = None
-        self._file_bytes = 0
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
         self.size = 0
         """Bytes of lines so far."""
 
@@ -127,28 +127,35 @@ class _Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        for path in self._paths:
-            self._store.remove(path)
-        self._store.remove_folder(self._folder)
+        self.clear()
+        self._store.remove_folder(f"{SPOOL.place}/{self._folder}")
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
-        if self._writer is None or self._file_bytes >= _FILE_BYTES:
-            self._stack.close()
-            self._paths.append(f"{self._folder}/{len(self._paths):06d}.parquet")
-            out = self._stack.enter_context(self._store.writing(self._paths[-1]))
-            self._writer = self._stack.enter_context(pq.ParquetWriter(out, _SCHEMA, compression="zstd"))
-            self._file_bytes = 0
         texts = _texts(lines)
-        self._writer.write_table(pa.table([texts, pa.repeat(source, len(texts))], schema=_SCHEMA))
-        self._file_bytes += len(lines)
+        self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
+        self._held_bytes += len(lines)
         self.size += len(lines)
+        if self._held_bytes >= _FILE_BYTES:
+            self._write()
 
     def finished(self) -> list[str]:
-        """The paths of the files, complete."""
-        self._stack.close()
+        """The paths of the batch's files in the folder of the spool."""
+        if self._held:
+            self._write()
         return self._paths
+
+    def clear(self) -> None:
+        """Remove the files, and begin a new batch."""
+        for path in self._paths:
+            self._store.remove(f"{SPOOL.place}/{path}")
+        self._paths, self._held, self._held_bytes, self.size = [], [], 0, 0
+
+    def _write(self) -> None:
+        self._paths.append(f"{self._folder}/{uuid.uuid4()}.parquet")
+        with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
+            pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
+        self._held, self._held_bytes = [], 0
 
 
 def _texts(lines: bytes) -> pa.Array:
@@ -213,37 +220,20 @@ def _is_object(text: bytes) -> bool:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """The file's lines, decompressed."""
+    suffix = path.suffix.lower()
     with path.open("rb") as raw:
-        if (unpack := _OPENERS.get(path.suffix.lower())) is None:
+        if suffix not in _PACKED:
             yield raw
             return
         # Unpack it once, as a whole: seeking back in a compressed file starts from its beginning.
         with tempfile.TemporaryFile() as plain:
-            unpack(raw, plain)
+            if suffix == ".parquet":
+                _unpack_parquet(raw, plain)
+            else:
+                with lzma.LZMAFile(raw) if suffix == ".xz" else pa.input_stream(raw, _CODECS[suffix]) as reader:
+                    shutil.copyfileobj(reader, plain, _CHUNK)
             plain.seek(0)
             yield plain
-
-
-def _unpack(opened: Callable[[IO[bytes]], Any]) -> Callable[[IO[bytes], IO[bytes]], None]:
-    def unpack(raw: IO[bytes], plain: IO[bytes]) -> None:
-        with opened(raw) as reader:
-            shutil.copyfileobj(reader, plain, _CHUNK)
-
-    return unpack
-
-
-def _unpack_zstandard(raw: IO[bytes], plain: IO[bytes]) -> None:
-    # The library's own file object takes the end of a cut file for the end of its last frame.
-    decompressor = zstandard.ZstdDecompressor()
-    frame, is_cut = decompressor.decompressobj(), False
-    while chunk := raw.read(_CHUNK):
-        while chunk:
-            if frame.eof:
-                frame = decompressor.decompressobj()
-            plain.write(frame.decompress(chunk))
-            chunk, is_cut = frame.unused_data, not frame.eof
-    if is_cut:
-        raise EOFError("it ends within a frame")
 
 
 def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
@@ -253,12 +243,3 @@ def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
             raise EOFError("a Parquet file without a column `line`")
         for rows in parquet.iter_batches(columns=["line"]):
             plain.writelines(f"{line}\n".encode() for line in rows.column(0).to_pylist())
-
-
-_OPENERS: Final[Mapping[str, Callable[[IO[bytes], IO[bytes]], None]]] = {
-    ".gz": _unpack(lambda raw: gzip.GzipFile(fileobj=raw)),
-    ".bz2": _unpack(bz2.BZ2File),
-    ".xz": _unpack(lzma.LZMAFile),
-    ".zst": _unpack_zstandard,
-    ".parquet": _unpack_parquet,
-}

@@ -7,24 +7,20 @@ every store that holds a lake could hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import with_hint
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.types import StructType
 
 
 class StreamBatches:
@@ -52,7 +48,13 @@ class StreamBatches:
             if end == start:
                 return None
             tasks = self._reader.partitions(start, end)
-        read = _Read(self._reader, tasks)
+        reader = self._reader
+
+        def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from reader.read(tasks[number])
+
         numbers = self._spark.range(0, len(tasks), 1, max(len(tasks), 1))
         return numbers.mapInArrow(read, self._schema), end
 
@@ -65,16 +67,3 @@ class StreamBatches:
             raise PipelineFailed(f"{self._name}: {with_hint(str(error))}") from None
         except PySparkException as error:
             raise PipelineFailed(f"{self._name}: {with_hint(one_line(error))}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads the tasks whose numbers it gets; for `DataFrame.mapInArrow`."""
-
-    reader: StreamReader
-    tasks: Sequence[InputPartition]
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from self.reader.read(self.tasks[number])

@@ -1,12 +1,10 @@
 """The ingest manifest: how much of each log file has been ingested, so that renamed or moved files are not read twice.
 
-A file is identified by its first line, not by its name.  A rotated, copied or compressed log begins with the same line,
-and no two logs do (a line has a time in microseconds, and an id).  For each file the manifest holds the number of
-ingested bytes, always whole lines, and a digest of their end.  If the digest does not match, the file is a different
-one with the same first line, and gets an entry of its own.
+A file is identified by its first line, which a rotated, copied or compressed log keeps and no two logs share (a line
+has a time in microseconds, and an id).  For each file the manifest holds the number of ingested bytes, always whole
+lines, and a digest of their end.  If the digest does not match, the file is another one, and gets an entry of its own.
 
-The manifest is plain data and does no I/O.  It also records path, size and age of the files that it has seen, so that
-an unchanged file need not be opened again.
+It also holds path, size and age of files that were read to their ends, so that they need not be opened again.
 """
 
 from __future__ import annotations

@@ -8,17 +8,17 @@ run that was killed, never do.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import date
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from gateway.pipeline.store import Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _COMPRESSION: Final = "zstd"
 _BUFFER_BYTES: Final = 64 << 20
@@ -39,9 +39,7 @@ class Writer:
     partition_by: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one batch of `WRITTEN`."""
-        import pyarrow as pa
-
+        """Yield a row of `WRITTEN` for each file."""
         files: dict[str, _File] = {}
         with ExitStack() as stack:
             for batch in batches:
@@ -54,16 +52,12 @@ class Writer:
                     max(files.values(), key=lambda file: file.held_bytes).flush()
             for file in files.values():
                 file.flush()
-        found = [(file.path, *self.store.size_and_time(file.path), file.rows) for file in files.values()]
-        columns = list(zip(*found, strict=True)) or [()] * 4
-        types = (pa.string(), pa.int64(), pa.int64(), pa.int64())
-        arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, ["path", "size", "written_at", "rows"])
+        for file in files.values():
+            size, written_at = self.store.size_and_time(file.path)
+            told = {"path": file.path, "size": size, "written_at": written_at, "rows": file.rows}
+            yield pa.RecordBatch.from_pylist([told])
 
     def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         rows = pa.Table.from_batches([batch])
         if not rows.num_rows:
             return
@@ -95,9 +89,6 @@ class _File:
 
     def flush(self) -> None:
         """Write what is held as one row group."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         if self._writer is None:
             out = self.stack.enter_context(self.store.writing(self.path))
             self._writer = self.stack.enter_context(pq.ParquetWriter(out, self.schema, compression=_COMPRESSION))
@@ -109,12 +100,13 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files, whose paths continue `folder`, with the columns of `schema`.  A column that a file lacks is NULL;
-    partition columns come from the path."""
+    """Reads files, whose paths continue `folder`, with the columns of `schema`.  Partition columns come from the path.
+    `before` has what stands for NULL in a column, and for a column that a file lacks."""
 
     store: Store
     folder: str
     schema: pa.Schema
+    before: Mapping[str, str | None] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the files named by a column `path`; for `DataFrame.mapInArrow`."""
@@ -123,8 +115,6 @@ class Reader:
 
     def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, in their order."""
-        import pyarrow.parquet as pq
-
         for path in paths:
             values = partition_values(path)
             with self.store.reading(f"{self.folder}{path}") as file, pq.ParquetFile(file) as parquet:
@@ -134,17 +124,16 @@ class Reader:
                     yield self._fitted(rows, values)
 
     def _fitted(self, rows: pa.RecordBatch, values: dict[str, str]) -> pa.RecordBatch:
-        import pyarrow as pa
-
         columns = []
-        for field_ in self.schema:
-            if field_.name in rows.schema.names:
-                columns.append(rows.column(field_.name).cast(field_.type))
-                continue
-            value: Any = values.get(field_.name)
-            if value is not None and pa.types.is_date(field_.type):
-                value = date.fromisoformat(value)
-            columns.append(pa.repeat(pa.scalar(value, field_.type), rows.num_rows))
+        for name, type_ in zip(self.schema.names, self.schema.types, strict=True):
+            before = self.before.get(name)
+            if name not in rows.schema.names:
+                column = pa.repeat(pa.scalar(values.get(name, before)).cast(type_), rows.num_rows)
+            elif before is None:
+                column = rows.column(name).cast(type_)
+            else:
+                column = rows.column(name).cast(type_).fill_null(before)
+            columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

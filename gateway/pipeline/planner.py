@@ -1,40 +1,36 @@
 """Make the cache plan: the memory budget, and the streams that the cache alone would handle badly.
 
 The budget comes from the curve of the gateway's policy: the least memory that reaches the target hit ratio, or, if none
-does, the least within `_NEAR` of the best.  (First reads in the log count as misses, so no memory reaches a ratio
-of 1.)  The lists name exceptions:
+does, comes within `_NEAR` of the best.  (First reads count as misses, so no memory reaches a ratio of 1.)  The lists
+name exceptions:
 
 - `pin`: streams that are requested most of the time and were nevertheless fetched again; the most reads per byte of
   memory first, up to `PIN_SHARE` of the budget.
-- `warm`: streams that are requested in nearly every part of the log, so that a gateway with an empty memory needs them
-  soon; in the same order, up to `WARM_SHARE`.
-- `do_not_store`: large streams without a byte that is read again before a cache of this budget has evicted it.  Live
-  readers and concurrent readers share a fetch, so a stream with any of them is stored.
+- `warm`: streams that are requested in nearly every part of the log, so soon after a gateway's start; in the same
+  order, up to `WARM_SHARE`.
+- `do_not_store`: large streams of which no byte is read again before a cache of this budget has evicted it.  Live and
+  concurrent readers share a fetch, so a stream with any of them is stored.
 - `lifetimes`: streams that were read again and again, and then not for far longer than they were ever idle.
 
-A plan contains no credentials, so a gateway pins and warms the tape of requests without credentials.  Streams that are
-mostly read with credentials are left out of these two lists.
+A plan contains no credentials, so streams that are mostly read with credentials are neither pinned nor warmed.  A plan
+of too short a log is marked: the memory that a few minutes fill says nothing about a day.
 
-A plan of a log that covers too little time is marked as short.  The memory that a few minutes of traffic fill says
-nothing about a day, so a gateway does not take the memory of a short plan unless configured to.
-
-Statements about later traffic are made only for streams that the log continues long enough after.  Plain functions of
-the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives one plan.
+Plain functions of the figures in `curve.streams` decide everything, with the name as the last sort key: one lake gives
+one plan.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.config.cache_plan import (
@@ -53,12 +49,10 @@ from gateway.pipeline import tables
 from gateway.pipeline.curve import references
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.session import persisted
+from gateway.pipeline.whole_file import write_whole
 from gateway.tape.eviction import POLICIES
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from gateway.pipeline.lake import Lake
 
 PIN_SHARE: Final = 0.25
 """Largest share of the budget for pinned streams; the rest is for unforeseen traffic."""
@@ -115,17 +109,16 @@ def make_plan(
     arguments, NothingToPlan if there is no traffic.  `clock` gives the time of the plan; everything else comes from the
     lake.
     """
-    from pyspark.sql import functions as f
-
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")
     if not 0 <= target_hit_ratio <= 1:
         raise PipelineFailed(f"target: expected a ratio from 0 to 1, got {target_hit_ratio}")
-    requests = lake.read(spark, tables.REQUESTS)
+    silver = lake.snapshot(tables.REQUESTS)
     at = f.unix_micros("time")
     # Gateways warm Durable Streams only.
     is_other = f.col("protocol") != tables.DURABLE_STREAMS
     other_routes = f.collect_set(f.when(is_other, f.col("route")))
+    requests = silver.read(spark, columns=("time", "node", "route", "protocol"))
     row = requests.agg(f.min(at), f.max(at), f.count("*"), f.sort_array(f.collect_set("node")), other_routes)
     first_us, last_us, lines, nodes, not_warmed = row.collect()[0]
     if not lines:
@@ -139,11 +132,8 @@ def make_plan(
     if memory.expected_hit_ratio < target_hit_ratio:
         progress(f"plan: no memory reaches {target_hit_ratio:.1%}: {memory.expected_hit_ratio:.1%} is the best")
     progress("plan: figures of each stream")
-    reads = references.placed(references.reads_of(requests)).persist()
-    try:
+    with persisted(references.placed(references.reads_of(silver.read(spark, columns=references.COLUMNS)))) as reads:
         traffic = traffic_of(reads, first_us, last_us)
-    finally:
-        reads.unpersist()
     return CachePlan(
         version=1,
         made_at=_moment(int((clock or SystemClock()).wall() * 1_000_000)),
@@ -161,24 +151,8 @@ def make_plan(
 
 
 def write_plan(plan: CachePlan, path: Path) -> None:
-    """Write the plan atomically: a gateway that reloads sees the old one or the new one.  Raises PipelineFailed."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        made = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(plan.text)
-                file.flush()
-                os.fsync(file.fileno())
-            # The gateway that reads the plan may run as another user.
-            made.chmod(0o644)
-            made.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                made.unlink()
-            raise
-    except OSError as error:
-        raise PipelineFailed(f"{path}: {error.strerror or error}") from None
+    """Write the plan; a gateway that reloads sees the old one or the new one.  Raises PipelineFailed."""
+    write_whole(path, plan.text)
 
 
 def _moment(micros: int) -> datetime:
@@ -204,7 +178,7 @@ def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
     found = points[at]
     if at and found.hit_ratio > wanted:
         found = _between(points[at - 1], found, wanted)
-    size = min(-(-found.cache_bytes // _STEP) * _STEP, 1024 * GIB)
+    size = min(-(-found.cache_bytes // _STEP) * _STEP, _MOST_BYTES)
     return Memory(
         cache_bytes=size,
         policy=policy,  # type: ignore[arg-type]
@@ -261,15 +235,15 @@ def _is(kind: TypeAdapter[Any], value: object) -> bool:
     return True
 
 
-def _by_worth(streams: Iterable[StreamFigures]) -> list[StreamFigures]:
-    """The streams by bytes sent to readers per byte of memory, the most first."""
-    return sorted(streams, key=lambda one: (-one.asked_bytes / max(1, one.bytes), one.route, one.stream))
+def _entry(one: StreamFigures, reason: str) -> Entry:
+    return Entry(route=one.route, stream=one.stream, bytes=min(one.bytes, _MOST_BYTES), reason=reason)
 
 
 def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigures]:
-    """The streams that fit into `room` bytes, in this order; one that is too large is skipped."""
+    """The streams that fit into `room` bytes, by bytes sent to readers per byte of memory, the most first; one that is
+    too large is skipped."""
     out: list[StreamFigures] = []
-    for one in streams:
+    for one in sorted(streams, key=lambda one: (-one.asked_bytes / max(1, one.bytes), one.route, one.stream)):
         if one.bytes <= room and len(out) < _MOST:
             room -= one.bytes
             out.append(one)
@@ -284,14 +258,12 @@ def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: fl
         one for one in streams if one.windows >= _HOT_WINDOWS and one.fetched_again >= max(1, _REFETCHED * one.bytes)
     ]
     return [
-        Entry(
-            route=one.route,
-            stream=one.stream,
-            bytes=one.bytes,
-            reason=f"{one.asked:,} catch-up reads in {one.windows} of {WINDOWS} parts of the log, and the origin sent "
+        _entry(
+            one,
+            f"{one.asked:,} catch-up reads in {one.windows} of {WINDOWS} parts of the log, and the origin sent "
             f"{_size(one.fetched_again)} of it again; {_size(one.bytes)} of memory would have saved that.",
         )
-        for one in _fitting(_by_worth(hot), PIN_SHARE * cache_bytes)
+        for one in _fitting(hot, PIN_SHARE * cache_bytes)
     ]
 
 
@@ -299,14 +271,12 @@ def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: fl
     """Streams that are requested soon after a gateway's start, at any time."""
     steady = [one for one in streams if one.windows >= _WARM_WINDOWS]
     return [
-        Entry(
-            route=one.route,
-            stream=one.stream,
-            bytes=one.bytes,
-            reason=f"Asked for in {one.windows} of {WINDOWS} parts of the log, so within {_time(span_s / WINDOWS)} of "
+        _entry(
+            one,
+            f"Asked for in {one.windows} of {WINDOWS} parts of the log, so within {_time(span_s / WINDOWS)} of "
             f"most starts; {one.asked:,} catch-up reads got {_size(one.asked_bytes)} of its {_size(one.bytes)}.",
         )
-        for one in _fitting(_by_worth(steady), WARM_SHARE * cache_bytes)
+        for one in _fitting(steady, WARM_SHARE * cache_bytes)
     ]
 
 
@@ -315,54 +285,36 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
     if kept_s is None:
         return []
     least = max(_LARGE, _LARGE_SHARE * cache_bytes)
-    longer = _SURELY * kept_s
-    once = [
-        one
-        for one in streams
-        if one.bytes >= least
-        and one.asked
-        and not one.live
-        and (one.again_s is None or one.again_s > longer)
-        and one.quiet_s > kept_s
-    ]
-    once.sort(key=lambda one: (-one.bytes, one.route, one.stream))
-    return [
-        Entry(
-            route=one.route,
-            stream=one.stream,
-            bytes=min(one.bytes, _MOST_BYTES),
-            reason=(
-                "No byte of it was read twice"
-                if one.again_s is None
-                else f"No byte of it was read again within {_time(one.again_s)}"
+    found = []
+    for one in sorted(streams, key=_largest_first):
+        is_once = one.again_s is None or one.again_s > _SURELY * kept_s
+        if is_once and one.bytes >= least and one.asked and not one.live and one.quiet_s > kept_s:
+            never = "twice" if one.again_s is None else f"again within {_time(one.again_s)}"
+            reason = (
+                f"No byte of it was read {never} ({one.asked:,} catch-up reads), and so much memory forgets after "
+                f"about {_time(kept_s)}: storing its {_size(one.bytes)} saves nothing."
             )
-            + f" ({one.asked:,} catch-up reads), and so much memory forgets after about {_time(kept_s)}: storing its "
-            f"{_size(one.bytes)} saves nothing.",
-        )
-        for one in once[:_MOST]
-    ]
+            found.append(_entry(one, reason))
+    return found[:_MOST]
 
 
 def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list[Lifetime]:
     """Streams whose readers returned again and again, and then not for a long time."""
     ended = []
-    for one in streams:
+    for one in sorted(streams, key=_largest_first):
         lifetime_s = max(_SHORTEST_S, _SURELY * one.idle_s)
         is_over = one.returns >= _RETURNS and one.quiet_s > lifetime_s and one.bytes >= _LARGE
         if is_over and lifetime_s <= _MOST_S and (kept_s is None or lifetime_s < kept_s):
-            ended.append((one, float(round(lifetime_s))))
-    ended.sort(key=lambda pair: (-pair[0].bytes, pair[0].route, pair[0].stream))
-    return [
-        Lifetime(
-            route=one.route,
-            stream=one.stream,
-            bytes=min(one.bytes, _MOST_BYTES),
-            idle_s=lifetime_s,
-            reason=f"Of {one.returns:,} times that readers came back none was after more than {_time(one.idle_s)}; "
-            f"it had been quiet for {_time(one.quiet_s)} when the log ended.",
-        )
-        for one, lifetime_s in ended[:_MOST]
-    ]
+            reason = (
+                f"Of {one.returns:,} times that readers came back none was after more than {_time(one.idle_s)}; "
+                f"it had been quiet for {_time(one.quiet_s)} when the log ended."
+            )
+            ended.append(Lifetime(**dict(_entry(one, reason)), idle_s=float(round(lifetime_s))))
+    return ended[:_MOST]
+
+
+def _largest_first(one: StreamFigures) -> tuple[int, str, str]:
+    return -one.bytes, one.route, one.stream
 
 
 def _size(count: float) -> str:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
+from gateway.pipeline.lake import File, Lake
+from gateway.pipeline.session import persisted
 from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from gateway.pipeline.lake import File, Lake
 
 # The meaning of a missing field, where that is not "unknown".
 _LEFT_OUT: Final[dict[str, Any]] = {
@@ -56,45 +56,35 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
         return sum(file.rows for file in files)
     days = {*bronze.days(), *silver.days()} if changes is None else changes.days
     files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
+    before = silver.files(days)
     silver.commit(files, replaces=days, marks={_BRONZE: bronze.version})
-    return sum(file.rows for file in files)
+    return sum(file.rows for file in files) - sum(file.rows for file in before)
 
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:
     """Write what `came` adds to the lines whose ids are `stored`."""
-    from pyspark.sql import functions as f
-
     mark = _mark(f.col("id")).alias(_MARK)
-    doubtful = _doubtful(came(columns=("id",)).select(mark), stored.select(mark)).persist()
-    try:
+    with persisted(_doubtful(came(columns=("id",)).select(mark), stored.select(mark))) as doubtful:
         if doubtful.isEmpty():
             return lake.write(typed(came(columns=("line",))), REQUESTS)
         marked = came(columns=("id", "line")).withColumn(_MARK, mark)
         sure = marked.join(doubtful, _MARK, "left_anti")
         again = _once(marked.join(doubtful, _MARK, "left_semi"), stored)
         return lake.write(typed(sure.select("line").unionAll(again)), REQUESTS)
-    finally:
-        doubtful.unpersist()
 
 
 def typed(lines: DataFrame) -> DataFrame:
     """Typed rows from lines, each of which is an event (column `line`)."""
-    from pyspark.sql import functions as f
-
     read = lines.select(parsed(f.col("line")).alias("event"))
     event = {name: f.col(f"event.{name}") for name in line_fields()}
+    of_time = {"day": day_of(event["time"]), "time": time_of(event["time"])}
     made: list[Column] = []
     for column in REQUESTS.columns:
-        match column.name:
-            case "day":
-                value = day_of(event["time"])
-            case "time":
-                value = time_of(event["time"])
-            case name if name in event:
-                # Never an error: a number that is too large becomes NULL.
-                value = event[name].try_cast(column.type)
-            case _:
-                value = f.lit(None).cast(column.type)
+        if column.name in of_time:
+            value = of_time[column.name]
+        else:
+            # Never an error: a number that is too large becomes NULL.
+            value = event[column.name].try_cast(column.type)
         if column.name in _LEFT_OUT:
             value = f.coalesce(value, f.lit(_LEFT_OUT[column.name]).cast(column.type))
         made.append(value.alias(column.name))
@@ -103,15 +93,11 @@ def typed(lines: DataFrame) -> DataFrame:
 
 def _mark(id_: Column) -> Column:
     """A hash of an id; NULL for NULL.  Two ids seldom have the same one."""
-    from pyspark.sql import functions as f
-
     return f.when(id_.isNotNull(), f.xxhash64(id_))
 
 
 def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
     """Hashes that occur more than once in the batch, or are stored already."""
-    from pyspark.sql import functions as f
-
     counted = came.where(f.col(_MARK).isNotNull()).groupBy(_MARK).agg(f.count("*").alias("times"))
     before = stored.where(f.col(_MARK).isNotNull()).join(counted.select(_MARK), _MARK, "left_semi")
     return counted.where("times > 1").select(_MARK).unionAll(before).distinct()
@@ -119,9 +105,6 @@ def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
 
 def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
     """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
     order = Window.partitionBy("id").orderBy("line")
     first = doubtful.withColumn("place", f.row_number().over(order)).where("place = 1")
     return first.join(stored, "id", "left_anti").select("line")

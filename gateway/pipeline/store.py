@@ -8,14 +8,15 @@ travel to the workers with the tasks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
+import pyarrow.fs as fs
+from deltalake.fs import DeltaStorageHandler
 
 _BUFFER_BYTES: Final = 1 << 20
 _SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
@@ -71,10 +72,8 @@ class Store:
 
     def remove(self, path: str) -> None:
         """Remove a file; it need not exist."""
-        try:
+        with suppress(FileNotFoundError):
             _files(self).delete_file(path)
-        except FileNotFoundError:
-            return
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; an object store has none."""
@@ -83,19 +82,13 @@ class Store:
 
     def listed(self, folder: str) -> list[tuple[str, int]]:
         """Paths of all files beneath a folder, and when they were written (Unix milliseconds)."""
-        import pyarrow.fs as fs
-
         found = _files(self).get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return [(info.path, (info.mtime_ns or 0) // 1_000_000) for info in found if info.type == fs.FileType.File]
 
 
 @cache
 def _files(store: Store) -> Any:
-    import pyarrow.fs as fs
-
     if (folder := store.local) is not None:
         folder.mkdir(parents=True, exist_ok=True)
         return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
-    from deltalake.fs import DeltaStorageHandler
-
     return fs.PyFileSystem(DeltaStorageHandler(store.url, dict(store.settings)))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
-from gateway.pipeline.ingest import FOLLOW_S
-from gateway.pipeline.lake import Conflict, Lake
+from gateway.pipeline.ingest import FOLLOW_S, retried
+from gateway.pipeline.lake import Conflict, Lake, delta_schema
 from gateway.pipeline.log_stream import StreamBatches
 from gateway.pipeline.tables import Column, Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+from pyspark_durable_streams.formats import default_schema
+from pyspark_durable_streams.options import format_of
 
 _CORRUPT: Final = "_corrupt"
 _MEANING: Final = "A column of the stream."
@@ -40,33 +42,34 @@ def take_table(
     With `ddl`, Spark's schema text, messages are JSON with these columns, and a message that does not fit goes to
     `_corrupt`; without it, rows are messages as they are.  Returns how many rows came.  Raises PipelineFailed.
     """
-    parent, _, place = into.rstrip("/").rpartition("/")
+    lake, place = Lake.of_table(into)
     schema = _schema(source, ddl)
     columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
-    if not parent or parent.endswith(":/"):
-        raise PipelineFailed(
-            f"{into}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
-        )
-    table, lake = Table(place, columns, (), partition_by=()), Lake(parent)
-    Lake(into)  # its name, too, is none that Spark would take for a pattern
+    table = Table(place, columns, (), partition_by=())
+    delta_schema(table)
     name, taken, is_over = f"stream {source.url}", 0, stop or threading.Event()
+
+    def take() -> None:
+        nonlocal taken
+        snapshot = lake.snapshot(table)
+        with StreamBatches(spark, source.reading, schema, source.url) as stream, stream.failing():
+            offset = snapshot.progress(name)
+            while (batch := stream.after(offset)) is not None:
+                rows, offset = batch
+                files = lake.write(rows, table)
+                snapshot = snapshot.commit_progress(files, name, offset)
+                count = sum(file.rows for file in files)
+                taken += count
+                progress(f"{into}: version {snapshot.version}, {count:,} rows")
+
     try:
         while True:
-            snapshot = lake.snapshot(table)
             try:
-                with StreamBatches(spark, source.reading, schema, source.url) as stream, stream.failing():
-                    offset = snapshot.progress(name)
-                    while (batch := stream.after(offset)) is not None:
-                        rows, offset = batch
-                        files = lake.write(rows, table)
-                        snapshot = snapshot.commit_progress(files, name, offset)
-                        count = sum(file.rows for file in files)
-                        taken += count
-                        progress(f"{into}: version {snapshot.version}, {count:,} rows")
+                retried(take, progress)
             except Conflict as error:
                 if not follow:
                     raise
-                progress(f"{error}: once more")
+                progress(f"{error}: to be looked at again")
             if not follow or is_over.wait(FOLLOW_S):
                 return taken
     except KeyboardInterrupt:
@@ -77,12 +80,6 @@ def take_table(
 
 
 def _schema(source: LogStream, ddl: str | None) -> StructType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StringType, StructType
-
-    from pyspark_durable_streams.formats import default_schema
-    from pyspark_durable_streams.options import format_of
-
     try:
         if ddl is None:
             return cast("StructType", StructType.fromDDL(default_schema(format_of(source.reading))))

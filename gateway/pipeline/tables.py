@@ -16,10 +16,25 @@ has to be computed again is a few files.  In gold `minute` and `hour` are the be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+
+READS: Final = (Mode.CATCHUP.value, Mode.LONGPOLL.value, Mode.SSE.value)
+"""The modes of reads."""
+LIVE: Final = READS[1:]
+ANSWERED_BY: Final = {
+    "tape": (Outcome.HIT, Outcome.STALE_IF_ERROR),
+    "collapse": (Outcome.COLLAPSED,),
+    "follow": (Outcome.FOLLOWED,),
+    "join": (Outcome.JOINED, Outcome.REVALIDATED),
+    "origin": (Outcome.MISS, Outcome.PASS),
+    "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
+}
+"""How a read was answered, by its outcome."""
 LATE_DAYS: Final = 3
 """While a source is followed, a day is complete once there are events this many days after it."""
 
@@ -58,29 +73,46 @@ class Table:
         return self.place if self.kind is None else f"{self.place}, kind {self.kind}"
 
     @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        return [column.name for column in self.columns]
+
+    @property
     def ddl(self) -> str:
         """The columns as Spark's schema text."""
-        return self.ddl_of([column.name for column in self.columns])
+        return ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
 
-    def ddl_of(self, columns: Sequence[str]) -> str:
-        """Some of the columns as Spark's schema text."""
-        types = {column.name: column.type for column in self.columns}
-        return ", ".join(f"`{name}` {types[name]}" for name in columns)
+    def with_columns(self, names: Collection[str]) -> Table:
+        """The table with only these of its columns, in its own order."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
+def _percentiles(of: str) -> list[Column]:
+    return [Column(f"{of}_p{rank}_s", "double", "Seconds.") for rank in (50, 90, 99)]
+
+
+DURABLE_STREAMS: Final = "durable-streams"
 _DAY: Final = Column("day", "date", "UTC day; the partition.")
 _MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
 _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
-DURABLE_STREAMS: Final = "durable-streams"
-_PROTOCOL: Final = Column(
-    "protocol", "string", "What clients speak: `durable-streams` or `s2`.", before=DURABLE_STREAMS
-)
+_PROTOCOL: Final = Column("protocol", "string", "What clients speak: `durable-streams` or `s2`.", DURABLE_STREAMS)
 _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
-
+_OUTCOME: Final = Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`.")
+_STREAM: Final = Column("stream", "string", "Path and query.")
+_PARTITION: Final = Column("partition", "string", "Who shares the tape; empty where all of the route do.")
+_READER: Final = (
+    Column("client", "string", "As the log has it; `-` where it has none."),
+    Column("user_agent", "string", "`-` where there was none."),
+)
+_STATUS: Final = Column("status", "int", "HTTP status; 0 where none was sent.")
+_ORIGIN_REQUESTS: Final = Column("origin_requests", "bigint", "Requests that the origin was asked because of them.")
+_SAVED_BYTES: Final = Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded.")
+_EACH_MINUTE: Final = (_DAY, _MINUTE, _ROUTE)
+_EACH_HOUR: Final = (_DAY, _HOUR, _ROUTE)
 _SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
-
 _ID: Final = Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none.")
+_LINE: Final = Column("line", "string", "As it came.")
 _REASON: Final = Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons.")
 
 BRONZE: Final = Table(
@@ -90,13 +122,13 @@ BRONZE: Final = Table(
         _DAY,
         _ID,
         _SOURCE,
-        Column("line", "string", "As it came."),
+        _LINE,
         _REASON,
     ),
     ("id",),
     partition_by=("kind", "day"),
 )
-LINES: Final = Table("bronze", (_DAY, _ID, _SOURCE, Column("line", "string", "As it came.")), ("id",), kind="lines")
+LINES: Final = Table("bronze", (_DAY, _ID, _SOURCE, _LINE), ("id",), kind="lines")
 REJECTS: Final = Table(
     "bronze",
     (
@@ -117,12 +149,12 @@ REQUESTS: Final = Table(
         Column("node", "string", "Gateway that wrote the line."),
         _ROUTE,
         _PROTOCOL,
-        Column("stream", "string", "Path and query."),
-        Column("partition", "string", "Who shares the tape; empty where all of the route do."),
+        _STREAM,
+        _PARTITION,
         Column("method", "string", "HTTP method."),
         _MODE,
-        Column("status", "int", "HTTP status; 0 where none was sent."),
-        Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`."),
+        _STATUS,
+        _OUTCOME,
         Column("duration_s", "double", "Seconds."),
         Column("first_byte_s", "double", "Seconds; NULL where no answer began."),
         Column("start", "string", "Offset asked for; NULL where none was."),
@@ -150,10 +182,9 @@ SESSIONS: Final = Table(
         Column("ended", "timestamp", "When its last read ended."),
         _ROUTE,
         _PROTOCOL,
-        Column("stream", "string", "Path and query."),
-        Column("partition", "string", "Who shares the tape; empty where all of the route do."),
-        Column("client", "string", "As the log has it; `-` where it has none."),
-        Column("user_agent", "string", "`-` where there was none."),
+        _STREAM,
+        _PARTITION,
+        *_READER,
         Column("reads", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
         Column("live_reads", "bigint", "Those of them that were long-polls and SSE."),
         Column("reconnects", "bigint", "SSE connections after its first."),
@@ -167,17 +198,15 @@ SESSIONS: Final = Table(
 TRAFFIC: Final = Table(
     "gold/traffic",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         _PROTOCOL,
         _MODE,
-        Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`."),
+        _OUTCOME,
         Column("requests", "bigint", "Requests that ended: final lines."),
         Column("sent_bytes", "bigint", "Body bytes to clients, of all lines."),
-        Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded."),
+        _SAVED_BYTES,
         Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
-        Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
+        _ORIGIN_REQUESTS,
         Column(
             "spared_requests",
             "bigint",
@@ -189,13 +218,11 @@ TRAFFIC: Final = Table(
 OFFLOAD: Final = Table(
     "gold/offload",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         Column("requests", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
-        Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
+        _ORIGIN_REQUESTS,
         Column("sent_bytes", "bigint", "Body bytes to readers."),
-        Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded."),
+        _SAVED_BYTES,
         Column("fetched_bytes", "bigint", "Body bytes that the origin sent for them."),
         Column("by_tape", "bigint", "Reads answered from the tape alone (hit, stale_if_error)."),
         Column("by_collapse", "bigint", "Reads answered from a fetch that another had started (collapsed)."),
@@ -212,37 +239,27 @@ OFFLOAD: Final = Table(
 LATENCY: Final = Table(
     "gold/latency",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         _MODE,
         Column(
             "requests", "bigint", "Requests that ended; live reads are not among them, whose duration is their wait."
         ),
         Column("duration_sketch", "binary", "KLL sketch (doubles) of seconds; mergeable."),
-        Column("duration_p50_s", "double", "Seconds."),
-        Column("duration_p90_s", "double", "Seconds."),
-        Column("duration_p99_s", "double", "Seconds."),
+        *_percentiles("duration"),
         Column("first_byte_sketch", "binary", "KLL sketch (doubles) of seconds; NULL where no answer began."),
-        Column("first_byte_p50_s", "double", "Seconds."),
-        Column("first_byte_p90_s", "double", "Seconds."),
-        Column("first_byte_p99_s", "double", "Seconds."),
+        *_percentiles("first_byte"),
     ),
     ("minute", "route", "mode"),
 )
 DELIVERY: Final = Table(
     "gold/delivery",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         Column("deliveries", "bigint", "Long-polls that were woken by an append which the same log has."),
         Column(
             "delay_sketch", "binary", "KLL sketch (doubles) of seconds from the append's answer to the long-poll's."
         ),
-        Column("delay_p50_s", "double", "Seconds."),
-        Column("delay_p90_s", "double", "Seconds."),
-        Column("delay_p99_s", "double", "Seconds."),
+        *_percentiles("delay"),
         Column("delay_max_s", "double", "Seconds."),
     ),
     ("minute", "route"),
@@ -256,7 +273,7 @@ TOP_STREAMS: Final = Table(
         Column("rank", "int", "1 is the busiest; the first 100 are kept."),
         _ROUTE,
         _PROTOCOL,
-        Column("stream", "string", "Path and query."),
+        _STREAM,
         Column("requests", "bigint", "Requests that ended."),
         Column("sent_bytes", "bigint", "Body bytes to clients."),
         Column(
@@ -273,9 +290,7 @@ TOP_STREAMS: Final = Table(
 FAN_OUT: Final = Table(
     "gold/fan_out",
     (
-        _DAY,
-        _HOUR,
-        _ROUTE,
+        *_EACH_HOUR,
         _MODE,
         Column("at_least", "bigint", "Lower end of the bucket: 1, 2, 4, 8, … readers who shared."),
         Column("requests", "bigint", "Live reads by `subscribers`, catch-up reads by `collapsed`."),
@@ -286,9 +301,7 @@ FAN_OUT: Final = Table(
 RECONNECTS: Final = Table(
     "gold/reconnects",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         Column(
             "reconnects",
             "bigint",
@@ -303,12 +316,9 @@ RECONNECTS: Final = Table(
 SLOW_CONSUMERS: Final = Table(
     "gold/slow_consumers",
     (
-        _DAY,
-        _HOUR,
-        _ROUTE,
-        Column("stream", "string", "Path and query."),
-        Column("client", "string", "As the log has it; `-` where it has none."),
-        Column("user_agent", "string", "`-` where there was none."),
+        *_EACH_HOUR,
+        _STREAM,
+        *_READER,
         Column("cut_off", "bigint", "Live reads that ended because the client did not keep up."),
         Column("sent_bytes", "bigint", "What they got before."),
     ),
@@ -317,11 +327,9 @@ SLOW_CONSUMERS: Final = Table(
 ERRORS: Final = Table(
     "gold/errors",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         _MODE,
-        Column("status", "int", "HTTP status; 0 where none was sent."),
+        _STATUS,
         Column("outcome", "string", "refused, failed or aborted, or what it was with a status of 400 and more."),
         Column("requests", "bigint", "Requests that ended so."),
     ),
@@ -330,12 +338,9 @@ ERRORS: Final = Table(
 CLOSED_LOOPS: Final = Table(
     "gold/closed_loops",
     (
-        _DAY,
-        _MINUTE,
-        _ROUTE,
+        *_EACH_MINUTE,
         Column("stream", "string", "A stream that is closed."),
-        Column("client", "string", "As the log has it; `-` where it has none."),
-        Column("user_agent", "string", "`-` where there was none."),
+        *_READER,
         Column("requests", "bigint", "Requests at its end in that minute, when one would have done."),
     ),
     ("minute", "route", "stream", "client", "user_agent"),
@@ -343,9 +348,7 @@ CLOSED_LOOPS: Final = Table(
 ANOMALIES: Final = Table(
     "gold/anomalies",
     (
-        _DAY,
-        _HOUR,
-        _ROUTE,
+        *_EACH_HOUR,
         Column("measure", "string", "requests, sent_bytes, fetched_bytes, origin_requests, errors or hit_ratio."),
         Column("value", "double", "In this hour. Only hours that are far from what they were before have a row."),
         Column("before", "double", "Median over the same hour of the days before, seven at most."),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL
-from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS
+from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
 
 TABLES: Final = (BRONZE, REQUESTS, SESSIONS, *GOLD, CURVE)
 SMALL_BYTES: Final = 16 << 20
@@ -42,10 +42,19 @@ class Upkept:
     removed: int = 0
 
 
-def optimize(lake: Lake, progress: Callable[[str], None], *, many: int = 2) -> Upkept:
-    """Compact the days that have `many` small files or more, in every table."""
+def table_at(url: str) -> tuple[Lake, tuple[Table]]:
+    """A table of `pipeline table`, for `optimize` and `vacuum`.  Raises PipelineFailed if there is none."""
+    lake, place = Lake.of_table(url)
+    table = Table(place, (), (), partition_by=())
+    if lake.snapshot(table).delta is None:
+        raise PipelineFailed(f"{url}: is no table")
+    return lake, (table,)
+
+
+def optimize(lake: Lake, progress: Callable[[str], None], *, tables: Sequence[Table] = TABLES, many: int = 2) -> Upkept:
+    """Compact the days that have `many` small files or more, in these tables."""
     done = Upkept()
-    for snapshot in _existing(lake):
+    for snapshot in _existing(lake, tables):
         small = Counter(file.path.rpartition("/")[0] for file in snapshot.files() if file.size < SMALL_BYTES)
         folders = sorted(folder for folder, count in small.items() if count >= many)
         if not folders:
@@ -66,14 +75,14 @@ def optimize(lake: Lake, progress: Callable[[str], None], *, many: int = 2) -> U
     return done
 
 
-def vacuum(lake: Lake, *, keep_s: float, now: float) -> Upkept:
-    """Remove files that no version of the last `keep_s` seconds needs; `now` in Unix seconds."""
+def vacuum(lake: Lake, *, keep_s: float, now: float, tables: Sequence[Table] = TABLES) -> Upkept:
+    """Remove files that no version of these tables of the last `keep_s` seconds needs; `now` in Unix seconds."""
     if keep_s < LEAST_KEEP_S:
         raise PipelineFailed(f"keep: at least {LEAST_KEEP_S / 3600:g} h, so that runs in progress keep their files")
     done = Upkept()
     oldest_ms = (now - keep_s) * 1_000
-    left = list(lake.store.listed(SPOOL))
-    for snapshot in _existing(lake):
+    left = list(lake.store.listed(SPOOL.place)) if BRONZE in tables else []
+    for snapshot in _existing(lake, tables):
         assert snapshot.delta is not None
         try:
             hours = math.ceil(keep_s / 3_600)
@@ -119,7 +128,7 @@ def history(lake: Lake) -> Iterator[str]:
         yield f"{entry['version']:>6}  {at:%Y-%m-%d %H:%M:%S}Z  {what}"
 
 
-def _existing(lake: Lake) -> Iterator[Snapshot]:
-    for table in TABLES:
+def _existing(lake: Lake, tables: Sequence[Table]) -> Iterator[Snapshot]:
+    for table in tables:
         if (snapshot := lake.snapshot(table)).delta is not None:
             yield snapshot

@@ -98,6 +98,12 @@ def test_a_last_line_waits_for_its_end_unless_it_is_whole_or_nothing_can_follow(
     assert len(rows(lake, REJECTS)) == 1
 
 
+def test_blank_lines_are_passed_over_however_lines_end(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(line(1).replace(b"\n", b"\r\n") + b"\r\n\n" + lines(2))
+    found = take(spark, lake, log)
+    assert (found.added, dict(found.rejects)) == (2, {})
+
+
 def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
     spark: SparkSession, lake: Lake, log: Path
 ) -> None:

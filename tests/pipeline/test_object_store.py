@@ -18,9 +18,8 @@ from gateway.pipeline.events import source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Conflict, Lake, Snapshot
 from gateway.pipeline.planner import make_plan
-from gateway.pipeline.report.gather import gather
-from gateway.pipeline.report.gold import gold_of
-from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS
+from gateway.pipeline.report.gather import gather, gold_of
+from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
 from tests.pipeline.access_lines import DAY_S, contents, line, lines, rows, take
 from tests.pipeline.access_lines import NOON as NOON_OF_LINES
 from tests.pipeline.access_log import NOON, access_log
@@ -135,17 +134,30 @@ def test_a_commit_gives_the_snapshot_it_made_and_not_that_of_another_run(
     assert lake.snapshot(BRONZE).progress("files") == {"at": 3}
 
 
-def test_every_step_works_on_an_object_store(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_every_step_works_on_an_object_store(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "access.log"
     log.write_text(access_log(400))
     clock = ManualClock(wall=NOON + DAY_S)
     ingest(spark, source_of([str(log)]), lake, clock=clock, progress=quiet)
+    read: list[int] = []
+    read_files = Lake.read_files
+
+    def spied(self: Lake, spark: SparkSession, table: Table, *args: Any) -> Any:
+        if table.place == REQUESTS.place:
+            read.append(len(table.columns))
+        return read_files(self, spark, table, *args)
+
+    monkeypatch.setattr(Lake, "read_files", spied)
     with dying("latency", "before"), pytest.raises(Dead):
         aggregate(spark, lake, progress=quiet)
     aggregate(spark, lake, progress=quiet)
     measure_curve(spark, lake, rate=1.0)
     plan = make_plan(spark, lake, target_hit_ratio=0.9, policy="s3-fifo", min_span_s=0, clock=clock, progress=quiet)
     assert plan.made_from.lines == 400
+    # Columns that a step does not need stay where they are.
+    assert max(read) < len(REQUESTS.columns) / 2 + 2
     # Of the report, what reads the lake.
     figures = gather(gold_of(lake), quiet)
     assert (figures.requests, len(figures.curve)) == (400, sum(file.rows for file in lake.snapshot(CURVE).files()))

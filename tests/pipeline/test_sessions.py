@@ -12,8 +12,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.pipeline.sessions import GAP_S, READS, sessions
+from gateway.pipeline.sessions import GAP_S, sessions
 from gateway.pipeline.silver import typed
+from gateway.pipeline.tables import READS
 from tests.effort import examples
 from tests.pipeline.access_lines import DAY_S, NOON, line
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pytest
 
+from gateway.pipeline import upkeep
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import LogStream
 from gateway.pipeline.lake import Snapshot
@@ -77,6 +78,43 @@ def test_what_cannot_be_is_one_line(spark: SparkSession, orders: str, tmp_path: 
     assert not (tmp_path / "t").exists()
     with pytest.raises(PipelineFailed, match=r"^s3://shop: expected the name of a table"):
         take_table(spark, LogStream(orders), "s3://shop", progress=lambda _: None)
+
+
+def test_a_type_that_no_table_can_have_is_one_line(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    source = LogStream(orders, format="typed")
+    for kind in ("interval day to second", "interval year to month", "variant", "void"):
+        with pytest.raises(PipelineFailed, match=r"^[^\n]+$"):
+            take_table(spark, source, str(tmp_path / "t"), ddl=f"x {kind}", progress=lambda _: None)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_table_is_kept_up_and_a_run_that_is_overtaken_begins_again(
+    spark: SparkSession, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = str(tmp_path / "shop" / "orders")
+    told: list[str] = []
+    commit = Snapshot.commit
+    overtaken: list[bool] = []
+
+    def late(self: Snapshot, *args: Any, **more: Any) -> Snapshot:
+        if overtaken:
+            overtaken.clear()
+            raise self.conflict()
+        return commit(self, *args, **more)
+
+    monkeypatch.setattr(Snapshot, "commit", late)
+    for number in range(3):
+        ask("POST", orders, b'[{"id": %d}]' % number)
+        overtaken.append(True)
+        assert take_table(spark, LogStream(orders), into, progress=told.append) == (4 if number == 0 else 1)
+    assert sum("once more" in text for text in told) == 3
+    lake, tables = upkeep.table_at(into)
+    done = upkeep.optimize(lake, told.append, tables=tables)
+    assert (done.before, done.after) == (3, 1)
+    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=0, tables=tables).removed == 0
+    assert deltalake.DeltaTable(into).to_pyarrow_dataset().count_rows() == 6
+    with pytest.raises(PipelineFailed, match=r"/nothing: is no table$"):
+        upkeep.table_at(str(tmp_path / "nothing"))
 
 
 def test_columns_called_like_those_of_the_lake_are_columns_like_others(

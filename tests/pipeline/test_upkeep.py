@@ -7,10 +7,11 @@ import gzip
 import lzma
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import deltalake
 import duckdb
+import pyarrow as pa
 import pytest
 import zstandard
 
@@ -18,8 +19,10 @@ from gateway.pipeline import upkeep
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.ingest import bring_up
 from gateway.pipeline.lake import Lake
+from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import BRONZE, LINES, REJECTS, REQUESTS
 from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
+from tests.pipeline.test_object_store import Dead, dying
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +76,20 @@ def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkS
     assert removed == 0  # the files are younger than that, by the machine's clock
     with pytest.raises(PipelineFailed, match=r"^keep: at least 1 h"):
         upkeep.vacuum(lake, keep_s=60, now=FAR)
+
+
+def test_lines_that_were_compacted_before_silver_had_them_count_once(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2, 3))
+    take(spark, lake, log)
+    with log.open("ab") as file:
+        file.write(lines(4))
+    with dying("requests", "before"), pytest.raises(Dead):
+        take(spark, lake, log)
+    upkeep.optimize(lake, quiet)
+    assert update_silver(spark, lake) == 1
+    assert ids(lake) == [1, 2, 3, 4]
 
 
 def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
@@ -163,3 +180,23 @@ def test_a_batch_ends_when_it_is_full(
     found = take(spark, lake, log.parent)
     assert (found.batches, found.added) == (2, 21)
     assert [len(rows(lake, table)) for table in (LINES, REJECTS)] == [21, 0]
+
+
+def test_a_compressed_file_is_unpacked_once_however_many_batches_it_is(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    unpacking = pa.input_stream
+
+    def counted(raw: IO[bytes], codec: str) -> Any:
+        opened.append(raw)
+        return unpacking(raw, codec)
+
+    monkeypatch.setattr("gateway.pipeline.log_files.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("gateway.pipeline.log_files._CHUNK", 1_000)
+    monkeypatch.setattr(pa, "input_stream", counted)
+    log.with_name("access.log.gz").write_bytes(gzip.compress(lines(*range(20))))
+    found = take(spark, lake, log.parent)
+    assert found.added == 20
+    assert found.batches > 2
+    assert len(opened) == 1

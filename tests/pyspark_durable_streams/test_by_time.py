@@ -165,6 +165,69 @@ def test_messages_without_a_time_are_passed_over_in_the_search(origin: Beside, s
     assert [value for _, value in step(going, going.initialOffset())[0]] == messages[3:]
 
 
+@forms
+@pytest.mark.parametrize(
+    ("start", "end", "first", "last"),
+    [
+        (None, 0, 0, 0),
+        (None, _NOON_MS + 30_001, 0, 31),
+        (None, _NOON_MS + 31_000, 0, 31),
+        (None, _NOON_MS + 3_600_000, 0, 60),
+        (_NOON_MS + 12_000, _NOON_MS + 47_500, 12, 48),
+        (_NOON_MS + 12_000, _NOON_MS + 12_000, 12, 12),
+        (_NOON_MS + 90_000, _NOON_MS + 95_000, 60, 60),
+    ],
+)
+def test_a_batch_ends_before_a_time(
+    origin: Beside, stream: str, form: str, start: int | None, end: int, first: int, last: int
+) -> None:
+    messages = [message(number, form) for number in range(60)]
+    for begin in range(0, 60, 10):
+        origin.append(stream, *messages[begin : begin + 10])
+    options = {"stream": stream, "endingTimestamp": str(end)}
+    if start is not None:
+        options["startingTimestamp"] = str(start)
+    if form == "own":
+        options["timestampField"] = "created"
+    assert batch(origin, **options) == list(enumerate(messages[first:last]))
+
+
+def test_each_stream_may_end_at_its_own_time(origin: Beside, stream: str) -> None:
+    other = f"{stream}/2"
+    origin.create(other)
+    for name in (stream, other):
+        origin.append(name, *[message(number, "envelope") for number in range(10)])
+    own = json.dumps({stream: _NOON_MS + 7_000, other: _NOON_MS + 2_000})
+    found = batch(origin, streams=f"{stream},{other}", endingOffsetsByTimestamp=own)
+    assert [value["seq_num"] for _, value in found] == [*range(7), *range(2)]
+    found = batch(origin, stream=stream, startingOffsets="earliest", endingTimestamp="2026-09-24T12:00:04Z")
+    assert [value["seq_num"] for _, value in found] == [0, 1, 2, 3]
+
+
+def test_what_cannot_end_at_a_time_is_an_error(origin: Beside, stream: str) -> None:
+    assert batch(origin, stream=stream, endingTimestamp="1") == []  # there is nothing yet
+    origin.append(stream, 5)
+    with pytest.raises(BadOption, match=r"option endingTimestamp: stream b/\S+ tells no time.*endingOffsets needs"):
+        batch(origin, stream=stream, endingTimestamp=str(_NOON_MS))
+    with pytest.raises(BadOption, match=r"option endingTimestamp: stream b/\S+: it is before startingTimestamp"):
+        batch(origin, stream=stream, startingTimestamp="2000", endingTimestamp="1000")
+    with pytest.raises(BadOption, match="option endingTimestamp is only for batches"):
+        read_options({"url": "http://h", "stream": "s", "endingTimestamp": "1"}, is_streaming=True)
+    for options, said in (
+        ({"endingTimestamp": "noon"}, "option endingTimestamp: .* is expected, not noon"),
+        ({"endingTimestamp": "1", "endingOffsets": "latest"}, "endingOffsets and endingTimestamp exclude"),
+        ({"endingOffsetsByTimestamp": '{"t": 1}'}, "option endingOffsetsByTimestamp: every stream needs a time"),
+    ):
+        with pytest.raises(BadOption, match=said):
+            read_options({"url": "http://h", "stream": "s", **options}, is_streaming=False)
+
+
+def batch(origin: Beside, **options: str) -> list[Any]:
+    """The messages of a batch read."""
+    going = BatchReader(_SCHEMA, read_options({"url": origin.url, **options}, is_streaming=False))
+    return read(going, going.partitions())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -16,7 +16,8 @@ from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.client import Client, OpenReply, Reply
 from pyspark_durable_streams.errors import DataLost, Unreachable
-from pyspark_durable_streams.survey import Surveyor, Target
+from pyspark_durable_streams.news import Target
+from pyspark_durable_streams.survey import Surveyor
 from pyspark_durable_streams.walk import Gone
 
 

@@ -1,17 +1,15 @@
 """Stack distances: how large a least-recently-used cache must be for each reference to be a hit, for all sizes at once.
 
 A reference to a block is a hit if and only if the cache holds that block and all blocks referenced since its last
-reference (Mattson et al., 1970).  So one pass over a trace answers for every size: `distances` gives each reference
-that size in bytes.  The result is exact.  Each block has its own size, the same at every reference.
+reference (Mattson et al., 1970).  `distances` gives each reference that size in bytes, exactly, in one pass.
 
-The distance of a reference is the sum of the distinct blocks since the previous reference to the same block: all
-references in between, minus those whose own predecessor also lies in between.  The latter are earlier references with a
-later predecessor, so they are weighted inversions.  They are counted from the most significant bit down, as a wavelet
-tree is built, with all nodes of a level in one numpy operation.  A million references take about a second.
+It is the sum of the references since the previous one to the same block, minus those whose own predecessor also lies in
+between.  The latter are earlier references with a later predecessor, so they are weighted inversions.  They are counted
+from the most significant bit down, as a wavelet tree is built, with all nodes of a level in one numpy operation.  A
+million references take about a second.
 
 `hits` turns distances into counts.  Some references are not counted (a live read fills the cache but does not query
-it), and some bytes of a reference may never have been requested before, so no cache can have them.  Pure: arrays in,
-arrays out, no Spark.
+it), and some bytes of a reference may never have been requested before, so no cache can have them.
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
 """The step `curve`: silver in, `tables.CURVE` out.
 
-It computes four curves over one grid of cache sizes, up to the cost of all tapes together.  `lru-blocks` is exact for a
-sample of blocks; the gateway's policies are replayed in miniature on a sample of tapes (see `shards` and `simulate`).
-All begin with an empty cache at the log's first line, so the first read of anything is a miss at any size: a log of an
-hour shows less than a log of a day.
+It computes four curves over one grid of cache sizes, up to the cost of all tapes together: `lru-blocks` (see `shards`),
+and the gateway's policies in miniature (see `simulate`).  All begin with an empty cache at the log's first line, so a
+log of an hour shows less than a log of a day.
 
-Several gateways have a cache each.  A size is that of one of them; all together are replayed as one cache that is as
-many times as large, which is right as far as they share the load evenly.
+A size is that of one gateway's cache; all caches together are replayed as one that is as many times as large, which is
+right as far as they share the load evenly.
 
-The sample is taken once, kept for the duration of the step, and bounded, so the work is bounded whatever the length of
-the log.  The same lake gives the same table.
+Samples are bounded, so the work is, whatever the length of the log.  The same lake gives the same table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
@@ -28,11 +29,8 @@ from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, Misses, curve_
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
+from gateway.pipeline.session import persisted
 from gateway.tape.eviction import POLICIES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 BLOCKS_POLICY: Final = "lru-blocks"
 
@@ -103,21 +101,25 @@ def measure_curve(
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     progress("curve: placing offsets")
+    requests = lake.snapshot(tables.REQUESTS).read(spark, columns=references.COLUMNS)
     # Names are long, and only a plan needs them.
-    reads = references.reads_of(lake.read(spark, tables.REQUESTS)).drop("route", "stream", "fetched", "is_apart")
-    reads = references.placed(reads).persist()
-    try:
+    asked = references.reads_of(requests).drop("route", "stream", "fetched", "is_apart")
+    with persisted(references.placed(asked)) as reads:
         found = references.placement(reads, block_bytes)
         if not found.counted:
             lake.replace(spark.createDataFrame([], tables.CURVE.ddl), tables.CURVE)
             return Measured(found, (), 0, 1.0, 1.0)
         grid = np.array(sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes)), np.int64)
         progress(f"curve: exact distances of {found.blocks:,} blocks")
-        blocks = _lru(reads, grid * found.nodes, found, rate, block_bytes)
+        blocks = lru_curve(
+            references.blocks_of(reads, block_bytes),
+            grid * found.nodes,
+            references=found.counted_touched,
+            asked_bytes=found.counted_bytes,
+            rate=rate or min(1.0, _BLOCKS / max(1, found.blocks), _REFERENCES / max(1, found.touched)),
+        )
         progress(f"curve: {', '.join(policies)} in miniature")
         played = _miniatures(spark, reads, grid * found.nodes, found, rate, policies)
-    finally:
-        reads.unpersist()
     rows = _rows(BLOCKS_POLICY, blocks, grid, found.counted_touched)
     for policy, curve in played.items():
         rows += _rows(policy, curve, grid, found.counted)
@@ -133,18 +135,6 @@ def grid_of(working_bytes: int) -> list[int]:
     return sorted({min(working_bytes, int(np.ceil(size))) for size in steps} | {working_bytes})
 
 
-def _lru(reads: DataFrame, grid: Ints, found: Placement, rate: float | None, block_bytes: int) -> Curve:
-    if rate is None:
-        rate = min(1.0, _BLOCKS / max(1, found.blocks), _REFERENCES / max(1, found.touched))
-    return lru_curve(
-        references.blocks_of(reads, block_bytes),
-        grid,
-        references=found.counted_touched,
-        asked_bytes=found.counted_bytes,
-        rate=rate,
-    )
-
-
 def _miniatures(
     spark: SparkSession, reads: DataFrame, grid: Ints, found: Placement, rate: float | None, policies: Sequence[str]
 ) -> dict[str, Curve]:
@@ -158,17 +148,14 @@ def _miniatures(
     # Each task replays some large caches and some small ones, which evict more.
     jobs = [(policy, grid[first::_STRIDE].tolist()) for policy in policies for first in range(_STRIDE)]
 
-    def run(job: tuple[str, list[int]]) -> dict[tuple[str, int], list[Missed]]:
+    def run(job: tuple[str, list[int]]) -> Iterator[tuple[tuple[str, int], list[Missed]]]:
         policy, sizes = job
         parts = parted(in_order(shared.value), rate)
-        return {(policy, size): [play(policy, size * share, part) for share, part in parts] for size in sizes}
+        for size in sizes:
+            yield (policy, size), [play(policy, size * share, part) for share, part in parts]
 
     try:
-        outcome = {
-            key: missed
-            for found_by_one in spark.sparkContext.parallelize(jobs, len(jobs)).map(run).collect()
-            for key, missed in found_by_one.items()
-        }
+        outcome = spark.sparkContext.parallelize(jobs, len(jobs)).flatMap(run).collectAsMap()
     finally:
         shared.destroy()
     keys = len(np.unique(sample["tape"].to_numpy()))
@@ -185,16 +172,12 @@ def _miniatures(
 
 
 def _place_of(key: str) -> Column:
-    from pyspark.sql import functions as f
-
     return f.pmod(f.col(key), f.lit(SPACE))
 
 
 def _affordable(uses: DataFrame, tapes: int) -> int:
     """The sampling threshold that keeps about `_TAPES` tapes and `_READS` uses, and at least `_LEAST_TAPES` tapes, or
     all."""
-    from pyspark.sql import functions as f
-
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
     step = f.floor(_place_of("tape") * steps / kept).alias("step")

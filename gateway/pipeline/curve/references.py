@@ -1,24 +1,18 @@
 """Turn silver into references: the bytes, and so the blocks, of a tape that each read requested.
 
-A tape holds one incarnation of one stream for one route and the readers that share it.  A DELETE, or a second PUT that
-creates the stream, begins another tape (an expiry in between is not visible).  `scale` gives each tape's offsets a byte
-position; a read's bytes lie between its two offsets.
-
-Reads become references by these rules:
+A tape holds one incarnation of one stream for one route and the readers that share it, in one gateway.  A DELETE, or a
+second PUT that creates the stream, begins another (an expiry in between is not visible).  `scale` gives each offset a
+byte position; a read's bytes lie between its two offsets.
 
 - A catch-up read that was answered with bytes queries the cache, and is counted.
-- Long-polls and SSE bring bytes to the tape and keep it in use, as they do in the gateway, but do not query the cache:
-  at any cache size, live bytes come from the origin once.  So they are replayed and not counted.
+- Long-polls and SSE bring bytes to the tape and keep it in use, but do not query the cache: live bytes come from the
+  origin once, whatever its size.  So they are replayed and not counted.
 - An SSE line names the offsets at which its reader began and now stands.  Its bytes are the last ones in between, as
-  many as were sent (slightly more because of framing), so the many lines of one connection do not read the beginning
-  again each time.
+  many as were sent, so the many lines of one connection do not read the beginning again each time.
 - A read that was refused, failed, relayed or cut off references nothing.
 
-Each gateway keeps its own tape of a stream; the offsets are the same in all of them.
-
-A read with a coded answer has the length that the answer had before coding.  If the log does not say that length, the
-read is placed by the lengths of other reads, and if there are none it is empty.  `Placement` counts empty reads and
-loosely placed ones.
+A coded answer has the length that it had before coding.  If the log does not say that, the read is placed by the
+lengths of other reads, and if there are none it is empty.  `Placement` counts empty and loosely placed reads.
 """
 
 from __future__ import annotations
@@ -27,22 +21,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from gateway.pipeline.curve.scale import Step, place
+from gateway.pipeline.tables import READS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-
 BLOCK_BYTES: Final = 64 * 1024
 """Size of a block in bytes.  Smaller blocks follow the reads more closely but are more to count."""
 
-READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 FROM_TAPE: Final = (
     Outcome.HIT,
     Outcome.REVALIDATED,
@@ -54,10 +49,17 @@ FROM_TAPE: Final = (
 )
 """Outcomes of reads in which the tape took part."""
 
+COLUMNS: Final = (
+    *("id", "time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
+    *("sent_bytes", "saved_bytes", "fetched_bytes", "coding"),
+)
+"""The columns of silver that reads are made of."""
 _BUCKETS: Final = 64
 """Groups of tapes whose offsets are placed together: enough for a cluster's cores, and large enough to be worth a
 call."""
-_PLACED: Final = "step bigint, low bigint, high bigint, extent bigint, tokens bigint, is_loose boolean"
+_PLACED: Final = pa.schema(
+    [*((name, pa.int64()) for name in ("step", "low", "high", "extent", "tokens")), ("is_loose", pa.bool_())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,6 @@ def reads_of(requests: DataFrame) -> DataFrame:
     `is_tail` (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some
     readers of the route).
     """
-    from pyspark.sql import functions as f
-
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
     saved = f.coalesce(f.col("saved_bytes"), f.lit(0))
@@ -119,9 +119,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
     return reads.withColumn("scale", scale).select(
         f.unix_micros("time").alias("at"),
         f.xxhash64(f.coalesce(f.col("id"), f.lit("")), "scale", start, "next_offset", "sent_bytes").alias("read"),
-        "node",
-        "route",
-        "stream",
+        *("node", "route", "stream"),
         f.xxhash64("scale", "node").alias("tape"),
         "scale",
         f.xxhash64("scale", start, "next_offset").alias("step"),
@@ -138,8 +136,6 @@ def reads_of(requests: DataFrame) -> DataFrame:
 
 def _incarnations(requests: DataFrame) -> DataFrame:
     """The times at which streams were created anew, by route and path.  Streams that never were are left out."""
-    from pyspark.sql import functions as f
-
     is_deletion = (f.col("mode") == Mode.DELETE) & f.col("status").between(200, 299)
     is_creation = (f.col("mode") == Mode.CREATE) & (f.col("status") == 201)
     return (
@@ -153,10 +149,10 @@ def _incarnations(requests: DataFrame) -> DataFrame:
 def placed(reads: DataFrame) -> DataFrame:
     """`reads` with their places: `low` and `high` (bytes from the tape's beginning), the tape's `extent` and `tokens`
     (the number of offsets named by its readers), and `is_loose`."""
-    from pyspark.sql import functions as f
-
     steps = reads.groupBy("scale", "step", "start", "end").agg(f.max("length").alias("length"))
-    scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(_place_bucket, _PLACED)
+    scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(
+        _place_bucket, from_arrow_schema(_PLACED)
+    )
     # A left join: only the side of the scales may be small enough to be broadcast.
     found = reads.drop("start", "end").join(scales, "step", "left")
     places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
@@ -168,18 +164,10 @@ def placed(reads: DataFrame) -> DataFrame:
 
 
 def _place_bucket(table: pa.Table) -> pa.Table:
-    import pyarrow as pa
-
     table = table.sort_by([("scale", "ascending"), ("step", "ascending")])
     rows = zip(*(table[name].to_pylist() for name in ("scale", "step", "start", "end", "length")), strict=True)
-    out: tuple[list[Any], ...] = ([], [], [], [], [], [])
-    for _, group in groupby(rows, key=itemgetter(0)):
-        for row in _place_tape(list(group)):
-            for column, value in zip(out, row, strict=True):
-                column.append(value)
-    types = [pa.int64()] * 5 + [pa.bool_()]
-    names = ["step", "low", "high", "extent", "tokens", "is_loose"]
-    return pa.table([pa.array(column, kind) for column, kind in zip(out, types, strict=True)], names)
+    found = [row for _, group in groupby(rows, key=itemgetter(0)) for row in _place_tape(list(group))]
+    return pa.table([[row[at] for row in found] for at in range(len(_PLACED))], schema=_PLACED)
 
 
 def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[tuple[Any, ...]]:
@@ -201,14 +189,10 @@ def cost(extent: Column, tokens: Column) -> Column:
 
 def placement(reads: DataFrame, block_bytes: int) -> Placement:
     """Count how well these placed reads could be placed, and their size."""
-    from pyspark.sql import functions as f
-
     size = f.col("high") - f.col("low")
     touched = f.expr(f"if(high > low, (high - 1) div {block_bytes} - low div {block_bytes} + 1, 0)")
     tape = reads.groupBy("tape").agg(
-        f.first("extent").alias("extent"),
-        f.first("tokens").alias("tokens"),
-        f.first("node").alias("node"),
+        *(f.first(name).alias(name) for name in ("extent", "tokens", "node")),
         f.count("*").alias("reads"),
         f.count_if(f.col("is_counted") & (size > 0)).alias("counted"),
         f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),
@@ -218,19 +202,14 @@ def placement(reads: DataFrame, block_bytes: int) -> Placement:
         f.sum(f.when(f.col("is_counted"), touched)).alias("counted_touched"),
     )
     row = tape.agg(
-        f.sum("reads"),
-        f.sum("counted"),
-        f.sum("counted_bytes"),
-        f.sum("loose"),
-        f.sum("empty"),
-        f.count("*"),
-        f.sum(cost(f.col("extent"), f.col("tokens"))),
-        f.count_distinct("node"),
-        f.sum(f.ceil(f.col("extent") / block_bytes)),
-        f.sum("touched"),
-        f.sum("counted_touched"),
+        *(f.sum(name).alias(name) for name in ("reads", "counted", "counted_bytes", "loose", "empty")),
+        f.count("*").alias("tapes"),
+        f.sum(cost(f.col("extent"), f.col("tokens"))).alias("working_bytes"),
+        f.count_distinct("node").alias("nodes"),
+        f.sum(f.ceil(f.col("extent") / block_bytes)).alias("blocks"),
+        *(f.sum(name).alias(name) for name in ("touched", "counted_touched")),
     ).collect()[0]
-    return Placement(*(int(value or 0) for value in row))
+    return Placement(**{name: int(value or 0) for name, value in row.asDict().items()})
 
 
 def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
@@ -239,8 +218,6 @@ def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
     Columns: `at`, `read`, `block`, `key` (hash of tape and block), `low` and `high` (bytes within the block), `size`
     (cost of the block: its bytes as far as the log knows them, and its share of the tape's overhead), `is_counted`.
     """
-    from pyspark.sql import functions as f
-
     reads = reads.where("high > low").withColumn(
         "block", f.explode(f.expr(f"sequence(low div {block_bytes}, (high - 1) div {block_bytes})"))
     )
@@ -248,9 +225,7 @@ def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
     beside = cost(f.lit(0), f.col("tokens"))
     blocks = f.ceil(f.col("extent") / block_bytes)
     return reads.select(
-        "at",
-        "read",
-        "block",
+        *("at", "read", "block"),
         f.xxhash64("tape", "block").alias("key"),
         f.greatest(f.col("low") - begin, f.lit(0)).alias("low"),
         f.least(f.col("high") - begin, f.lit(block_bytes)).alias("high"),
@@ -262,8 +237,6 @@ def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
 def uses_of(reads: DataFrame, use_us: int) -> DataFrame:
     """One row for all placed reads of the same bytes within one use, as in `simulate.Read`: of a thousand readers that
     are woken together, one fetches the bytes and the others find them."""
-    from pyspark.sql import functions as f
-
     per_byte = 1 + TOKEN_COST * f.col("tokens") / f.greatest(f.col("extent"), f.lit(1))
     return (
         reads.groupBy("tape", "low", "high", f.floor(f.col("at") / use_us))

@@ -1,15 +1,12 @@
 """Byte positions of the offsets of one tape, derived from the bytes sent to its readers.
 
-Offsets are opaque: they can only be compared and ordered.  But the number of bytes sent for a read from one offset to
-another is the distance between the two.  So positions follow from such steps, forwards and backwards, from the stream's
-beginning, over as few steps as possible.  Each step includes the framing of JSON arrays, which lengthens the scale by
-at most two bytes a step.
+Offsets are opaque, but the number of bytes sent for a read from one to another is the distance between the two.  So
+positions follow from such steps, forwards and backwards, from the stream's beginning, over as few steps as possible.
+The framing of JSON arrays lengthens each step by at most two bytes.
 
 Offsets without a chain of known lengths to the beginning are *loose*.  The first of a connected group gets the position
-of the last offset before it.  Distances within the group are exact; the part before it seems shorter than it is.  A
+of the last offset before it: distances within the group are exact, the part before it seems shorter than it is.  A
 later offset never has a position before an earlier one.
-
-Pure, and no Spark: one tape's steps in, positions out.
 """
 
 from __future__ import annotations

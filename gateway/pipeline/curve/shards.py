@@ -1,31 +1,28 @@
 """The exact curve of a sample (SHARDS: Waldspurger et al., FAST 2015), on Spark.
 
 A block is in the sample, with all of its references, if its hash is below a threshold.  So each reference's stack
-distance within the sample, divided by the sampling rate, estimates its distance in the whole.  The rate is chosen by
-the number of *blocks* that are kept, because the error depends on that number and not on the length of the log.
+distance within the sample, divided by the sampling rate, estimates its distance in the whole.  The error depends on the
+number of *blocks* that are kept.
 
-Popular blocks are few, so the presence of one in the sample distorts it.  The expected number of references is known;
-the difference to the actual number is counted as hits of the smallest cache, like those of popular blocks (SHARDS-adj,
-ibid. 3.4): misses are divided by the expected number of references, not by the actual one.
+Popular blocks are few, so the presence of one in the sample distorts it.  So misses are divided by the expected number
+of references, not by the actual one: the difference counts as hits of the smallest cache (SHARDS-adj, ibid. 3.4).
 
-The sample is played as a whole, in one group, and again in `REPLICAS` parts.  The parts serve the error only: their
-scatter shows how far off the whole, which is that many times as large, may be.
+The sample is played as a whole, and again in `REPLICAS` parts, whose scatter shows how far off the whole may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from gateway.pipeline.curve.kernel import Ints, Trace, hits
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,7 +33,7 @@ _STUDENT: Final = 2.365
 """Half of the 95 % interval of the mean of eight, in standard errors."""
 _WHOLE: Final = -1
 """The group of the whole sample, next to the groups of its parts."""
-_FIELDS: Final = "replica bigint, cache_bytes bigint, missed bigint, missed_bytes bigint, keys bigint"
+_FIELDS: Final = "replica bigint, references array<bigint>, bytes array<bigint>, keys bigint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,17 +101,16 @@ def lru_curve(blocks: DataFrame, cache_bytes: Ints, *, references: int, asked_by
     `cache_bytes` are the sizes, ascending; `references` and `asked_bytes` are the totals of counted references in all
     of `blocks`.
     """
-    from pyspark.sql import functions as f
-
     kept = threshold(rate)
     sample = blocks.where(f.pmod("key", f.lit(SPACE)) < kept)
     part = f.pmod(f.shiftright("key", 24), f.lit(REPLICAS))
     group = f.lit(_WHOLE).cast("bigint") if kept == SPACE else f.explode(f.array(f.lit(_WHOLE).cast("bigint"), part))
     rows = sample.withColumn("replica", group).groupBy("replica").applyInArrow(_play(cache_bytes, kept), _FIELDS)
-    found = rows.toArrow()
-    by_replica = {replica: _misses_of(found, replica, cache_bytes) for replica in range(_WHOLE, REPLICAS)}
-    whole = by_replica.pop(_WHOLE)
-    parts = () if kept == SPACE else tuple(by_replica.values())
+    found = {
+        row.replica: Misses(np.array(row["references"]), np.array(row["bytes"]), row["keys"]) for row in rows.collect()
+    }
+    nothing = Misses(np.zeros_like(cache_bytes), np.zeros_like(cache_bytes), 0)
+    whole, *parts = (found.get(replica, nothing) for replica in range(_WHOLE, REPLICAS if kept < SPACE else 0))
     return curve_of(whole, parts, cache_bytes, references=references, asked_bytes=asked_bytes, rate=kept / SPACE)
 
 
@@ -122,20 +118,11 @@ def _play(cache_bytes: Ints, kept: int) -> Callable[[tuple[object, ...], pa.Tabl
     """The function that plays one group: the whole sample, or a part of it."""
 
     def play(group: tuple[object, ...], table: pa.Table) -> pa.Table:
-        import pyarrow as pa
-
         replica = int(str(group[0]))
         rate = kept / SPACE / (1 if replica == _WHOLE else REPLICAS)
         found = missed(trace_of(table), cache_bytes, rate)
-        count = len(cache_bytes)
-        columns = {
-            "replica": np.full(count, replica),
-            "cache_bytes": cache_bytes,
-            "missed": found.references,
-            "missed_bytes": found.bytes,
-            "keys": np.full(count, found.keys),
-        }
-        return pa.table({name: pa.array(column, pa.int64()) for name, column in columns.items()})
+        told = {"replica": replica, **asdict(found)}
+        return pa.table({name: [value] for name, value in told.items()})
 
     return play
 
@@ -149,14 +136,3 @@ def trace_of(table: pa.Table) -> Trace:
         np.ascontiguousarray(table[name].to_numpy()[order], np.int64) for name in ("key", "size", "low", "high")
     )
     return Trace(keys, sizes, lows, highs, np.asarray(table["is_counted"].to_numpy())[order].astype(np.bool_))
-
-
-def _misses_of(found: pa.Table, replica: int, cache_bytes: Ints) -> Misses:
-    """The misses of one group; a group without rows missed nothing."""
-    is_its = found["replica"].to_numpy() == replica
-    if not is_its.any():
-        nothing = np.zeros(len(cache_bytes), np.int64)
-        return Misses(nothing, nothing, 0)
-    columns = {name: found[name].to_numpy()[is_its] for name in ("cache_bytes", "missed", "missed_bytes", "keys")}
-    order = np.argsort(columns["cache_bytes"])
-    return Misses(columns["missed"][order], columns["missed_bytes"][order], int(columns["keys"][0]))

@@ -2,16 +2,14 @@
 
 The gateway evicts whole tapes, and its policies count *uses*, not requests; no stack distance describes that order.  So
 the reads are replayed through the policies themselves (`gateway.tape.eviction`), with the accounting of
-`gateway.tape.store` and nothing else: a tape is charged when it is opened, its bytes and offsets when they are stored,
-other tapes are evicted before its own blocks, and requests within `USE_S` are one use.  No bytes are moved: a tape here
-is a list of the runs that it holds.
+`gateway.tape.store`: a tape is charged when it is opened, its bytes and offsets when they are stored, other tapes are
+evicted before its own blocks, and requests within `USE_S` are one use.
 
 If the log is too long, a sample of its *tapes* is replayed with a proportionally smaller cache (Waldspurger et al.,
-USENIX ATC 2017); a size at which that cache would hold no tape says little, and its error shows that.  Pure, except for
-the sample, which `measure` takes.
+USENIX ATC 2017); a size at which that cache would hold no tape says little, and its error shows that.
 
-Not modelled: live readers that keep the record of an evicted tape (its bytes are dropped all the same), coded bodies
-for which the gateway may lend part of the budget, and bytes that an origin sends beyond those that were missing.
+Not modelled: live readers that keep the record of an evicted tape, coded bodies for which the gateway may lend part of
+the budget, and bytes that an origin sends beyond those that were missing.
 """
 
 from __future__ import annotations

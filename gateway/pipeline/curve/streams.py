@@ -1,9 +1,8 @@
 """Figures of each stream's reads, from which the plan is made, and the time that a cache keeps anything.
 
-There are two kinds of gaps.  A stream is *idle* between one read and the next, at any offsets.  Bytes are read *again*
-after the time since an earlier read from the same offset; a reader that continues from page to page reads nothing
-again, and two concurrent readers read again at once.  The first kind shows how long a stream lives, the second whether
-its bytes are worth keeping.
+A stream is *idle* between one read and the next, at any offsets, which shows how long it lives.  Bytes are read *again*
+after the time since an earlier read from the same offset, which shows whether they are worth keeping: a reader that
+continues from page to page reads nothing again, and two concurrent readers read again at once.
 
 `residence_s` inverts Denning's working set (CACM 1968): the bytes used within a time take a certain memory on average,
 so a cache of that memory keeps what was used within that time.  It approximates all policies and is exact for none.
@@ -13,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
 
 from gateway.pipeline.curve.references import cost
+from gateway.pipeline.session import persisted
 from gateway.tape.eviction import USE_S
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 WINDOWS: Final = 8
 """Number of equal parts that the time of the log is divided into."""
@@ -81,9 +81,6 @@ class Traffic:
 
 def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
     """The figures of placed reads (`references.placed`); the log's first and last line are at these microseconds."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
     size = f.col("high") - f.col("low")
     window = f.least(f.floor((f.col("at") - first_us) * WINDOWS / max(1, last_us - first_us)), f.lit(WINDOWS - 1))
     uses = reads.groupBy("tape", "low", "high", f.floor(f.col("at") / _SECOND_US).alias("second")).agg(
@@ -111,8 +108,7 @@ def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
         .when(f.col("low") < f.col("reach"), f.col("idle"))
     )
     returned = f.col("idle") >= int(USE_S * _SECOND_US)
-    uses = uses.withColumn("cost", cost(f.col("extent"), f.col("tokens"))).persist()
-    try:
+    with persisted(uses.withColumn("cost", cost(f.col("extent"), f.col("tokens")))) as uses:
         tapes = uses.groupBy("tape").agg(
             *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "cost", "is_apart")),
             *(f.sum(name).alias(name) for name in ("asked", "live", "fetched")),
@@ -125,15 +121,11 @@ def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
         )
         gaps = _gaps(uses, tapes, last_us)
         streams = _streams(tapes, last_us)
-    finally:
-        uses.unpersist()
     return Traffic((last_us - first_us) / _SECOND_US, streams, gaps)
 
 
 def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
-    from pyspark.sql import functions as f
-
-    streams = (
+    figures = (
         tapes.groupBy("route", "stream")
         .agg(
             f.ceil(f.sum("cost") / f.count_distinct("node")).alias("bytes"),
@@ -146,20 +138,15 @@ def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
             ((f.lit(last_us) - f.max("last")) / _SECOND_US).alias("quiet_s"),
         )
         .select(*StreamFigures.__slots__)
-        .persist()
     )
-    try:
+    with persisted(figures) as streams:
         by_density = streams.orderBy(f.desc(f.col("asked_bytes") / f.col("bytes")), "route", "stream")
         by_size = streams.orderBy(f.desc("bytes"), "route", "stream")
         rows = {tuple(row) for order in (by_density, by_size) for row in order.limit(_SHORTLIST).collect()}
-    finally:
-        streams.unpersist()
     return tuple(sorted((StreamFigures(*row) for row in rows), key=lambda one: (one.route, one.stream)))
 
 
 def _gaps(uses: DataFrame, tapes: DataFrame, last_us: int) -> tuple[Gaps, ...]:
-    from pyspark.sql import functions as f
-
     between = uses.where("idle is not null").select("cost", f.greatest("idle", f.lit(0)).alias("gap"))
     after = tapes.select("cost", (f.lit(last_us) - f.col("last")).alias("gap"))
     rows = (

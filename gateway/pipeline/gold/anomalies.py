@@ -19,9 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import HOUR, ratio, shaped, window
-from gateway.pipeline.gold.spread import deviation, median
+from gateway.pipeline.gold.lines import HOUR, deviation, median, ratio, window
 
 DAYS: Final = 7
 LEAST_DAYS: Final = 3
@@ -61,7 +59,7 @@ def anomalies(
     grain = f.create_map(*[f.lit(part) for pair in _GRAINS.items() for part in pair])[f.col("measure")]
     spread = f.greatest(deviation(f.col("values"), f.col("before")), f.abs("before") / 10, grain)
     hour = f.timestamp_add("HOUR", f.col("of_day"), f.col("day").cast("timestamp"))
-    figures = (
+    return (
         usual.join(values.withColumn("is_there", f.lit(True)), ["day", "of_day", "route", "measure"], "left")
         .withColumn("value", f.when(f.col("is_there"), value).otherwise(nothing))
         .withColumn("hour", hour)
@@ -69,7 +67,6 @@ def anomalies(
         .withColumn("score", (value - f.col("before")) / spread)
         .where(f.abs("score") >= FAR)
     )
-    return shaped(figures, tables.ANOMALIES)
 
 
 def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataFrame:

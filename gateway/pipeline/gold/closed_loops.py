@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import MINUTE, is_live, known, of_its_day, shaped, window, with_the_hour_before
+from gateway.pipeline.gold.lines import MINUTE, is_live, known, of_its_day, window, with_the_hour_before
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
@@ -63,10 +63,9 @@ def closed_loops(requests: DataFrame) -> DataFrame:
         )
         .where(f.col("is_told") | (f.col("time") <= f.expr("told_at + INTERVAL 1 HOUR")))
     )
-    figures = (
+    return (
         found.where(of_its_day())
         .groupBy("day", window(MINUTE), "route", "stream", known("client"), known("user_agent"))
         .agg(f.count("*").alias("requests"))
         .where(f.col("requests") >= LEAST)
     )
-    return shaped(figures, tables.CLOSED_LOOPS)

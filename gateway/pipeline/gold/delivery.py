@@ -1,18 +1,16 @@
 """Delivery delay: the time from an append to the answers of the long-polls that it woke.
 
 The append that wakes a long-poll is the one with the smallest `Stream-Next-Offset`, in string order, beyond the offset
-at which the long-poll waits.  A stream that was deleted or created anew between the two begins again from its first
-offset and is another stream here.  The pair counts only if the long-poll began before the append ended and was answered
-after the append began; otherwise its bytes came from the tape at once.
+at which the long-poll waits.  A stream that was deleted or created anew between the two is another stream here.  The
+pair counts only if the long-poll began before the append ended and was answered after the append began; otherwise its
+bytes came from the tape at once.
 
-The delay is from the end of the append's answer to the end of the long-poll's.  Origins may wake readers before they
-answer the writer; such a delay is 0, never negative.  Both lines must be of one gateway, because the clocks of two
-differ by more than deliveries take.  SSE reads have no line for each delivery, and a long-poll with `offset=now` names
-no offset, so neither is included.
+The delay is from the end of the append's answer to the end of the long-poll's; 0 where an origin woke readers before it
+answered the writer.  Both lines must be of one gateway, because the clocks of two differ by more than deliveries take.
+SSE reads have no line for each delivery, and a long-poll with `offset=now` names no offset; neither is included.
 
 The gateway's metric `durable_gateway_delivery_delay_seconds` differs: it runs from storing the follower's bytes on the
-tape until the last live reader has been handed them, once per round.  This delay includes the origin and the way to it,
-and counts each reader.
+tape until the last live reader has been handed them, once per round.
 """
 
 from __future__ import annotations
@@ -22,16 +20,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import (
-    MINUTE,
-    began_us,
-    ended_us,
-    of_its_day,
-    shaped,
-    window,
-    with_the_hour_before,
-)
+from gateway.pipeline.gold.lines import MINUTE, began_us, ended_us, of_its_day, window, with_the_hour_before
 from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
@@ -51,7 +40,7 @@ def delivery(requests: DataFrame) -> DataFrame:
             f.max("delay_s").alias("delay_max_s"),
         )
     )
-    return shaped(quantiles(figures, "delay_sketch", "delay"), tables.DELIVERY)
+    return quantiles(figures, "delay_sketch", "delay")
 
 
 def delays(requests: DataFrame) -> DataFrame:
@@ -67,11 +56,7 @@ def delays(requests: DataFrame) -> DataFrame:
         & (f.col("start") != "now")
     )
     found = with_the_hour_before(requests.where(f.col("is_final") & (is_new | is_append | is_answered))).select(
-        "day",
-        "time",
-        "node",
-        "of",
-        "route",
+        *("day", "time", "node", "of", "route"),
         f.xxhash64("route", "stream").alias("key"),
         ended_us().alias("ended"),
         began_us().alias("began"),

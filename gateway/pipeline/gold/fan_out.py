@@ -9,8 +9,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import HOUR, is_live, is_read, shaped, window
+from gateway.pipeline.gold.lines import HOUR, is_live, is_read, window
 
 
 def fan_out(requests: DataFrame) -> DataFrame:
@@ -18,11 +17,10 @@ def fan_out(requests: DataFrame) -> DataFrame:
     sharers = f.when(is_live(), f.col("subscribers")).otherwise(f.col("collapsed"))
     # By binary digits, because a logarithm is not exact.
     bucket = f.expr("shiftleft(bigint(1), length(bin(sharers)) - 1)")
-    figures = (
+    return (
         requests.where(f.col("is_final") & is_read())
         .select("day", window(HOUR), "route", "mode", sharers.alias("sharers"))
         .where(f.col("sharers") >= 1)
         .groupBy("day", "hour", "route", "mode", bucket.alias("at_least"))
         .agg(f.count("*").alias("requests"), f.max("sharers").alias("most"))
     )
-    return shaped(figures, tables.FAN_OUT)

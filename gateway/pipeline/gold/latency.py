@@ -9,8 +9,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import MINUTE, is_live, shaped, window
+from gateway.pipeline.gold.lines import MINUTE, is_live, window
 from gateway.pipeline.gold.sketches import filled, quantiles, sketch_of
 
 
@@ -21,11 +20,9 @@ def latency(requests: DataFrame) -> DataFrame:
         .groupBy("day", window(MINUTE), "route", "mode")
         .agg(
             f.count("*").alias("requests"),
-            sketch_of(f.col("duration_s")).alias("duration_sketch"),
-            sketch_of(f.col("first_byte_s")).alias("first_byte_sketch"),
+            filled(sketch_of(f.col("duration_s"))).alias("duration_sketch"),
+            filled(sketch_of(f.col("first_byte_s"))).alias("first_byte_sketch"),
         )
-        .withColumn("duration_sketch", filled(f.col("duration_sketch")))
-        .withColumn("first_byte_sketch", filled(f.col("first_byte_sketch")))
     )
     figures = quantiles(figures, "duration_sketch", "duration")
-    return shaped(quantiles(figures, "first_byte_sketch", "first_byte"), tables.LATENCY)
+    return quantiles(figures, "first_byte_sketch", "first_byte")

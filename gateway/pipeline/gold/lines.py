@@ -1,4 +1,8 @@
-"""Expressions about silver's lines that the gold tables share: windows, kinds of requests, the hour before a day."""
+"""Expressions that the gold tables share: windows, kinds of requests, the hour before a day, robust statistics.
+
+The median and the median absolute deviation tolerate almost half of the values being outliers, so a storm does not make
+the next one look usual.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline.tables import Table
-from gateway.protocol.mode import Mode
-
-LIVE: Final = (Mode.LONGPOLL.value, Mode.SSE.value)
-READS: Final = (Mode.CATCHUP.value, *LIVE)
+from gateway.pipeline.tables import LIVE, READS
 
 MINUTE: Final = "minute"
 HOUR: Final = "hour"
+_NORMAL: Final = 1.4826
+"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 
 
 def window(length: str, time: Column | None = None) -> Column:
@@ -79,6 +81,15 @@ def ratio(part: Column, whole: Column) -> Column:
     return f.when(whole != 0, part / whole)
 
 
-def shaped(frame: DataFrame, table: Table) -> DataFrame:
-    """Exactly the table's columns, in its order, with its types."""
-    return frame.select(*[f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
+def median(values: Column) -> Column:
+    """The median of an array without NULLs; NULL of an empty one."""
+    ordered = f.array_sort(values)
+    size = f.size(values)
+    low = f.get(ordered, f.floor((size - 1) / 2).cast("int"))
+    high = f.get(ordered, f.floor(size / 2).cast("int"))
+    return f.when(size > 0, (low + high) / 2)
+
+
+def deviation(values: Column, middle: Column) -> Column:
+    """The robust standard deviation of an array around `middle`, its median."""
+    return _NORMAL * median(f.transform(values, lambda value: f.abs(value - middle)))

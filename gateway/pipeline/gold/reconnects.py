@@ -2,19 +2,16 @@
 
 A live read is a reconnect if another read of the same reader (route, stream, partition, client, user agent) ended at
 most `RETURN_S` before it began, for a reason other than the usual end of a long-poll (`answered`, `timed_out`) or the
-end of a closed stream, after which a client has no reason to return (`closed_loops` lists those that do).  An SSE
-connection that is opened again after its planned age counts, and is part of the usual number.
+end of a closed stream (`closed_loops` lists readers that return to one).  An SSE connection that is opened again after
+its planned age counts, and is part of the usual number.
 
-A read is logged when it ends, and counts in that minute.  There is a row for each minute in which live reads of a route
-ended, so `reconnects` may be 0.
-
-A minute is a storm if its reconnects
+A read counts in the minute in which it ended.  There is a row for each minute in which live reads of a route ended, so
+`reconnects` may be 0.  A minute is a storm if its reconnects
 
 - are at least `LEAST`: three readers that return are not a storm, even after a quiet hour;
-- are at least twice the usual number: the median of the rows of the hour before, of which there must be at least
-  `MINUTES`;
-- and lie `FAR` robust standard deviations above it: 1.4826 times the median absolute deviation, but at least the square
-  root of the usual number, the spread of independent arrivals.
+- are at least twice the usual number: the median of the hour before, which has at least `MINUTES` rows;
+- and lie `FAR` robust standard deviations above it, where one is at least the square root of the usual number, the
+  spread of independent arrivals.
 """
 
 from __future__ import annotations
@@ -24,19 +21,18 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
 from gateway.pipeline.gold.lines import (
     MINUTE,
     began_us,
+    deviation,
     ended_us,
     is_live,
     known,
+    median,
     of_its_day,
-    shaped,
     window,
     with_the_hour_before,
 )
-from gateway.pipeline.gold.spread import deviation, median
 from gateway.telemetry.access_record import CloseReason
 
 RETURN_S: Final = 300
@@ -63,7 +59,7 @@ def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
     usual, now = f.col("usual"), f.col("reconnects")
     spread = f.greatest(deviation(f.col("hour"), usual), f.sqrt(usual), f.lit(1.0))
     is_storm = (now >= LEAST) & (now >= 2 * usual) & (now - usual >= FAR * spread)
-    return shaped(figures.withColumn("is_storm", f.coalesce(is_storm, f.lit(False))), tables.RECONNECTS)
+    return figures.withColumn("is_storm", f.coalesce(is_storm, f.lit(False)))
 
 
 def returns(requests: DataFrame) -> DataFrame:
@@ -71,10 +67,7 @@ def returns(requests: DataFrame) -> DataFrame:
     # The reader as a hash: lines are sorted by it, which is faster than by five texts.
     person = known("client"), known("user_agent")
     reads = with_the_hour_before(requests.where(f.col("is_final") & is_live())).select(
-        "of",
-        "day",
-        "time",
-        "route",
+        *("of", "day", "time", "route"),
         f.xxhash64("route", "stream", "partition", *person).alias("reader"),
         f.xxhash64(*person).alias("person"),
         began_us().alias("began"),

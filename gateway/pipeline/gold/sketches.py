@@ -1,17 +1,15 @@
 """Percentiles and distinct readers, by sketches.  Wider windows merge sketches, never percentiles.
 
-Seconds are kept as Apache DataSketches KLL sketches with K = 400.  With 99 % confidence, the percentile p of such a
-sketch has a rank within p +- 0.68 percentage points among its values (`RANK_ERROR`; its 99th percentile is between the
-98.3rd and the 99.7th), however often it was merged.  Up to K values are all kept, and the percentile is exact: the
-smallest value whose rank is at least p.  Beyond K values the sketch samples at random, so the same lines may give
-another sketch, within that error.  A sketch takes at most 8.4 KB.
+Seconds are kept as Apache DataSketches KLL sketches with K = 400, of 8.4 KB at most.  Up to K values the percentile is
+exact: the smallest value whose rank is at least p.  Beyond, the sketch samples at random: with 99 % confidence, its
+percentile p has a rank within p +- 0.68 percentage points (`RANK_ERROR`), however often it was merged.
 
 Readers are counted by HyperLogLog sketches (2^12 registers): a standard error of 1.6 %, 4.1 KB at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -28,11 +26,6 @@ PERCENTILES: Final[Mapping[str, float]] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 def sketch_of(seconds: Column) -> Column:
     """An aggregate: the sketch of these seconds; NULLs are ignored."""
     return f.kll_sketch_agg_double(seconds, K)
-
-
-def merged(sketch: Column) -> Column:
-    """An aggregate: the merged sketch; NULLs are ignored."""
-    return f.kll_merge_agg_double(sketch, K)
 
 
 def values_in(sketch: Column) -> Column:
@@ -58,24 +51,6 @@ def quantiles(frame: DataFrame, sketch: str, prefix: str) -> DataFrame:
     return frame
 
 
-def merged_quantiles(
-    frame: DataFrame, by: Sequence[Column | str], sketch: str, probabilities: Mapping[str, float] = PERCENTILES
-) -> DataFrame:
-    """Percentiles of wider windows than the table's: a row for each group of `by`, with the columns `count` (values in
-    it) and one for each of `probabilities`, in seconds, from the table's column `sketch` (`duration_sketch`, …).
-
-    `merged_quantiles(latency, [f.date_trunc("hour", "minute").alias("hour"), "route"], "duration_sketch")` has hours.
-    """
-    keys = [f.col(key) if isinstance(key, str) else key for key in by]
-    whole = frame.groupBy(*keys).agg(merged(f.col(sketch)).alias("_merged"))
-    found = [quantile(f.col("_merged"), probability).alias(name) for name, probability in probabilities.items()]
-    return whole.select(
-        *[f.col(f"`{column}`") for column in whole.columns[: len(keys)]],
-        values_in(f.col("_merged")).alias("count"),
-        *found,
-    )
-
-
 def readers_of(client: Column, user_agent: Column, counts: Column) -> Column:
     """An aggregate: the sketch of the distinct readers of lines where `counts` is true."""
     return f.hll_sketch_agg(f.when(counts, f.xxhash64(client, user_agent)), _LOG_REGISTERS)
@@ -84,8 +59,3 @@ def readers_of(client: Column, user_agent: Column, counts: Column) -> Column:
 def readers_in(sketch: Column) -> Column:
     """Estimated number of distinct readers in a sketch."""
     return f.coalesce(f.hll_sketch_estimate(sketch), f.lit(0).cast("bigint"))
-
-
-def merged_readers(sketch: Column) -> Column:
-    """An aggregate: the merged sketch of readers."""
-    return f.hll_union_agg(sketch)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import HOUR, known, shaped, total, window
+from gateway.pipeline.gold.lines import HOUR, known, total, window
 from gateway.telemetry.access_record import CloseReason
 
 
 def slow_consumers(requests: DataFrame) -> DataFrame:
     """`tables.SLOW_CONSUMERS`, from `tables.REQUESTS`."""
-    figures = (
+    return (
         requests.where(f.col("is_final") & (f.col("close_reason") == CloseReason.SLOW.value))
         .groupBy("day", window(HOUR), "route", "stream", known("client"), known("user_agent"))
         .agg(f.count("*").alias("cut_off"), total("sent_bytes"))
     )
-    return shaped(figures, tables.SLOW_CONSUMERS)

@@ -12,8 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import HOUR, count_of, is_read, known, shaped, total, window
+from gateway.pipeline.gold.lines import HOUR, count_of, is_read, known, total, window
 from gateway.pipeline.gold.sketches import readers_in, readers_of
 
 KEPT: Final = 100
@@ -31,8 +30,7 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
         .groupBy(*_STREAM)
         .agg(readers_of(f.col("client"), f.col("user_agent"), f.lit(True)).alias("readers_sketch"))
     )
-    figures = ranked.join(readers, list(_STREAM), "left").withColumn("readers", readers_in(f.col("readers_sketch")))
-    return shaped(figures, tables.TOP_STREAMS)
+    return ranked.join(readers, list(_STREAM), "left").withColumn("readers", readers_in(f.col("readers_sketch")))
 
 
 def ranks(requests: DataFrame) -> DataFrame:

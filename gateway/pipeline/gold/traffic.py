@@ -10,61 +10,46 @@ is negative if the origin was asked for more than was delivered (retries, a firs
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from typing import Final
+
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import MINUTE, count_of, is_read, ratio, shaped, total, window
-from gateway.protocol.cache_status import Outcome
+from gateway.pipeline.gold.lines import MINUTE, count_of, is_read, ratio, total, window
+from gateway.pipeline.tables import ANSWERED_BY, ERRORS, OFFLOAD, TRAFFIC
 
-_BY_TAPE = (Outcome.HIT, Outcome.STALE_IF_ERROR)
-_BY_COLLAPSE = (Outcome.COLLAPSED,)
-_BY_FOLLOW = (Outcome.FOLLOWED,)
-_BY_JOIN = (Outcome.JOINED, Outcome.REVALIDATED)
-_ERRORS = (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
+SUMMED: Final = ("sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
+"""The columns of silver that are added up."""
 
 
 def sums(requests: DataFrame) -> DataFrame:
     """`tables.REQUESTS` added up, as the source of the tables here."""
+    is_final = f.col("is_final")
     return requests.groupBy("day", window(MINUTE), "route", "protocol", "mode", "outcome", "status").agg(
-        count_of(f.col("is_final")).alias("requests"),
-        total("sent_bytes"),
-        total("saved_bytes"),
-        total("fetched_bytes"),
-        total("origin_requests"),
-        count_of(f.col("is_final") & (f.col("origin_requests") == 0)).alias("spared_requests"),
+        count_of(is_final).alias("requests"),
+        *map(total, SUMMED),
+        count_of(is_final & (f.col("origin_requests") == 0)).alias("spared_requests"),
     )
 
 
 def traffic(sums: DataFrame) -> DataFrame:
     """`tables.TRAFFIC`."""
-    figures = sums.groupBy(*tables.TRAFFIC.key, "day").agg(
-        total("requests"),
-        total("sent_bytes"),
-        total("saved_bytes"),
-        total("fetched_bytes"),
-        total("origin_requests"),
-        total("spared_requests"),
-    )
-    return shaped(figures, tables.TRAFFIC)
+    return sums.groupBy(*TRAFFIC.key, "day").agg(*map(total, ("requests", *SUMMED, "spared_requests")))
 
 
 def offload(sums: DataFrame) -> DataFrame:
     """`tables.OFFLOAD`."""
     requests, read = f.col("requests"), f.col("sent_bytes") + f.col("saved_bytes")
-    figures = (
+    by = {
+        f"by_{name}": f.sum(f.when(f.col("outcome").isin(*outcomes), requests))
+        for name, outcomes in ANSWERED_BY.items()
+    }
+    return (
         sums.where(is_read())
-        .groupBy(*tables.OFFLOAD.key, "day")
+        .groupBy(*OFFLOAD.key, "day")
         .agg(
-            total("requests"),
-            total("origin_requests"),
-            total("sent_bytes"),
-            total("saved_bytes"),
-            total("fetched_bytes"),
-            _requests_by("by_tape", _BY_TAPE),
-            _requests_by("by_collapse", _BY_COLLAPSE),
-            _requests_by("by_follow", _BY_FOLLOW),
-            _requests_by("by_join", _BY_JOIN),
+            *map(total, ("requests", *SUMMED)),
+            *(f.coalesce(counted, f.lit(0)).alias(name) for name, counted in by.items()),
         )
         .withColumns(
             {
@@ -76,16 +61,9 @@ def offload(sums: DataFrame) -> DataFrame:
             }
         )
     )
-    return shaped(figures, tables.OFFLOAD)
 
 
 def errors(sums: DataFrame) -> DataFrame:
     """`tables.ERRORS`."""
-    is_error = (f.col("status") >= 400) | f.col("outcome").isin(*[outcome.value for outcome in _ERRORS])
-    figures = sums.where(is_error & (f.col("requests") > 0)).groupBy(*tables.ERRORS.key, "day").agg(total("requests"))
-    return shaped(figures, tables.ERRORS)
-
-
-def _requests_by(name: str, outcomes: tuple[Outcome, ...]) -> Column:
-    is_so = f.col("outcome").isin(*[outcome.value for outcome in outcomes])
-    return f.coalesce(f.sum(f.when(is_so, f.col("requests"))), f.lit(0)).alias(name)
+    is_error = (f.col("status") >= 400) | f.col("outcome").isin(*ANSWERED_BY["unanswered"])
+    return sums.where(is_error & (f.col("requests") > 0)).groupBy(*ERRORS.key, "day").agg(total("requests"))

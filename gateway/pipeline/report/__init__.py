@@ -2,35 +2,26 @@
 
     gold --gather--> Figures --page--> HTML
 
-`gather` reads the tables and returns plain values; everything after it is pure.  The file is written under a temporary
-name and renamed, so that a partial report is never visible.
+`gather` reads the tables and returns plain values; everything after it is pure.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.config.cache_plan import SHORT_S, covers_too_little, parse_plan
 from gateway.config.errors import PlanError
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.report.gather import gather
+from gateway.pipeline.report.gather import Gold, gather
 from gateway.pipeline.report.page import page
-
-if TYPE_CHECKING:
-    from gateway.pipeline.report.gold import Gold
+from gateway.pipeline.whole_file import write_whole
 
 TITLE: Final = "What the traffic says"
 DEFAULT_POLICY: Final = "s3-fifo"
 """The policy whose curve is drawn if there is no plan: the default of `limits.eviction`."""
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def write_report(
@@ -41,7 +32,7 @@ def write_report(
     plan: Path | None = None,
     curves: Sequence[str] = (),
     min_span_s: float = SHORT_S,
-    progress: Callable[[str], None] = _silent,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the report of a lake's gold tables to `out`.
 
@@ -67,16 +58,5 @@ def write_report(
     curves = tuple(curves) or (DEFAULT_POLICY if chosen is None else chosen.memory.policy,)
     is_short = bool(figures.span_s) and covers_too_little(figures.span_s, min_span_s)
     progress("report: charts")
-    _write(out, page(replace(figures, plan=chosen, curves=curves, is_short=is_short), title))
+    write_whole(out, page(replace(figures, plan=chosen, curves=curves, is_short=is_short), title))
     progress(f"report: {out}")
-
-
-def _write(out: Path, text: str) -> None:
-    beside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(text.encode())
-        beside.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        raise PipelineFailed(f"{out}: {error.strerror or error}") from None

@@ -14,28 +14,23 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import duckdb
+import pyarrow as pa
 
 from gateway.pipeline import tables
+from gateway.pipeline.lake import Lake
 from gateway.pipeline.report.figures import MOST_STEPS, Figures, Found, Rows
 from gateway.pipeline.report.findings import FINDINGS
-from gateway.pipeline.report.gold import Gold
 from gateway.pipeline.report.headlines import READS, SPARED, measured
 from gateway.pipeline.report.sketches import Durations, Readers
-from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+
+Gold = Callable[[tables.Table, Sequence[str]], pa.RecordBatchReader]
+"""All rows of a table, with these columns in the types of `arrow_schema`; no rows if there is no such table yet.  The
+report needs nothing else of a lake."""
 
 MOST_STREAMS: Final = 12
 MOST_FOUND: Final = 50
 MOST_ROUTES: Final = 50
-SAVED_BY: Final = {
-    "tape": (Outcome.HIT, Outcome.STALE_IF_ERROR),
-    "collapse": (Outcome.COLLAPSED,),
-    "follow": (Outcome.FOLLOWED,),
-    "join": (Outcome.JOINED, Outcome.REVALIDATED),
-    "origin": (Outcome.MISS, Outcome.PASS),
-    "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
-}
-"""How a read was answered, by its outcome; the groups are those of `tables.OFFLOAD`."""
 
 _COUNTED: Final = ({*tables.GOLD} - {tables.OFFLOAD, tables.LATENCY, tables.DELIVERY}) | {tables.CURVE}
 """The tables that SQL is run on, without their sketches."""
@@ -73,6 +68,11 @@ def gather(gold: Gold, progress: Callable[[str], None]) -> Figures:
         return _gathered(gold, counts, progress)
 
 
+def gold_of(lake: Lake) -> Gold:
+    """The tables of a lake.  They are read file by file: a file has a day at most, and sketches are large."""
+    return lambda table, columns: lake.snapshot(table).arrow(columns)
+
+
 def step_for(first: int, last: int, most: int) -> int:
     """The smallest round step (seconds) that divides `first`..`last` into at most `most` pieces."""
     reach_min = (max(last - first, 0) + 1) / _MINUTE_S
@@ -86,7 +86,7 @@ def sums(key: str, source: str) -> str:
     saved = (
         f"coalesce(sum(requests) FILTER (WHERE outcome IN ({', '.join(repr(str(one)) for one in outcomes)})), 0)"
         f"::BIGINT AS {name}"
-        for name, outcomes in SAVED_BY.items()
+        for name, outcomes in tables.ANSWERED_BY.items()
     )
     return f"""
         WITH counted AS (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +32,9 @@ class GoldLake:
         shutil.copytree(self.folder, folder)
         return GoldLake(self.spark, folder)
 
-    def run(self, progress: Callable[[str], None] = lambda text: None, since: date | None = None) -> Aggregated:
+    def run(self, progress: Callable[[str], None] = lambda text: None) -> Aggregated:
         """Compute the changed days."""
-        return aggregate(self.spark, self.lake, since=since, progress=progress)
+        return aggregate(self.spark, self.lake, progress=progress)
 
     def take_in(self, lines: Sequence[Line]) -> None:
         """Write lines to silver."""

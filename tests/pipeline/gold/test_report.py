@@ -9,8 +9,7 @@ import pytest
 from gateway.pipeline import tables
 from gateway.pipeline.gold.sketches import RANK_ERROR, READERS_ERROR
 from gateway.pipeline.report.figures import Figures, Share
-from gateway.pipeline.report.gather import gather
-from gateway.pipeline.report.gold import gold_of
+from gateway.pipeline.report.gather import gather, gold_of
 from tests.pipeline.gold.conftest import LOG, GoldLake
 
 READS = ("catchup", "longpoll", "sse")

@@ -12,14 +12,16 @@ from gateway.pipeline.gold.sketches import (
     READERS_ERROR,
     K,
     filled,
-    merged_quantiles,
-    merged_readers,
+    quantile,
     readers_in,
     readers_of,
     sketch_of,
+    values_in,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -29,6 +31,17 @@ def sketched(spark: SparkSession, rows: list[tuple[str, int, float | None]]) -> 
 
     frame = spark.createDataFrame(rows, "route string, minute int, seconds double")
     return frame.groupBy("route", "minute").agg(filled(sketch_of(f.col("seconds"))).alias("sketch"))
+
+
+def merged_quantiles(
+    frame: DataFrame, by: list[str], sketch: str, probabilities: Mapping[str, float] = PERCENTILES
+) -> DataFrame:
+    """Percentiles of wider windows than the table's: a row for each group of `by`."""
+    from pyspark.sql import functions as f
+
+    whole = frame.groupBy(*by).agg(f.kll_merge_agg_double(sketch, K).alias("merged"))
+    found = [quantile(f.col("merged"), probability).alias(name) for name, probability in probabilities.items()]
+    return whole.select(*by, values_in(f.col("merged")).alias("count"), *found)
 
 
 def assert_near(values: list[float], found: dict[str, Any]) -> None:
@@ -74,5 +87,5 @@ def test_readers_of_two_hours_are_counted_once(spark: SparkSession) -> None:
         (f.col("id") % 2).alias("hour"), f.concat(f.lit("10."), f.col("id") % 3_000).alias("client")
     )
     hours = frame.groupBy("hour").agg(readers_of(f.col("client"), f.lit("-"), f.lit(True)).alias("sketch"))
-    (row,) = hours.agg(merged_readers(f.col("sketch")).alias("sketch")).select(readers_in(f.col("sketch"))).collect()
+    (row,) = hours.agg(f.hll_union_agg("sketch").alias("sketch")).select(readers_in(f.col("sketch"))).collect()
     assert abs(row[0] - 3_000) <= 3_000 * 4 * READERS_ERROR

@@ -15,8 +15,7 @@ from playwright.async_api import Browser, async_playwright
 
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.report.figures import Figures
-from gateway.pipeline.report.gather import gather
-from gateway.pipeline.report.gold import Gold
+from gateway.pipeline.report.gather import Gold, gather
 from gateway.pipeline.report.page import page
 from tests.chromium import arguments, chromium
 from tests.pipeline.report import made_gold

@@ -20,7 +20,7 @@ from datasketches import hll_sketch, kll_doubles_sketch, tgt_hll_type
 
 from gateway.pipeline import tables
 from gateway.pipeline.lake import arrow_schema
-from gateway.pipeline.report.gold import Gold
+from gateway.pipeline.report.gather import Gold
 from gateway.pipeline.tables import Table
 
 BEGAN: Final = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)

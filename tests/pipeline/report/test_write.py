@@ -13,8 +13,7 @@ from gateway.pipeline import tables
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.report import write_report
 from gateway.pipeline.report.figures import NO_TIMES, Figures
-from gateway.pipeline.report.gather import gather
-from gateway.pipeline.report.gold import Gold
+from gateway.pipeline.report.gather import Gold, gather
 from gateway.pipeline.report.page import page
 from tests.pipeline.report import made_gold
 

@@ -1,0 +1,30 @@
+"""Write a text file whole or not at all: whoever reads it meanwhile sees the old text or the new one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.pipeline.errors import PipelineFailed
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write the text atomically.  Raises PipelineFailed; the file is then as it was."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            made = Path(file.name)
+            try:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+                # Its reader, such as a gateway that takes a plan, may run as another user.
+                made.chmod(mode)
+                made.replace(path)
+            except BaseException:
+                with suppress(OSError):
+                    made.unlink()
+                raise
+    except OSError as error:
+        raise PipelineFailed(f"{path}: {error.strerror or error}") from None
