@@ -24,7 +24,7 @@ UNIX: Final = "unix"
 _MOST_HOPS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
-    r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|$)"""
+    r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|\Z)"""
 )
 _ESCAPED: Final = re.compile(r"\\(.)")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
@@ -160,6 +160,7 @@ _OF_NO_PROXY = st.ip_addresses(v=4).map(str).filter(lambda one: not CUSTOMARY.tr
 _PROXIES = st.lists(st.sampled_from(["10.0.0.2", "10.9.9.9", "192.0.2.200", "2001:db8:ff::3"]), max_size=4)
 
 
+@example("\n", "203.0.113.7", [])
 @given(st.text(max_size=30), _OF_NO_PROXY, _PROXIES)
 def test_a_client_cannot_claim_another_address(made_up: str, client: str, inside: list[str]) -> None:
     """Whatever the client sends: each proxy appends the address it was reached from."""
