@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.aio.clock import ManualClock
 from gateway.aio.signal import Signal
 from tests.waiting import pass_turns
@@ -54,16 +56,35 @@ async def test_a_firing_at_the_moment_of_a_timeout_gives_one_result() -> None:
     assert await second is True
 
 
-async def test_leaving_does_not_search_the_other_waiters() -> None:
+class _Compared(asyncio.Future[bool]):
+    """A future that counts how often one like it is searched for among others."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.comparisons += 1
+        return self is other
+
+    __hash__ = asyncio.Future.__hash__
+
+
+async def test_leaving_does_not_search_the_other_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     signal, clock = Signal(), ManualClock()
+    gates: list[_Compared] = []
+
+    def create_future() -> _Compared:
+        gates.append(_Compared())
+        return gates[-1]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_future", create_future)
     staying = [asyncio.create_task(signal.wait_within(clock, 30)) for _ in range(50)]
     leaving = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(50)]
     await begun(*staying, *leaving)
-    # Each waiter has a future of its own, found by its key: a shared one would hold a callback per waiter.
-    assert [len(gate._callbacks or ()) for gate in signal._waiting] == [1] * 100
-    assert isinstance(signal._waiting, dict)
+    # Each waiter has a future of its own: a shared one would hold a callback per waiter.
+    assert len(gates) == 100
     clock.advance(15)
     assert await asyncio.gather(*leaving) == [False] * 50
     assert len(signal) == 50
+    assert _Compared.comparisons == 0
     signal.fire()
     assert await asyncio.gather(*staying) == [True] * 50

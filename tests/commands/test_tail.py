@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -235,13 +236,14 @@ async def test_a_re_created_stream_is_not_followed(client: Client, durable_origi
 
 async def test_closing_the_pipe_ends_it_quietly(client: Client, url: str) -> None:
     await client.put("/s", b"[1]")
-    async with running("tail", f"{url}/s") as tail:
-        await tail.until(wrote(b"1\n"))
-        transport = tail.process._transport  # type: ignore[attr-defined]
-        transport.get_pipe_transport(1).close()
+    reader, writer = os.pipe()
+    async with running("tail", f"{url}/s", stdout=writer) as tail:
+        os.close(writer)
+        assert await asyncio.to_thread(os.read, reader, 64) == b"1\n"
+        os.close(reader)
         for _ in range(2):  # the first may be in the pipe before the missing reader is noticed
             await client.post("/s", b"[2]")
-        assert await tail.finished() == (0, "1\n", "")
+        assert await tail.finished() == (0, "", "")
 
 
 @pytest.mark.parametrize("how", [["--sse"], ["--long-poll"]])
@@ -249,11 +251,12 @@ async def test_it_ends_when_its_reader_leaves_without_a_further_message(
     client: Client, url: str, how: list[str]
 ) -> None:
     await client.put("/s", b"[1]")
-    async with running("tail", f"{url}/s", *how) as tail:
-        await tail.until(wrote(b"1\n"))
-        transport = tail.process._transport  # type: ignore[attr-defined]
-        transport.get_pipe_transport(1).close()
-        assert await tail.finished() == (0, "1\n", "")
+    reader, writer = os.pipe()
+    async with running("tail", f"{url}/s", *how, stdout=writer) as tail:
+        os.close(writer)
+        assert await asyncio.to_thread(os.read, reader, 64) == b"1\n"
+        os.close(reader)
+        assert await tail.finished() == (0, "", "")
 
 
 async def test_output_to_a_file_is_not_watched_for_a_reader(client: Client, url: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.positions import Position
-from gateway.origin.store import AppendParams, CreateParams
+from gateway.origin.store import AppendParams, CreateParams, Store
 from tests.answers import BROKEN, Answer
 from tests.fast_clock import FastClock
 from tests.invariant.log import Incarnation, Log, Moment
@@ -79,7 +79,7 @@ class World:
         settings = OriginSettings(long_poll_timeout_s=20.0, sse_lifetime_s=40.0, max_chunk_bytes=self.max_chunk_bytes)
         self.origin = Origin(settings, clock=clock, random=random.Random(self.seed))
         if self.is_nameless:
-            self.origin.store._new_instance = lambda: "s"
+            self.origin.store = Store(lambda: "s")
         self.log = Log(self.origin.store, PATH, clock.now)
         self.served: RunningOrigin = await start_origin(settings, origin=self.origin)
         self.gateway: RunningGateway = await start_gateway(

@@ -558,11 +558,25 @@ async def test_an_answer_is_read_at_a_least_rate(
 
 @pytest.mark.http_2
 async def test_a_live_reader_without_anything_to_read_is_not_slow(origin: RunningOrigin, start: Start) -> None:
-    edge = await start(origin.url, client_write_timeout_s=0.1, client_min_rate=1_000_000, client_idle_timeout_s=1.0)
+    edge = await start(
+        origin.url,
+        client_write_timeout_s=0.1,
+        client_min_rate=1_000_000,
+        client_idle_timeout_s=1.0,
+        send_buffer_bytes=16_384,
+    )
     assert (await edge.put("/s", b"x")).status == 201
+    assert (await edge.put("/large", b"x" * 4_000_000)).status == 201
     wire = await edge.begin("/s?offset=-1&live=sse")
     assert (await wire.head()).status == 200
-    for _ in range(3):
+    for times in range(1, 4):
         assert (await wire.event()) is not None
-        await asyncio.sleep(0.2)
+        # Meanwhile another reader leaves unread what it asked for, and is given up.
+        await edge.begin("/large?offset=-1", receive_bytes=8_192)
+        await until_given_up(edge, times)
         await edge.post("/s", b"more")
+
+
+async def until_given_up(edge: Edge, readers: int) -> None:
+    """Wait until so many readers were dropped because they took too little."""
+    await eventually(lambda: counted(edge.gateway, "durable_gateway_slow_consumers_total")["closed",] == readers)

@@ -204,7 +204,7 @@ async def test_an_offset_that_the_tail_comes_past_while_it_is_asked_for_is_behin
     await bounded(connecting.waiting(1))
     reading = edge.asking(f"/s?offset={beyond}")
     live = edge.gateway.engine.live
-    await eventually(lambda: any(len(topic.changed) == 2 for topic in live._topics.values()))
+    await eventually(lambda: any(len(topic.changed) == 2 for topic in live.topics()))
     await edge.send_to(origin.url, "POST", "/s", {"Content-Type": JSON}, b'["b"]')
     connecting.release()
     found = await bounded(reading)

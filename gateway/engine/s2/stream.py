@@ -106,7 +106,8 @@ class S2Stream:
 
     def __repr__(self) -> str:
         return (
-            f"<S2Stream {self.stream.key.group.path} {self.tape!r}, {len(self._fetches)} fetches, {self.users} users>"
+            f"<S2Stream {self.stream.key.group.path} {self.tape!r}, {len(self._fetches)} fetches, {self.users} users, "
+            f"tail {self._checked_tail!r}>"
         )
 
     @property

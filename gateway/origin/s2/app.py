@@ -143,9 +143,13 @@ class RunningS2Origin:
             if self._connections:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await asyncio.wait((self._emptied,), timeout=grace_s)
+        self.cut_connections()
+        await self._tasks.close()
+
+    def cut_connections(self) -> None:
+        """Reset every open connection, as a network that breaks does; the origin goes on accepting."""
         for connection in tuple(self._connections):
             connection.abort()
-        await self._tasks.close()
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)

@@ -97,8 +97,7 @@ async def test_a_stream_is_given_up_after_so_many_attempts(edge: Edge) -> None:
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     edge.counters.reset()
     edge.faults.error(ErrorCode.UNAVAILABLE, times=None, kind=Call.READ_SESSION)
-    for connection in tuple(edge.origin._connections):
-        connection.abort()
+    edge.origin.cut_connections()
     async with time_passing(edge.clock):
         end = await session.next()
     assert isinstance(end, Terminal)

@@ -172,8 +172,7 @@ async def test_a_wait_that_passes_while_the_origin_is_away_does_not_end_in_order
     assert await session.next() == ReadBatch((), await _tail(edge))
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     gate = edge.faults.hold(kind=Call.READ_SESSION)
-    for connection in tuple(edge.origin._connections):
-        connection.abort()
+    edge.origin.cut_connections()
     await gate.waiting(1)
     await edge.direct.append("b")
     edge.clock.advance(8)

@@ -139,8 +139,7 @@ async def _deletes_without_an_answer(edge: Edge) -> None:
     gate = edge.faults.hold(method="DELETE", when=When.REPLY)
     deleting = asyncio.ensure_future(edge.client.send("DELETE", PATH))
     await gate.waiting(1)
-    for connection in tuple(edge.origin._connections):
-        connection.abort()
+    edge.origin.cut_connections()
     assert (await deleting).status == 502
     gate.release()
 

@@ -87,8 +87,7 @@ class TestSharedCredentials:
         assert await session.texts(1) == ["a"]
         await edge.counters.sessions_are(Call.READ_SESSION, 1)
         edge.faults.replace(403, {}, REFUSED, times=1, kind=Call.READ_SESSION)
-        for connection in tuple(edge.origin._connections):
-            connection.abort()
+        edge.origin.cut_connections()
         async with time_passing(edge.clock):
             while isinstance(end := await session.next(), ReadBatch):
                 pass
@@ -146,7 +145,11 @@ class TestRelayedWaits:
         await edge.client.append("a")
         waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=20", s2_unknown="x"))
         await edge.counters.parked_is(1)
-        await asyncio.sleep(0.4)
+        # A later request that may not wait is given up meanwhile.
+        gate = edge.faults.hold(kind=Call.CHECK_TAIL)
+        assert (await edge.client.tail()).status == 504
+        assert not waiting.done()
+        gate.release()
         await edge.direct.append("b")
         assert (await waiting).texts == ["b"]
 

@@ -108,8 +108,7 @@ async def test_no_heartbeat_while_the_origin_is_away(edge: Edge) -> None:
     assert isinstance(await session.next(), ReadBatch)
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     gate = edge.faults.hold(kind=Call.READ_SESSION)
-    for connection in tuple(edge.origin._connections):
-        connection.abort()
+    edge.origin.cut_connections()
     await gate.waiting(1)
     following = asyncio.ensure_future(session.next())
     for _ in range(6):
@@ -154,16 +153,12 @@ async def test_a_tail_is_never_told_from_memory(edge: Edge) -> None:
     await gate.waiting(1)
     await edge.direct.append("b")
     rest = [asyncio.ensure_future(edge.client.tail()) for _ in range(30)]
-    await eventually(lambda: "30 for the next" in "".join(map(repr, _questions(edge))))
+    await eventually(lambda: "30 for the next" in "".join(map(repr, edge.gateway.engine.s2.streams)))
     gate.release()
     assert (await first).json["tail"]["seq_num"] == 1  # type: ignore[index]
     assert {(await one).json["tail"]["seq_num"] for one in rest} == {2}  # type: ignore[index]
     assert edge.counters.requests[Call.CHECK_TAIL] == 2
     session.close()
-
-
-def _questions(edge: Edge) -> list[object]:
-    return [stream._checked_tail for stream in edge.gateway.engine.s2.streams]
 
 
 class TestTokens:
@@ -278,8 +273,7 @@ class TestRecreation:
         assert isinstance(await session.next(), ReadBatch)
         await edge.counters.sessions_are(Call.READ_SESSION, 1)
         gate = edge.faults.hold(kind=Call.READ_SESSION)
-        for connection in tuple(edge.origin._connections):
-            connection.abort()
+        edge.origin.cut_connections()
         await gate.waiting(1)
         await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
         await edge.direct.append(*"abc", timestamp=7)
