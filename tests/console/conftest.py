@@ -1,7 +1,8 @@
 """A gateway in front of the in-memory origin, and a real Chromium that opens its console.
 
-The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  Every test has its
-own gateway and origin; their new ports give it a page without stored state.
+The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  A test with a
+`visit` has its own gateway and origin; their new ports give it a page without stored state.  Tests of functions of the
+page's modules share `modules`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chromium import arguments, chromium
-from tests.console.visit import BOUND_S, Stage, Visit
+from tests.console.visit import BOUND_S, Modules, Stage, Visit
 
 shared_loop = pytest_asyncio.fixture(loop_scope="session")
 
@@ -80,3 +81,24 @@ async def visit(browser: BrowserContext, stage: Stage) -> AsyncIterator[Visit]:
     yield one
     await one.page.close()
     assert one.complaints == []
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def module_page(browser: BrowserContext) -> AsyncIterator[Modules]:
+    # Nothing that these tests call asks the origin.
+    ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1.0}
+    gateway = await start_gateway(GatewayConfig.for_origin("http://127.0.0.1:9", **ports), environ={})
+    shown = Visit(await browser.new_page(), gateway.admin_url)
+    empty = "<!doctype html><title>Modules</title><link rel=icon href=data:,>"
+    await shown.page.route("**/empty", lambda route: route.fulfill(content_type="text/html", body=empty))
+    await shown.page.goto(f"{gateway.admin_url}/empty")
+    yield Modules(shown)
+    await shown.page.close()
+    await gateway.stop()
+
+
+@shared_loop
+async def modules(module_page: Modules) -> AsyncIterator[Modules]:
+    """The console's modules in a browser that must not have complained by the end."""
+    yield module_page
+    assert module_page.complaints == []

@@ -14,7 +14,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
-from tests.console.visit import Stage, Visit
+from tests.console.visit import Modules, Stage, Visit
 from tests.origins import OPEN, WORDS, Row, origin_row
 from tests.waiting import eventually
 
@@ -146,9 +146,8 @@ async def test_charts_include_the_time_when_another_view_was_open(visitor: Visit
     assert {clients for _, _, clients, _, _ in found[len(before) :]} == {2}
 
 
-async def test_the_words_for_origins_match_those_of_the_terminal(visit: Visit) -> None:
-    await visit.open("#/streams")
-    said = await visit.page.evaluate(
+async def test_the_words_for_origins_match_those_of_the_terminal(modules: Modules) -> None:
+    said = await modules.evaluate(
         """async (cases) => { const { words, worst } = await import("/console/origins.js")
           return cases.map((origins) => [words(origins), worst(origins)]) }""",
         [origins for origins, _, _ in WORDS],

@@ -17,7 +17,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import start_s2_origin
 from gateway.s2.session import CONTENT_TYPE
 from tests.console.conftest import shared_loop
-from tests.console.visit import BOUND_S, Visit
+from tests.console.visit import BOUND_S, Modules, Visit
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -181,12 +181,11 @@ async def test_an_s2_stream_is_created_appended_to_and_deleted_by_the_forms(visi
     visit.complaints.clear()
 
 
-async def test_sequence_numbers_are_ordered_as_numbers(visit: Visit) -> None:
-    await visit.open("#/streams")
+async def test_sequence_numbers_are_ordered_as_numbers(modules: Modules) -> None:
     runs = [("10", "12"), ("8", "9"), ("9", "10")]
     tape = [{"start": start, "end": end, "bytes": 9, "tokens": 1, "age_s": None} for start, end in runs]
     readers = [{"mode": "session", "at": "11", "clients": 1, "lived_s": None}]
-    plan = await visit.page.evaluate(
+    plan = await modules.evaluate(
         "async (stream) => (await import('/console/tape.js')).layout(stream, 800)",
         {"protocol": "s2", "tape": tape, "tail": "100", "live_readers": readers},
     )

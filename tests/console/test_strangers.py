@@ -15,7 +15,7 @@ from playwright.async_api import BrowserContext, expect
 
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
-from tests.console.visit import BOUND_S, JSON, Stage, Visit
+from tests.console.visit import BOUND_S, JSON, Modules, Stage, Visit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -114,11 +114,10 @@ CONTROL = 'event: control\ndata: {"streamNextOffset": "%s", "upToDate": true}\n\
     ids=lambda value: None if isinstance(value, str) else f"{value[-1][0]} {value[-1][2][:20]!r}",
 )
 async def test_immediate_empty_answers_are_followed_by_doubling_pauses(
-    visit: Visit, live: str, answers: list[Any]
+    modules: Modules, live: str, answers: list[Any]
 ) -> None:
-    await visit.open("#/streams")
     rounds = 9
-    told = await visit.page.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": rounds})
+    told = await modules.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": rounds})
     # The first read, and the switch from there to live, have no pause before them.
     assert len(told["pauses"]) >= rounds - 2
     assert told["pauses"][-1] >= 4000
@@ -141,10 +140,9 @@ async def test_immediate_empty_answers_are_followed_by_doubling_pauses(
     ids=lambda value: None,
 )
 async def test_answers_that_are_not_of_a_stream_end_following(
-    visit: Visit, live: str, answers: list[Any], said: str
+    modules: Modules, live: str, answers: list[Any], said: str
 ) -> None:
-    await visit.open("#/streams")
-    told = await visit.page.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": 9})
+    told = await modules.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": 9})
     assert told["ended"].startswith(said)
     assert len(told["asked"]) == len(answers)
     assert told["seen"] == [1] * (len(answers) - 1)
@@ -171,13 +169,12 @@ async def test_only_visible_messages_become_elements(visit: Visit, stage: Stage)
     assert await visit.page.evaluate("window.made") == 500
 
 
-async def test_events_do_not_depend_on_how_their_bytes_are_split(visit: Visit) -> None:
-    await visit.open("#/streams")
+async def test_events_do_not_depend_on_how_their_bytes_are_split(modules: Modules) -> None:
     text = (
         "\ufeffevent: data\r\ndata: é\rdata:2\n\r\n: comment\n\ndata\n\r\r"
         "data: [1]\n\nevent: control\ndata: {}\r\n\r\ndata: half"
     )
-    found = await visit.page.evaluate(
+    found = await modules.evaluate(
         """async (text) => {
           const {EventParser} = await import('/console/events.js')
           const bytes = new TextEncoder().encode(text)
@@ -228,7 +225,7 @@ async def test_streams_of_some_readers_only_are_marked_private(visit: Visit, sta
     ],
 )
 async def test_a_streams_public_address_uses_its_own_route(
-    visit: Visit, route: str, host: str | None, target: str | None
+    modules: Modules, route: str, host: str | None, target: str | None
 ) -> None:
     def one(name: str, host: str, **more: Any) -> dict[str, Any]:
         defaults = {"prefix": "", "strip_prefix": False, "origin": "http://o", "base": ""}
@@ -241,8 +238,7 @@ async def test_a_streams_public_address_uses_its_own_route(
         one("wild", "*.example.org"),
         one("elsewhere", "*", origin="http://p"),
     ]
-    await visit.open("#/streams")
-    found = await visit.page.evaluate(
+    found = await modules.evaluate(
         "async ([stream, routes]) => (await import('/console/addresses.js')).publicAddress(stream, routes)",
         [{"origin": "http://o", "path": "/a/s", "query": "x=1", "route": route}, routes],
     )

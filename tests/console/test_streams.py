@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.console.visit import BOUND_S, Stage, Visit
+from tests.console.visit import BOUND_S, Modules, Stage, Visit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -94,8 +94,7 @@ async def test_the_drawing_matches_the_tape(visit: Visit, stage: Stage) -> None:
     reader.close()
 
 
-async def test_gaps_and_overlaps_of_a_tape_are_distinguished(visit: Visit) -> None:
-    await visit.open("#/streams")
+async def test_gaps_and_overlaps_of_a_tape_are_distinguished(modules: Modules) -> None:
     runs = [("8", "9", 5), ("2", "3", 10), ("-1", "5", 100), ("5", "6", 50)]
     tape = [{"start": start, "end": end, "bytes": size, "tokens": 1, "age_s": 1} for start, end, size in runs]
     readers = [
@@ -103,7 +102,7 @@ async def test_gaps_and_overlaps_of_a_tape_are_distinguished(visit: Visit) -> No
         {"mode": "sse", "at": "9", "clients": 2, "lived_s": 1},
         {"mode": "longpoll", "at": None, "clients": 1, "lived_s": None},
     ]
-    plan = await visit.page.evaluate(
+    plan = await modules.evaluate(
         "async (stream) => (await import('/console/tape.js')).layout(stream, 800)",
         {"tape": tape, "tail": "9", "live_readers": readers},
     )
@@ -204,11 +203,10 @@ async def test_live_readers_are_listed_by_offset(visit: Visit, stage: Stage) -> 
     replies[19].close()
 
 
-async def test_readers_beyond_the_listed_ones_are_counted(visit: Visit) -> None:
-    await visit.open("#/streams")
+async def test_readers_beyond_the_listed_ones_are_counted(modules: Modules) -> None:
     readers = [{"mode": "sse", "at": f"{at:03}", "clients": 2, "lived_s": at} for at in range(20)]
     readers += [{"mode": "longpoll", "at": "500", "clients": 50, "lived_s": None}]
-    found = await visit.page.evaluate(
+    found = await modules.evaluate(
         "async ([readers, all]) => (await import('/console/stream.js')).groups(readers, all)", [readers, 1_000]
     )
     assert found["shown"][0] == {"mode": "longpoll", "at": "500", "clients": 50, "lived_s": None}

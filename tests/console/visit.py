@@ -1,4 +1,4 @@
-"""The parts of a console test: a gateway with its origin and clients, and one visitor's page."""
+"""The parts of a console test: a gateway with its origin and clients, one visitor's page, and the page's modules."""
 
 from __future__ import annotations
 
@@ -116,3 +116,18 @@ class Visit:
     async def texts(self) -> list[str]:
         """The messages of the tail as the page shows them."""
         return await self.messages.locator("pre").all_inner_texts()
+
+
+class Modules:
+    """The console's modules in a browser, without the page around them."""
+
+    def __init__(self, shown: Visit) -> None:
+        self._shown = shown
+
+    @property
+    def complaints(self) -> list[str]:
+        return self._shown.complaints
+
+    async def evaluate(self, function: str, argument: object = None) -> Any:
+        """The result of a function in JavaScript, which may import modules from `/console/`."""
+        return await self._shown.page.evaluate(function, argument)
