@@ -1,4 +1,4 @@
-"""The command line in real processes on real ports: exit statuses, and one line for every error."""
+"""The command line: exit statuses, and one line for every error; servers in real processes on real ports."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from gateway import __version__
 from gateway.config.sections import every_field
 from tests.commands import warm
+from tests.commands.here import run_here
 from tests.commands.warm import clean_environ
 
 ROOT = Path(__file__).parents[1]
@@ -126,24 +127,24 @@ def first_event(lines: Iterator[str]) -> list[str]:
         (["check"], ["CONFIG"]),
     ],
 )
-def test_help_names_every_option(start: Start, command: list[str], options: list[str]) -> None:
-    status, out, err = start(*command, "--help").finished()
+def test_help_names_every_option(command: list[str], options: list[str]) -> None:
+    status, out, err = run_here(*command, "--help")
     assert (status, err) == (0, "")
     for option in options:
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["pipeline", "run"]])
-def test_h_is_help(start: Start, command: list[str]) -> None:
-    assert start(*command, "-h").finished() == start(*command, "--help").finished()
+def test_h_is_help(command: list[str]) -> None:
+    assert run_here(*command, "-h") == run_here(*command, "--help")
 
 
-def test_the_version_is_the_package_s(start: Start) -> None:
-    assert start("--version").finished() == (0, f"durable-gateway {__version__}\n", "")
+def test_the_version_is_the_package_s() -> None:
+    assert run_here("--version") == (0, f"durable-gateway {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "Missing command. 'durable-gateway dev' runs a gateway to try; 'durable-gateway --help' tells more."),
         (["pipeline"], "Missing command. 'durable-gateway pipeline --help' tells more."),
@@ -155,15 +156,7 @@ def test_the_version_is_the_package_s(start: Start) -> None:
         (["serve"], "serve needs --origin URL or --config FILE"),
         (["serve", "--origin", "http://a", "--config", "b"], "serve takes --origin or --config, not both"),
         (["serve", "--origin"], "Option '--origin' requires an argument."),
-        (["serve", "--origin", "a:b"], "--origin: route.default.origin: expected an http:// or https:// URL"),
-        (["serve", "--origin", "http://a", "--listen", "x"], "--listen: server.listen: expected HOST:PORT"),
-        (["serve", "--origin", "http://a", "--cache-bytes", "1MB"], "--cache-bytes: limits.cache_bytes: expected"),
-        (
-            ["serve", "--origin", "http://a", "--long-poll-timeout", "0"],
-            "--long-poll-timeout: route.default.long_poll_timeout_s: should be greater than or equal to 0.05, got 0",
-        ),
-        (["serve", "--origin", "http://a", "--sse-lifetime", "x"], "Invalid value for '--sse-lifetime': "),
-        (["serve", "--config", "nowhere.toml"], "nowhere.toml: cannot be read: No such file or directory"),
+        (["serve", "--sse-lifetime", "x"], "Invalid value for '--sse-lifetime': "),
         (["origin", "--listen", "localhost"], "--listen: expected HOST:PORT"),
         (["origin", "--max-chunk-bytes", "0"], "--max-chunk-bytes: should be at least 1, got 0"),
         (["origin", "--long-poll-timeout", "0"], "Invalid value for '--long-poll-timeout': "),
@@ -175,57 +168,74 @@ def test_the_version_is_the_package_s(start: Start) -> None:
         (["check", "config/dev.toml", "more"], "Got unexpected extra argument"),
     ],
 )
-def test_misuse_is_one_line_and_status_2(start: Start, arguments: list[str], said: str) -> None:
-    status, out, err = start(*arguments).finished()
-    assert (status, out) == (2, "")
-    assert err.startswith(f"durable-gateway: {said}")
-    assert err.count("\n") == 1
-    assert err.endswith("\n")
+def test_misuse_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+    _is_one_line_and_status_2(run_here(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--origin", "a:b"], "--origin: route.default.origin: expected an http:// or https:// URL"),
+        (["--origin", "http://a", "--listen", "x"], "--listen: server.listen: expected HOST:PORT"),
+        (["--origin", "http://a", "--cache-bytes", "1MB"], "--cache-bytes: limits.cache_bytes: expected"),
+        (
+            ["--origin", "http://a", "--long-poll-timeout", "0"],
+            "--long-poll-timeout: route.default.long_poll_timeout_s: should be greater than or equal to 0.05, got 0",
+        ),
+        (["--config", "nowhere.toml"], "nowhere.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_program_that_cannot_begin_says_so_in_one_line(start: Start, arguments: list[str], message: str) -> None:
+    _is_one_line_and_status_2(start("serve", *arguments).finished(), message)
 
 
 def test_a_variable_of_the_environment_is_refused_like_a_flag(start: Start) -> None:
     command = start("serve", "--origin", "http://a", DURABLE_GATEWAY_LIMITS__CACHE_BYTES="lots")
-    status, out, err = command.finished()
+    message = "env DURABLE_GATEWAY_LIMITS__CACHE_BYTES: limits.cache_bytes: expected bytes"
+    _is_one_line_and_status_2(command.finished(), message)
+
+
+def _is_one_line_and_status_2(finished: tuple[int, str, str], message: str) -> None:
+    status, out, err = finished
     assert (status, out) == (2, "")
-    assert err.startswith(
-        "durable-gateway: env DURABLE_GATEWAY_LIMITS__CACHE_BYTES: limits.cache_bytes: expected bytes"
-    )
+    assert err.startswith(f"durable-gateway: {message}")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def test_check_prints_every_value_and_its_source(start: Start) -> None:
-    command = start("check", "--all", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
-    status, out, err = command.finished()
+def test_check_prints_every_value_and_its_source() -> None:
+    status, out, err = run_here("check", "--all", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
     assert (status, err) == (0, "")
-    said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
+    found = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
     # Tables that are not there are one line each.
     absent = ("route.bridge", "route.health_check", "route.origin_credentials", "route.origin_tls")
     sections = [section for section, _, _ in every_field() if not section.startswith(("listener", "rate_limit"))]
-    assert len(said) == len([section for section in sections if section not in absent]) + len(absent)
-    assert said["route.dev.health_check"] == ("none", "default")
-    assert said["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
-    assert said["server.admin"] == ('"127.0.0.1:9437"', "default")
-    assert said["limits.cache_bytes"] == ('"64MiB"', "config/dev.toml:8")
-    assert said["route.dev.origin"] == ('"http://127.0.0.1:4438"', "config/dev.toml:12")
+    assert len(found) == len([section for section in sections if section not in absent]) + len(absent)
+    assert found["route.dev.health_check"] == ("none", "default")
+    assert found["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
+    assert found["server.admin"] == ('"127.0.0.1:9437"', "default")
+    assert found["limits.cache_bytes"] == ('"64MiB"', "config/dev.toml:8")
+    assert found["route.dev.origin"] == ('"http://127.0.0.1:4438"', "config/dev.toml:12")
 
 
-def test_check_looks_at_the_plan_too(start: Start, tmp_path: Path) -> None:
+def test_check_looks_at_the_plan_too(tmp_path: Path) -> None:
     plan, file = tmp_path / "plan.json", tmp_path / "gateway.toml"
     file.write_text(f'[cache.plan]\nfile = "{plan}"\n[[route]]\norigin = "http://a"\n')
     plan.write_text('{"version": 3}')
-    status, out, err = start("check", str(file)).finished()
+    status, out, err = run_here("check", str(file))
     assert (status, out) == (2, "")
     assert err.startswith(f"durable-gateway: cache.plan.file: {plan}: version: should be 1, got 3")
     assert err.count("\n") == 1
 
 
-def test_check_names_file_line_and_key(start: Start, tmp_path: Path) -> None:
+def test_check_names_file_line_and_key(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('[[route]]\norigin = "http://a"\nheartbeet_s = 5\n')
     line = f"durable-gateway: {file}:3: route.default.heartbeet_s: unknown key (did you mean 'heartbeat_s'?)\n"
-    assert start("check", str(file)).finished() == (2, "", line)
+    assert run_here("check", str(file)) == (2, "", line)
 
 
 # -- origin ------------------------------------------------------------------------------------------------------------
@@ -349,9 +359,9 @@ def test_an_unreachable_origin_is_logged_and_does_not_fail_the_start(start: Star
 def test_credentials_that_are_missing_fail_the_start_with_one_line(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[[route]]\norigin = "http://127.0.0.1:1"\norigin_credentials = { environment = "NO_SUCH_KEY" }\n')
-    said = "durable-gateway: route.default.origin_credentials.environment: NO_SUCH_KEY: is not set\n"
+    message = "durable-gateway: route.default.origin_credentials.environment: NO_SUCH_KEY: is not set\n"
     for command in (["serve", "--config"], ["check"]):
-        assert start(*command, str(file)).finished() == (2, "", said)
+        assert start(*command, str(file)).finished() == (2, "", message)
 
 
 def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, origin: str) -> None:
@@ -499,15 +509,14 @@ def test_a_listener_that_cannot_be_bound_is_named(start: Start, tmp_path: Path) 
     assert finished == (1, "", f"durable-gateway: cannot listen on unix:{tmp_path}/file: File exists\n")
 
 
-def test_check_reads_certificates(start: Start, tmp_path: Path) -> None:
+def test_check_reads_certificates(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text(
         '[[listener]]\naddress = ":443"\n[listener.tls]\ncertificates = [{ certificate = "/nowhere" }]\n'
         '[[route]]\norigin = "http://a"\n'
     )
-    finished = start("check", str(config)).finished()
-    said = "durable-gateway: listener[0].tls.certificates[0]: /nowhere: cannot be read: No such file or directory\n"
-    assert finished == (2, "", said)
+    message = "durable-gateway: listener[0].tls.certificates[0]: /nowhere: cannot be read: No such file or directory\n"
+    assert run_here("check", str(config)) == (2, "", message)
 
 
 def test_dev_leaves_nothing_behind_when_a_port_is_taken(start: Start) -> None:

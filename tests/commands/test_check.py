@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.origin.app import RunningOrigin
+from tests.commands.here import run_here
 from tests.commands.runs import finished
 
 GOOD = '[limits]\ncache_bytes = "1MiB"\n[[route]]\norigin = "{origin}"\n'
@@ -24,11 +25,11 @@ def file(tmp_path: Path) -> Path:
     return written(tmp_path / "gateway.toml", GOOD.format(origin=NOWHERE))
 
 
-async def test_every_mistake_is_named_in_the_order_of_the_file(file: Path) -> None:
+def test_every_mistake_is_named_in_the_order_of_the_file(file: Path) -> None:
     route = '[[route]]\norigin = "http://a"\nheartbeet_s = 1\n'
     written(file, f'[server]\nlisten = "x"\nadmn = 1\n[limits]\ncache_bytes = "lots"\n{route}')
     environ = {"DURABLE_GATEWAY_LIMITS__NONE": "1", "DURABLE_GATEWAY_ROUTE__OTHER__ORIGIN": "http://a"}
-    status, out, err = await finished("check", str(file), environ=environ)
+    status, out, err = run_here("check", str(file), **environ)
     assert (status, out) == (2, "")
     beginnings = [
         "env DURABLE_GATEWAY_LIMITS__NONE: unknown key 'none'",
@@ -44,14 +45,14 @@ async def test_every_mistake_is_named_in_the_order_of_the_file(file: Path) -> No
         assert line.startswith(f"durable-gateway: {beginning}")
 
 
-async def test_every_file_that_the_configuration_names_is_read(file: Path, tmp_path: Path) -> None:
+def test_every_file_that_the_configuration_names_is_read(file: Path, tmp_path: Path) -> None:
     plan, key = tmp_path / "plan.json", tmp_path / "key"
     written(plan, '{"version": 3}')
     shown = f'origin_credentials = {{ file = "{key}" }}\n'
     routes = "".join(f'[[route]]\nname = "{name}"\nprefix = "/{name}"\norigin = "http://a"\n{shown}' for name in "ab")
     listener = f'[[listener]]\naddress = "127.0.0.1:0"\ntls = {{ certificates = [{{ certificate = "{key}" }}] }}\n'
     written(file, f'[server]\nadmin = "0.0.0.0:9437"\n[cache.plan]\nfile = "{plan}"\n{routes}{listener}')
-    status, _, err = await finished("check", str(file))
+    status, _, err = run_here("check", str(file))
     assert status == 2
     for said in (
         f"cache.plan.file: {plan}: version: should be 1",
@@ -64,21 +65,21 @@ async def test_every_file_that_the_configuration_names_is_read(file: Path, tmp_p
     assert len(err.splitlines()) == 5
 
 
-async def test_what_is_set_is_printed_and_then_ok(file: Path) -> None:
-    status, out, err = await finished("check", str(file))
+def test_what_is_set_is_printed_and_then_ok(file: Path) -> None:
+    status, out, err = run_here("check", str(file))
     assert (status, err) == (0, "")
     limit, origin, ok = out.splitlines()
     assert limit.split() == ["limits.cache_bytes", "=", '"1MiB"', "#", f"{file}:2"]
     assert origin == f'route.default.origin = "{NOWHERE}"  # {file}:4'
     assert ok.startswith("ok ")
-    assert (await finished("check", "--all", str(file)))[1].endswith("\nok\n")
-    assert await finished("check", "--quiet", str(file)) == (0, "", "")
-    status, _, err = await finished("check", "--quiet", "--json", str(file))
+    assert run_here("check", "--all", str(file))[1].endswith("\nok\n")
+    assert run_here("check", "--quiet", str(file)) == (0, "", "")
+    status, _, err = run_here("check", "--quiet", "--json", str(file))
     assert (status, err.count("\n")) == (2, 1)
 
 
-async def test_json_has_the_same_in_one_object(file: Path) -> None:
-    status, out, err = await finished("check", "--json", str(file))
+def test_json_has_the_same_in_one_object(file: Path) -> None:
+    status, out, err = run_here("check", "--json", str(file))
     assert (status, err) == (0, "")
     answer = json.loads(out)
     assert (answer["ok"], answer["mistakes"]) == (True, [])
@@ -86,29 +87,29 @@ async def test_json_has_the_same_in_one_object(file: Path) -> None:
         "settings"
     ]
     written(file, "nonsense = 1\n")
-    status, out, err = await finished("check", "--json", str(file))
+    status, out, err = run_here("check", "--json", str(file))
     assert (status, err) == (2, "")
     answer = json.loads(out)
     assert not answer["ok"]
     assert any("nonsense: unknown key" in mistake for mistake in answer["mistakes"])
 
 
-async def test_append_sessions_that_will_not_work_are_warned_of(file: Path) -> None:
+def test_append_sessions_that_will_not_work_are_warned_of(file: Path) -> None:
     written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\n')
     said = f'{file}:3: route.default.protocol: append sessions of S2\'s clients need origin_http = "2", because'
     for flags in ([], ["--quiet"]):
-        status, _, err = await finished("check", str(file), *flags)
+        status, _, err = run_here("check", str(file), *flags)
         assert (status, err.count("\n")) == (0, 1)
         assert err.startswith(f"durable-gateway: warning: {said}")
-    status, out, err = await finished("check", str(file), "--json")
+    status, out, err = run_here("check", str(file), "--json")
     answer = json.loads(out)
     assert (status, err, answer["ok"], answer["mistakes"]) == (0, "", True, [])
     assert [warning[: len(said)] for warning in answer["warnings"]] == [said]
     written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\norigin_http = "2"\n')
-    assert (await finished("check", str(file), "--quiet")) == (0, "", "")
+    assert run_here("check", str(file), "--quiet") == (0, "", "")
     # Clients of a bridged route have no append sessions.
     written(file, '[[route]]\norigin = "http://a"\nprotocol = "s2"\npresent = "durable-streams"\n')
-    assert (await finished("check", str(file), "--quiet")) == (0, "", "")
+    assert run_here("check", str(file), "--quiet") == (0, "", "")
 
 
 async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrigin) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.cli import app
-from tests.commands.runs import finished
+from tests.commands.here import run_here
 from tests.commands.warm import ROOT
 
 OPTIONS = {
@@ -27,8 +27,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("command", list(OPTIONS))
-async def test_help_names_every_option(command: str) -> None:
-    status, out, err = await finished(command, "--help", environ={"COLUMNS": "120", "NO_COLOR": "1"})
+def test_help_names_every_option(command: str) -> None:
+    status, out, err = run_here(command, "--help", COLUMNS="120", NO_COLOR="1")
     assert (status, err) == (0, "")
     for option in OPTIONS[command]:
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"

@@ -48,6 +48,12 @@ async def http(origin: RunningS2Origin, version: str) -> AsyncIterator[httpx.Asy
     is_2 = version == "HTTP/2"
     headers = {"s2-basin": BASIN, "accept-encoding": "identity"}
     async with httpx.AsyncClient(
-        base_url=f"{origin.url}/v1", headers=headers, http1=not is_2, http2=is_2, timeout=BOUND_S, trust_env=False
+        base_url=f"{origin.url}/v1",
+        headers=headers,
+        http1=not is_2,
+        http2=is_2,
+        timeout=BOUND_S,
+        trust_env=False,
+        verify=False,
     ) as client:
         yield client
