@@ -31,7 +31,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports chaos linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help dev test suite test-long test-transports chaos linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,10 @@ dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front o
 	@$(BIN)/durable-gateway dev $(ARGS)
 
 test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE) $(COMPILED)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite
+
+# Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
+suite: $(NODE_INSTALLED) $(SPARK_ARCHIVE) $(COMPILED)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
