@@ -8,6 +8,7 @@ to read it: as another user it could not read a Python that lies in root's home,
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -78,6 +79,8 @@ def built(folder: Path) -> Built:
     environment_of(BUILD, variables)
     # What was downloaded for one stage need not be downloaded for the next: an image has no use for that, this has.
     del variables["PIP_NO_CACHE_DIR"]
+    # No compiler is needed on the architecture of this machine.
+    variables["PIP_ONLY_BINARY"] = ":all:"
     for one in BUILD.instructions:
         if one.name == "COPY":
             *sources, target = one.text.split()
@@ -156,8 +159,8 @@ def test_what_is_copied_is_what_the_build_is_given() -> None:
     assert taken.text == f"--from={BUILD.name} {prefix} {prefix}", "a virtual environment works in one place only"
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_no_compiler_is_needed_on_either_architecture(machine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", sorted({"x86_64", "aarch64"} - {platform.machine()}))
+def test_no_compiler_is_needed_on_the_other_architecture(machine: str, tmp_path: Path) -> None:
     platforms = [word for name in WHEELS for word in ("--platform", f"{name}_{machine}")]
     done = subprocess.run(
         [
