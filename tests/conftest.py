@@ -20,6 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests import transports
+from tests.effort import examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
     from tests.spark import SharedJava
 
 # The machine that runs the tests may be slow or busy: how long an example takes says nothing about the code.
-settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "gateway",
+    max_examples=examples(50, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
 settings.load_profile("gateway")
 
 _TOGETHER: Final = (
@@ -35,8 +42,9 @@ _TOGETHER: Final = (
     ("tests/pipeline/report/",),
     ("tests/pipeline/",),
     ("tests/pyspark_durable_streams/",),
+    ("tests/console/",),
 )
-"""Folders of tests on one Java each, and those of the report on one browser."""
+"""Folders of tests on one Java each, and those of the report and of the console on one browser each."""
 _LONGEST: Final = (
     # Spark goes on in the Java that its programs have warmed up.
     "tests/pipeline/test_cli.py",

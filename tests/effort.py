@@ -1,8 +1,8 @@
 """How much a run of the tests tries: `make test` the short form, `make test-long` the long one.
 
-The assertions are the same.  What differs is how many examples a property is given, how many of the made traces a
-simulation plays and how long they are, which pairs of two parameters are tried, and how many messages the exactly-once
-proofs of Spark's source and sink take.
+The assertions are the same.  What differs is how many examples a property is given, how large a load is, how many of
+the made traces a simulation plays and how long they are, which pairs of two parameters are tried, and how many messages
+the exactly-once proofs of Spark's source and sink take.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IS_LONG: Final = bool(os.environ.get("LONG_TESTS"))
 
 
 def examples(short: int, long: int) -> int:
-    """How many examples Hypothesis makes of a property."""
+    """How many examples Hypothesis makes of a property, or how many clients, requests or bytes a load has."""
     return long if IS_LONG else short
 
 

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from gateway.bridge.sightings import MOST_SIGHTINGS, VERIFIED_S, Known, Sighting, Sightings
 from gateway.s2.records import Record, StreamPosition
+from tests.effort import examples
 
 
 class SightingOfAStream(RuleBasedStateMachine):
@@ -81,7 +82,7 @@ class SightingOfAStream(RuleBasedStateMachine):
 
 
 TestSighting = SightingOfAStream.TestCase
-TestSighting.settings = settings(max_examples=200, stateful_step_count=30)
+TestSighting.settings = settings(max_examples=examples(60, 400), stateful_step_count=30)
 
 
 def test_a_stream_is_recognised_again_after_a_while() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.limits.fair_queue import FairQueue
+from tests.effort import examples
 
 CLIENTS = st.integers(0, 4)
 
@@ -75,7 +76,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
 
 TestFairQueue = FairQueueMachine.TestCase
-TestFairQueue.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestFairQueue.settings = settings(max_examples=examples(30, 120), stateful_step_count=60, deadline=None)
 
 
 def test_a_client_with_many_items_delays_another_by_one() -> None:

@@ -14,18 +14,24 @@ from typing import Final
 
 import pytest
 
+from tests.effort import examples
 from tests.memory.process import BOUND_S, MIB, Gateway
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 
 REPLY_BYTES: Final = 4 * MIB
-PATTERN: Final = bytes(range(251)) * 4_500
-"""Not a power of two, so that bytes from a wrong position differ."""
+PERIOD: Final = 251 * 4_500
+"""The stream repeats itself after so many bytes: not a power of two, so that bytes from a wrong position differ."""
+PATTERN: Final = bytes(range(251)) * ((PERIOD + REPLY_BYTES) // 251)
+
+REPLAYED: Final = examples(256, 1024) * MIB
+HERD: Final = examples(150, 500)
+STALLED: Final = examples(40, 100)
 
 
 def stretch(start: int, size: int) -> bytes:
-    """`size` bytes of the stream from `start` on."""
-    skip = start % len(PATTERN)
-    return (PATTERN * (1 + (skip + size) // len(PATTERN)))[skip : skip + size]
+    """`size` bytes of the stream from `start` on, at most a reply."""
+    skip = start % PERIOD
+    return PATTERN[skip : skip + size]
 
 
 def origin_of(total: int) -> HostileOrigin:
@@ -114,7 +120,7 @@ async def nothing(gateway: Gateway) -> None:
 
 @pytest.fixture
 async def large() -> AsyncIterator[HostileOrigin]:
-    origin = origin_of(1024 * MIB)
+    origin = origin_of(REPLAYED)
     await origin.start()
     yield origin
     await origin.stop()
@@ -128,13 +134,13 @@ async def middling() -> AsyncIterator[HostileOrigin]:
     await origin.stop()
 
 
-async def test_a_replay_of_a_gibibyte_takes_little_more_than_the_tape(large: HostileOrigin, tmp_path: Path) -> None:
+async def test_a_replay_of_a_large_stream_takes_little_more_than_the_tape(large: HostileOrigin, tmp_path: Path) -> None:
     async def replay(gateway: Gateway) -> None:
         reader = Reader(*await gateway.connect())
         while not reader.is_closed:
             await reader.ask()
             await reader.read()
-        assert reader.at == 1024 * MIB
+        assert reader.at == REPLAYED
         await reader.close()
 
     idle = await peak_of(large, tmp_path, 32, nothing)
@@ -143,7 +149,7 @@ async def test_a_replay_of_a_gibibyte_takes_little_more_than_the_tape(large: Hos
 
 
 async def test_a_herd_on_a_large_stream_stays_within_its_buffers(middling: HostileOrigin, tmp_path: Path) -> None:
-    clients, buffer_mib = 500, 0.25
+    clients, buffer_mib = HERD, 0.25
 
     async def herd(gateway: Gateway) -> None:
         first = Reader(*await gateway.connect())
@@ -176,7 +182,7 @@ async def test_a_herd_on_a_large_stream_stays_within_its_buffers(middling: Hosti
 
 
 async def test_stalled_replays_by_sse_stay_within_their_buffers(middling: HostileOrigin, tmp_path: Path) -> None:
-    clients, buffer_mib = 100, 0.25
+    clients, buffer_mib = STALLED, 0.25
 
     async def stall(gateway: Gateway) -> None:
         first = Reader(*await gateway.connect())

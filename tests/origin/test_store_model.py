@@ -14,6 +14,7 @@ from gateway.origin.producers import Claim
 from gateway.origin.refusals import RequestError
 from gateway.origin.store import AppendParams, CreateParams, ForkParams, Store
 from gateway.origin.streams import Lifetime
+from tests.effort import examples
 
 PATHS = st.sampled_from(["/a", "/b", "/c"])
 BODIES = st.binary(max_size=12)
@@ -220,4 +221,4 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-TestStoreAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStoreAgainstModel.settings = settings(max_examples=examples(30, 120), stateful_step_count=40, deadline=None)

@@ -16,11 +16,12 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
+from tests.effort import examples
 from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
-SECONDS, EACH_SECOND = 10, 500
+SECONDS, EACH_SECOND = 10, examples(100, 500)
 STEPS_A_SECOND = 50
 MOST_ATTEMPTS = 30
 

@@ -18,6 +18,7 @@ from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.telemetry.metrics import NoMetrics
+from tests.effort import examples
 from tests.engine.coding_bench import Bench
 
 NAMES = st.sampled_from(["a", "b"])
@@ -170,7 +171,7 @@ class LentBudget(RuleBasedStateMachine):
 
 
 def test_the_budget_lent_equals_the_memory_held_in_every_order_of_events() -> None:
-    run_state_machine_as_test(LentBudget, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(LentBudget, settings=settings(max_examples=examples(25, 120), stateful_step_count=30))
 
 
 def cost_of(store: Callable[[Kept, Stream], str]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
+from tests.effort import examples
 from tests.server.conftest import Pair, close, connect, create_closed, start_pair, stop_pair
 from tests.waiting import pass_turns
 
@@ -150,7 +151,7 @@ def essence(said: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 300))
 @given(chunks, st.lists(st.integers(0, 400), max_size=4))
 def test_remembered_and_parsed_requests_get_the_same_answers(world: World, sent: list[bytes], cuts: list[int]) -> None:
     joined = b"".join(sent)

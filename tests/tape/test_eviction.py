@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from gateway.config.limits import LimitsConfig
 from gateway.tape.eviction import POLICIES, Eviction, LeastRecentlyUsed, S3Fifo, Sieve
+from tests.effort import examples
 from tests.tape.eviction_models import model
 
 KEYS = st.integers(0, 11)
@@ -88,7 +89,7 @@ def test_a_policy_behaves_like_its_model(policy: str) -> None:
     class Against(PolicyAgainstModel):
         name = policy
 
-    run_state_machine_as_test(Against, settings=settings(max_examples=150, stateful_step_count=60))
+    run_state_machine_as_test(Against, settings=settings(max_examples=examples(40, 150), stateful_step_count=60))
 
 
 def order(policy: Eviction[int]) -> list[int]:

@@ -16,6 +16,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from tests.effort import examples
 from tests.tape.store_machine import FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 KEYS = [key("a"), key("a", "p"), key("b")]
@@ -68,7 +69,7 @@ def test_budget_and_share_hold_in_every_order_of_events(policy: str, monkeypatch
         pass
 
     Against.policy = policy
-    run_state_machine_as_test(Against, settings=settings(max_examples=50, stateful_step_count=40))
+    run_state_machine_as_test(Against, settings=settings(max_examples=examples(25, 100), stateful_step_count=40))
 
 
 def a_stream(store: TapeStore, name: str, size: int) -> Stream:

@@ -11,6 +11,7 @@ from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES, USE_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
+from tests.effort import examples
 from tests.tape.store_machine import BLOCK_OVERHEAD, FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 
@@ -22,7 +23,7 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
         pass
 
     Against.policy = policy
-    run_state_machine_as_test(Against, settings=settings(max_examples=100, stateful_step_count=40))
+    run_state_machine_as_test(Against, settings=settings(max_examples=examples(30, 100), stateful_step_count=40))
 
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:

@@ -12,6 +12,7 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import MAX_BEYOND, End, Sighting, Stream
 from gateway.tape.tape import Tape
+from tests.effort import examples
 
 
 def new_stream(lifetime: Lifetime | None = None) -> Stream:
@@ -215,7 +216,7 @@ class TailAgainstModel(RuleBasedStateMachine):
 
 
 TestTailAgainstModel = TailAgainstModel.TestCase
-TestTailAgainstModel.settings = settings(max_examples=60, stateful_step_count=30)
+TestTailAgainstModel.settings = settings(max_examples=examples(30, 120), stateful_step_count=30)
 
 
 def test_only_a_sustained_rate_of_tail_reads_counts_as_often() -> None:

@@ -21,6 +21,7 @@ from gateway.protocol.offsets import START
 from gateway.tape import block as block_module
 from gateway.tape.costs import BLOCK_COST, TAPE_COST
 from gateway.tape.tape import Reading, Tape, token_cost
+from tests.effort import examples
 
 # Values that break a careless JSON parser: separators as values, in strings, after escapes, in any script.
 JSON_MESSAGES = st.sampled_from(
@@ -213,7 +214,9 @@ def test_a_tape_returns_the_streams_bytes_in_every_order_of_events(monkeypatch: 
     # Blocks and pieces are so small that a few messages make several of each.
     monkeypatch.setattr(block_module, "SEAL_BYTES", 12)
     monkeypatch.setattr(block_module, "_PIECE_BYTES", 6)
-    run_state_machine_as_test(TapeAgainstModel, settings=settings(max_examples=150, stateful_step_count=30))
+    run_state_machine_as_test(
+        TapeAgainstModel, settings=settings(max_examples=examples(50, 300), stateful_step_count=30)
+    )
 
 
 def test_an_answer_that_contradicts_the_tape_is_refused() -> None:

@@ -13,6 +13,7 @@ from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import NoSlot
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, Waiting, three_quarters
+from tests.effort import examples
 
 SLOTS, CLIENT_REQUESTS, MOST_WAITING = 8, 3, 24
 HOSTS = [endpoint_of(f"http://{name}.test") for name in "ab"]
@@ -158,4 +159,4 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotsMachine.TestCase
-TestSlots.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSlots.settings = settings(max_examples=examples(40, 300), stateful_step_count=40, deadline=None)

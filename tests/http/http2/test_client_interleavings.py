@@ -16,6 +16,7 @@ from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import BodyEnded, DataReceived, ReplyReceived
 from gateway.http.http2.frames import ErrorCode
+from tests.effort import examples
 from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
 from tests.http.http2.peer import NO_SETTINGS, OK, REQUEST_HEAD, Client, block, goaway, reply, window
 
@@ -75,7 +76,7 @@ class WithOrigin(Exchange[ClientSession]):
         assert self.session.failed is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 80), deadline=None)
 @given(
     st.sampled_from([0, 1, 1_000, 65_535, 1 << 20]),
     st.lists(st.tuples(SIZES, st.lists(SIZES, max_size=4)), min_size=1, max_size=6),
@@ -135,7 +136,7 @@ _FRAMES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 600), deadline=None)
 @given(st.lists(_FRAMES, min_size=1, max_size=8), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255))))
 @example([window(0, 1 << 31 | 1)], [])
 def test_input_that_h2_refuses_is_refused(sequence: list[bytes], mutations: list[tuple[int, int]]) -> None:

@@ -14,6 +14,7 @@ from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived
 from gateway.http.http2.session import Session
+from tests.effort import examples
 from tests.http.http2.exchange import EITHER_SIDES, IDS, PATTERN, Exchange, any_frame, begun, check_refusals
 from tests.http.http2.peer import GET, NO_SETTINGS, POST, Server, block, request
 
@@ -81,7 +82,7 @@ class WithClient(Exchange[Session]):
             assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 120), deadline=None)
 @given(
     st.sampled_from([0, 1, 1_000, 65_535, 1 << 20]),
     st.lists(st.tuples(SIZES, st.lists(SIZES, max_size=4)), min_size=1, max_size=6),
@@ -141,7 +142,7 @@ _FRAMES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100, 800), deadline=None)
 @given(st.lists(_FRAMES, min_size=1, max_size=8))
 def test_input_that_h2_refuses_is_refused(sequence: list[bytes]) -> None:
     second = begun(is_client=False)

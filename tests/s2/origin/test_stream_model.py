@@ -23,6 +23,7 @@ from gateway.s2.records import (
     Trim,
     command_record,
 )
+from tests.effort import examples
 from tests.s2.origin.appends import NOW, NOW_MS, read
 
 RETENTION_S = 100
@@ -215,4 +216,4 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 TestStreamMachine = StreamMachine.TestCase
-TestStreamMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestStreamMachine.settings = settings(max_examples=examples(30, 120), stateful_step_count=30)
