@@ -181,5 +181,5 @@ def test_an_empty_lake_has_empty_tables(gold: GoldLake) -> None:
     assert (done.days, done.newest, str(done)) == ((), None, "gold: no lines yet")
     for table in tables.GOLD:
         frame = gold.lake.read(gold.spark, table)
-        assert frame.schema == gold.spark.createDataFrame([], table.ddl).schema
+        assert frame.dtypes == gold.spark.createDataFrame([], table.ddl).dtypes
         assert frame.isEmpty()
