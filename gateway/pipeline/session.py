@@ -32,6 +32,8 @@ _ZONE: Final = {"spark.sql.session.timeZone": "UTC"}
 _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
+    # To note the line that made each column, for errors that name it, takes a third of the driver's Python.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A
     # day has 1,440 minutes; 20,000 sketches take about 100 MB.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",

@@ -46,7 +46,6 @@ class RequestBody:
         "_pieces",
         "_received",
         "_size",
-        "_size",
         "_waited_s",
         "_waiter",
         "error",

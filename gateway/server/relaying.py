@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
 from typing import Any, Final
@@ -48,7 +49,7 @@ class Relays:
         # What a session may send is bounded by the origin, and it may be idle for as long as a live read.
         self._session_limits = limits.model_copy(
             update={
-                "max_request_bytes": math.inf,
+                "max_request_bytes": sys.maxsize,
                 "client_min_rate": 0,
                 "client_body_timeout_s": math.inf,
                 "client_idle_timeout_s": SESSION_IDLE_S,
