@@ -203,7 +203,7 @@ def test_files_are_followed_until_told_to_stop_whatever_happens_meanwhile(
         # Another run is at gold.
         raise lake.snapshot(TRAFFIC).conflict()
 
-    monkeypatch.setattr("gateway.pipeline.aggregate.aggregate", aggregate)
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", aggregate)
     found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
     assert (found.batches, found.added) == (3, 3)
     assert sum("no such file" in line for line in told) == 1
