@@ -14,7 +14,7 @@ wait for it and teaches nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -50,8 +50,7 @@ PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class TapeFacts:
+class TapeFacts(NamedTuple):
     """What was known when a request was sent: its reply is compared with this, because the tape moves on."""
 
     tail: str | None

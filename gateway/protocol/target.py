@@ -12,8 +12,7 @@ decoding, so `%6Fffset` does not evade that rule.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
@@ -37,8 +36,7 @@ class BadTarget(ValueError):
     """The request target is invalid; the message is one line for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A request target in canonical form.
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are

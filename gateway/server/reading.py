@@ -112,26 +112,29 @@ class ReadingConnection(WritingConnection):
 
     def _parse(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
-        events = clients.header_cache.lookup(data) if is_first else None
-        if events is None:
-            parser = self._parser or clients.parser()
-            events = parser.feed(data)
-            if parser.state is State.IDLE:
-                self._parser = None
-                clients.spare(parser)
-                if is_first:
-                    clients.header_cache.store(data, events)
-            else:
-                self._parser = parser
+        parser = self._parser or clients.parser()
+        events = parser.feed(data)
+        if parser.state is State.IDLE:
+            self._parser = None
+            clients.spare(parser)
+            if is_first:
+                clients.header_cache.store(data, events)
+        else:
+            self._parser = parser
         if events:
             # Line breaks between requests produce no event and are no sign of life.
             self._is_active = True
         # The parser must be empty, or its rest would be missing from what is remembered.
-        if is_first and self._parser is None and _is_one_plain_get(events, data):
-            self._candidate = data
-            self._candidate_generation = clients.joins.generation
+        if is_first and self._parser is None:
+            self._may_remember(events, data)
         self._pending = deque(events)
         self._take_pending()
+
+    def _may_remember(self, events: Sequence[Event], data: bytes) -> None:
+        """Let the answer to these events, all of what has arrived, be remembered if they are one plain GET."""
+        if _is_one_plain_get(events, data):
+            self._candidate = data
+            self._candidate_generation = self._clients.joins.generation
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
         """Feed a body the pending events that belong to it."""

@@ -188,7 +188,7 @@ class StreamChannel(Handling):
 
     def read_body(self) -> None:
         """Keep the request's body for the handler to read."""
-        self._body = RequestBody(self, self._http2_request.head(has_body=True))
+        self._body = RequestBody(self, self._http2_request.head(has_body=True).length)
 
     def answer(self) -> None:
         """Answer the request as far as possible without waiting."""
