@@ -22,7 +22,6 @@ from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.freshness import (
     forbids_storing,
-    parse_cache_control,
     vary_allows_sharing,
 )
 from gateway.protocol.mode import Mode
@@ -225,10 +224,9 @@ def _why_not_shared(route: Route, reply: Reply) -> str | None:
     headers = reply.headers
     if "Set-Cookie" in headers:
         return "cookie"
-    cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
-    if forbids_storing(cache_control):
+    if forbids_storing(", ".join(headers.getall("Cache-Control", ())) or None):
         return "Cache-Control"
-    vary = ", ".join(headers.getall("Vary", [])) or None
+    vary = ", ".join(headers.getall("Vary", ())) or None
     allow_origin = None if route.config.cors is not None else headers.get("Access-Control-Allow-Origin")
     if not vary_allows_sharing(vary, route.config.credential_headers, allow_origin):
         return "Vary"
