@@ -33,6 +33,7 @@ from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -185,6 +186,8 @@ class Clients:
         """Refused connections by reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
+        self.turns = Turns(self.loop.call_soon, self.loop.time)
+        """When parsed requests are begun."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
