@@ -35,6 +35,9 @@ class TurnTaker(Protocol):
     use: NetUse | None
     """Where the connection is counted; None if it belongs to no net."""
 
+    def __hash__(self) -> int:
+        """By identity."""
+
     def take_turn(self) -> None:
         """Begin the next request, if there is still one, and ask about each further one."""
 
@@ -78,7 +81,7 @@ class Turns:
             is_late = self._now() - self._began > LATE_S
         if not is_late and not flows and not self._is_running:
             return False
-        client = taker.use or taker
+        client: Hashable = taker.use or taker
         if not is_late and not self._is_running and not flows.has(client):
             return False
         if not flows and not self._is_running:

@@ -103,8 +103,6 @@ class TestWheel:
                 self.tick = wheel.add(self, 1.0)
 
             def due(self) -> None:
-                nonlocal spent
-                spent += TURN_S * 0.3
                 fired.append(self.number)
                 if len(fired) == 4:
                     # What waits for a later turn can still be dropped, and others can be added meanwhile.
@@ -113,9 +111,8 @@ class TestWheel:
                     dropped.append(late.number)
                     wheel.add(more, 1.0)
 
-        spent = 0.0
         clock, more = Noting(), Recording()
-        wheel = Wheel(clock, lambda: spent)
+        wheel = Wheel(clock, lambda: 0.3 * TURN_S * len(fired))
         fired: list[int] = []
         dropped: list[int] = []
         noted: dict[int, None] = {}

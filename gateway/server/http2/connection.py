@@ -130,7 +130,7 @@ class Http2Connection(TimedHttp2Connection):
         self._update_deadlines()
 
     def _answer(self, *, is_turn: bool = False) -> None:
-        """Answer the requests that are whole, unless they have to wait for their turn; the first need not if `is_turn`."""
+        """Answer the requests that need not wait for their turn; if `is_turn`, the first is not asked about."""
         unanswered, turns = self._unanswered, self.clients.turns
         while unanswered and not self._is_waiting:
             channel = unanswered[0]
