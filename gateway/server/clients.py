@@ -243,6 +243,14 @@ class Clients:
         may_displace = has_share and connections + 1 < self.usage.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
+    def is_banned(self, client: ClientConnection) -> bool:
+        """Whether the net of an open connection is banned: its next request is not answered, and it is closed."""
+        use = client.use
+        if not self.bans or use is None or not self.bans.is_banned(use.net, self.now()):
+            return False
+        self.refused[ConnectionRefusal.BANNED] += 1
+        return True
+
     def _displace(self) -> bool:
         """Close an idle connection of a net that has the most; False if none is found soon enough."""
         most = self.usage.most_connections

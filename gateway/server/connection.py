@@ -155,6 +155,9 @@ class Connection(ReadingConnection, Handling):
         self._unparsed += data
         if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
+        if is_first and clients.bans and clients.is_banned(self):
+            self.abort()
+            return
         if is_first and clients.turns.must_wait(self):
             self._is_waiting = self._is_busy = True
             return

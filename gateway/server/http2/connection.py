@@ -164,7 +164,10 @@ class Http2Connection(TimedHttp2Connection):
                 if stream.reset_code is not None or self.session.has_failed:
                     # Reset again by a later frame of the same input.
                     return
-                if not request.is_answered:
+                if self.clients.bans and not self.session.is_leaving and self.clients.is_banned(self):
+                    self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+                    self.leave()
+                elif not request.is_answered:
                     self._refuse(stream, request)
                 elif not (is_whole and request.alias is not None and self._is_remembered(stream, request)):
                     opened = self._channels[stream] = StreamChannel(self, stream, request)
