@@ -146,15 +146,43 @@ class Connection(ReadingConnection, Handling):
             self._is_active = True
             self._serve(answer, data)
             return
+        if self._is_waiting:
+            self._unparsed += data
+            self._limit_unparsed()
+            return
         if is_first:
             self._candidate = None
-            if (events := clients.header_cache.lookup(data)) is not None:
-                self._take_known(events, data)
-                return
         self._unparsed += data
         if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
-        self._read(is_first)
+        if not is_first:
+            self._read()
+        elif clients.bans and clients.is_banned(self):
+            self.abort()
+        elif clients.turns.must_wait(self):
+            self._is_waiting = self._is_busy = True
+        else:
+            self._begin()
+
+    def take_turn(self) -> None:
+        """Begin the request that had to wait for its turn."""
+        is_first, self._is_waiting = self._is_waiting, False
+        if self.transport is None or self.transport.is_closing():
+            return
+        if is_first:
+            self._begin()
+        else:
+            self._take_pending()
+            self._read()
+
+    def _begin(self) -> None:
+        """Take the input, which begins with a request that nothing stands before."""
+        data = self._unparsed
+        if (events := self._clients.header_cache.lookup(data)) is None:
+            self._read(is_first=True)
+        else:
+            self._unparsed = b""
+            self._take_known(events, data)
 
     def _take_known(self, events: list[Event], data: bytes) -> None:
         """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
@@ -225,7 +253,8 @@ class Connection(ReadingConnection, Handling):
             live.left(self)
         self.end_live_use()
         if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
-            self._task.cancel()
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+            self._clients.loop.call_soon(self._task.cancel)
         elif self._request is not None and not self._request.is_detached:
             self._request = None
         self._leave_if_gone()
@@ -234,7 +263,7 @@ class Connection(ReadingConnection, Handling):
 
     def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
-        pending = self._pending
+        pending, turns, has_begun = self._pending, self._clients.turns, False
         self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
             if self._body is not None:
@@ -244,10 +273,11 @@ class Connection(ReadingConnection, Handling):
             if not isinstance(event, RequestHead) and event not in REFUSALS:
                 # The rest of a body that is no longer read.
                 pending.popleft()
-            elif self.phase is not Phase.IDLE or self.is_full:
+            elif self.phase is not Phase.IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
             elif isinstance(event, RequestHead):
                 pending.popleft()
+                has_begun = True
                 self._begin_request(event)
             else:
                 self._refuse(*REFUSALS[event])
@@ -335,10 +365,10 @@ class Connection(ReadingConnection, Handling):
 
     def _resume(self) -> None:
         """Go on to the next request."""
-        self._candidate = None
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self._is_waiting:
             return
+        self._candidate = None
         self._is_active = True
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()

@@ -237,7 +237,8 @@ class StreamChannel(Handling):
             live.left(self)
         self.end_live_use()
         if self._task is not None and live is None and not self._is_detached:
-            self._task.cancel()
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+            self._clients.loop.call_soon(self._task.cancel)
         if self.is_over:
             self.close()
 
