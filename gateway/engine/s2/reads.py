@@ -176,7 +176,7 @@ class S2Reads:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
             at = min(at, tail.seq_num)
-            if at == tail.seq_num and query.longest_wait_s == 0:
+            if at == tail.seq_num and not query.may_start_at_tail:
                 return unwritten_answer(tail)
         return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
