@@ -136,7 +136,14 @@ class Engine:
             access_log,
         )
         self.relay = Relay(
-            upstream, self.store, self.live, self.absences, clock, metrics, lambda group: self.s2.deleted(group)
+            upstream,
+            self.store,
+            self.live,
+            self.absences,
+            clock,
+            metrics,
+            lambda group: self.s2.deleted(group),
+            lambda group, headers, body: self.s2.created(group, headers, body),
         )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)

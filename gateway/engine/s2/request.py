@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from urllib.parse import quote
 
+import orjson
 from multidict import CIMultiDict
 
 from gateway.s2 import session, sse
@@ -28,6 +30,15 @@ _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
 
 _PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(?:/records(/tail)?)?/?")
 _BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)/?")
+_BASINS_PATH: Final = re.compile(r"(.*/v1/basins)/?")
+_STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)/?")
+_MOST_CREATED_BYTES: Final = 1 << 16
+"""The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
+
+_UNESCAPED: Final = ("", "!'()*", "!$&'()*+,;=:@")
+"""What clients leave unescaped of a stream's name in a path, beside what none has to escape: S2's SDKs for Python and
+for TypeScript, and those that escape as little as RFC 3986 allows."""
+
 _PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
 
@@ -89,6 +100,34 @@ def parse_basin(path: str) -> str | None:
     """The basin that a path at the origin names; None if it is not of one basin."""
     found = _BASIN_PATH.fullmatch(path)
     return found[1] if found is not None else None
+
+
+def created_basin(path: str, body: bytes) -> str | None:
+    """The path of the basin that a POST creates; None if it creates none."""
+    found = _BASINS_PATH.fullmatch(path)
+    name = _named(body, "basin") if found is not None else None
+    return f"{found[1]}/{name}" if found is not None and name is not None else None
+
+
+def created_paths(path: str, body: bytes) -> set[str]:
+    """The paths of the stream that a POST creates, in every spelling of its name; none if it creates none."""
+    found = _STREAMS_PATH.fullmatch(path)
+    name = _named(body, "stream") if found is not None else None
+    if found is None or name is None:
+        return set()
+    return {f"{found[1]}/{quote(name, safe=safe)}" for safe in _UNESCAPED}
+
+
+def _named(body: bytes, field: str) -> str | None:
+    """What a request to create something names in this field."""
+    if len(body) > _MOST_CREATED_BYTES:
+        return None
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    name = fields.get(field) if isinstance(fields, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def key_query(basin: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -227,6 +228,50 @@ class TestRecreation:
         assert (await edge.client.send("PUT", f"/v1/streams/{STREAM}", {})).status == 201
         await edge.direct.append("new", timestamp=1)
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    @pytest.mark.parametrize(
+        ("name", "path"),
+        [("a/b ü", "a%2Fb%20%C3%BC"), ("(a)!'*", "%28a%29%21%27%2A"), ("(a)!'*", "(a)!'*"), ("a&b", "a&b")],
+    )
+    async def test_a_stream_created_by_its_name_is_a_new_one(self, edge: Edge, name: str, path: str) -> None:
+        """The SDKs create streams by a POST with the name in its body, and escape it in paths each in its own way."""
+        await edge.client.append("old", timestamp=1, stream=path)
+        session = await edge.client.session(stream=path)
+        assert await session.texts(1) == ["old"]
+        assert isinstance(await session.next(), ReadBatch)
+        gate = edge.faults.hold(kind=Call.READ_SESSION)
+        await edge.direct.send("DELETE", f"/v1/streams/{quote(name, safe='')}")
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": name})).status == 201
+        await edge.direct.append("new", timestamp=1, stream=path)
+        assert (await edge.client.read("seq_num=0&count=1", stream=path)).texts == ["new"]
+        assert isinstance(await session.next(), Terminal)
+        gate.release()
+
+    @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/basins"), ("PUT", f"/v1/basins/{BASIN}")])
+    async def test_the_streams_of_a_basin_created_through_the_gateway_are_new_ones(
+        self, edge: Edge, method: str, path: str
+    ) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        config = {"create_stream_on_append": True}
+        body = {"basin": BASIN, "config": config} if method == "POST" else {"config": config}
+        # An answer that says that it is there changes nothing.
+        assert (await edge.client.send(method, path, body)).status in (200, 409)
+        assert "hit" in (await edge.client.read("seq_num=0&count=1")).headers["Cache-Status"]
+        await edge.direct.send("DELETE", f"/v1/basins/{BASIN}")
+        assert (await edge.client.send(method, path, body)).status == 201
+        await edge.direct.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    async def test_a_stream_that_is_not_created_is_the_old_one(self, edge: Edge) -> None:
+        await edge.client.append("old")
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        edge.counters.reset()
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": unquote(STREAM)})).status == 409
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": "another"})).status == 201
+        assert (await edge.client.send("POST", "/v1/streams", [])).status == 400
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        assert edge.counters.total_records_sent == 0
 
     async def test_a_delete_ends_live_readers_with_an_error(self, edge: Edge) -> None:
         await edge.client.append("old")
