@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.report import wording
+from gateway.pipeline import wording
 
 
 @pytest.mark.parametrize(
