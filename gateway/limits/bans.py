@@ -2,8 +2,8 @@
 
 A refusal costs the gateway almost as much as an answer, so a client that does not heed it can still take the processor
 from others.  A net that is refused more than `per_s` times a second for long is banned: its connections close, and new
-ones close at once, which costs a tenth.  It may be refused ten seconds' worth at once, and a quarter of that again after
-a ban.
+ones close at once, which costs a tenth.  It may be refused ten seconds' worth at once, and a quarter of that again
+after a ban.
 
 The first ban lasts for `BAN_S`.  One that begins before the net has been good for as long as its previous ban lasted is
 twice as long as that, up to `LONGEST_S`: what comes back only to go on is let in ever more seldom.
