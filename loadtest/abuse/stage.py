@@ -107,7 +107,7 @@ def run(plan: Plan, folder: Path) -> Result:
     ports = Ports(gateway, origin, count, {} if plan.kinds else hostile_ports)
     config = folder / "gateway.toml"
     config.write_text(_config(ports, admin), encoding="utf-8")
-    command = (sys.executable, *os.environ.get("PROBE", "-m gateway").split(), "serve", "--config", str(config))
+    command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
     cores = Cores.of_this_machine() if plan.is_pinned else None
     server, load = (cores.server, cores.load) if cores else (None, None)
     used = (cores.server, cores.load) if cores else tuple(os.sched_getaffinity(0))
