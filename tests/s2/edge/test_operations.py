@@ -207,3 +207,12 @@ class TestReload:
             await gateway.stop()
             for origin in origins:
                 await origin.stop(grace_s=0)
+
+
+async def test_a_stream_is_purged_by_any_spelling_of_its_name(edge: Edge) -> None:
+    await edge.client.append("a", stream="a!b")
+    for spelled in ("a!b", "a%21b"):
+        await edge.client.read("seq_num=0&count=1", stream="a!b")
+        await admin(edge, "POST", "/api/purge", {"stream": f"/v1/streams/{spelled}?s2-basin={BASIN}"})
+        again = await edge.client.read("seq_num=0&count=1", stream="a!b")
+        assert "fwd=uri-miss" in again.headers["Cache-Status"]
