@@ -19,7 +19,10 @@ from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _PROTOCOL_NAMES: Final = (QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR)
 _UNRESERVED: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-_PATH_SAFE: Final = "/!$&'()*+,;=:@"
+SEGMENT_SAFE: Final = "!$&'()*+,;=:@"
+"""The delimiters that a segment of a path may have unescaped (RFC 3986 section 3.3)."""
+
+_PATH_SAFE: Final = "/" + SEGMENT_SAFE
 _QUERY_SAFE: Final = "/?!$'()*+,;:@"
 
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9\-_~/!$&'()*+,;=:@]*")
@@ -33,6 +36,10 @@ _ENCODED_CONTROL: Final = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
 _PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _ABSOLUTE: Final = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)", re.DOTALL)
 _AUTHORITY: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~]+)(?::[0-9]*)?")
+
+
+_DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
+"""One of `SEGMENT_SAFE`, escaped."""
 
 
 class BadTarget(ValueError):
@@ -77,6 +84,11 @@ def parse_target(raw: str) -> Target:
     return Target(
         path, others, parameters.get(QUERY_OFFSET), parameters.get(QUERY_LIVE), parameters.get(QUERY_CURSOR), authority
     )
+
+
+def unescaped_delimiters(path: str) -> str:
+    """A canonical path without the escapes that no segment needs, for origins to which the two spellings are one."""
+    return _DELIMITER.sub(lambda found: chr(int(found[0][1:], 16)), path) if "%" in path else path
 
 
 def upstream_query(target: Target, *, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:

@@ -20,7 +20,7 @@ from gateway.engine.cold_reads import ColdReads
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
-from gateway.engine.s2.request import BASIN_HEADER, ReadRecords, created_basin, created_paths, key_query, parse_basin
+from gateway.engine.s2.request import BASIN_HEADER, ReadRecords, created_basin, created_stream, key_query, parse_basin
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
@@ -251,8 +251,8 @@ class S2Reads:
         another of that name is gone."""
         if (basin := created_basin(group.path, body)) is not None:
             self.deleted(Group(group.origin, basin))
-        query = key_query(headers.get(BASIN_HEADER))
-        for path in created_paths(group.path, body):
+        if (path := created_stream(group.path, body)) is not None:
+            query = key_query(headers.get(BASIN_HEADER))
             for stream in self._store.group(Group(group.origin, path)):
                 if stream.records is not None and stream.key.query == query:
                     self._store.drop(stream, End.RECREATED)

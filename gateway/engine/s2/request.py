@@ -18,6 +18,7 @@ from urllib.parse import quote
 import orjson
 from multidict import CIMultiDict
 
+from gateway.protocol.target import SEGMENT_SAFE
 from gateway.s2 import session, sse
 from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
 from gateway.s2.read_query import BadQuery, ReadQuery, parse_read_query
@@ -34,10 +35,6 @@ _BASINS_PATH: Final = re.compile(r"(.*/v1/basins)/?")
 _STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)/?")
 _MOST_CREATED_BYTES: Final = 1 << 16
 """The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
-
-_UNESCAPED: Final = ("", "!'()*", "!$&'()*+,;=:@")
-"""What clients leave unescaped of a stream's name in a path, beside what none has to escape: S2's SDKs for Python and
-for TypeScript, and those that escape as little as RFC 3986 allows."""
 
 _PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
@@ -109,13 +106,11 @@ def created_basin(path: str, body: bytes) -> str | None:
     return f"{found[1]}/{name}" if found is not None and name is not None else None
 
 
-def created_paths(path: str, body: bytes) -> set[str]:
-    """The paths of the stream that a POST creates, in every spelling of its name; none if it creates none."""
+def created_stream(path: str, body: bytes) -> str | None:
+    """The path of the stream that a POST creates; None if it creates none."""
     found = _STREAMS_PATH.fullmatch(path)
     name = _named(body, "stream") if found is not None else None
-    if found is None or name is None:
-        return set()
-    return {f"{found[1]}/{quote(name, safe=safe)}" for safe in _UNESCAPED}
+    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if found is not None and name is not None else None
 
 
 def _named(body: bytes, field: str) -> str | None:

@@ -247,6 +247,21 @@ class TestRecreation:
         assert isinstance(await session.next(), Terminal)
         gate.release()
 
+    @pytest.mark.parametrize("change", ["DELETE", "PUT"])
+    async def test_a_name_escaped_in_another_way_is_the_same_stream(self, edge: Edge, change: str) -> None:
+        """S2's SDKs escape names in paths each in its own way."""
+        written, read = "a%21%28b%29%2Ac", "a!(b)*c"
+        await edge.client.append("old", timestamp=1, stream=written)
+        assert (await edge.client.read("seq_num=0&count=1", stream=read)).texts == ["old"]
+        edge.counters.reset()
+        assert (await edge.client.read("seq_num=0&count=1", stream=written)).texts == ["old"]
+        assert edge.counters.total_requests == 0
+        await (edge.client if change == "DELETE" else edge.direct).send("DELETE", f"/v1/streams/{written}")
+        if change == "PUT":
+            assert (await edge.client.send("PUT", f"/v1/streams/{written}", {})).status == 201
+        await edge.direct.append("new", timestamp=1, stream=written)
+        assert (await edge.client.read("seq_num=0&count=1", stream=read)).texts == ["new"]
+
     @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/basins"), ("PUT", f"/v1/basins/{BASIN}")])
     async def test_the_streams_of_a_basin_created_through_the_gateway_are_new_ones(
         self, edge: Edge, method: str, path: str
