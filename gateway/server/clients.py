@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, Protocol
 
-from gateway.aio.clock import Clock, SystemClock
+from gateway.aio.clock import DETACHED, Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
@@ -186,7 +187,7 @@ class Clients:
         """Refused connections by reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
-        self.turns = Turns(self.loop.call_soon, self.loop.time)
+        self.turns = Turns(partial(self.loop.call_soon, context=DETACHED), self.loop.time)
         """When parsed requests are begun."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []

@@ -164,6 +164,8 @@ async def test_pipelined_requests_wait_one_by_one(pair: Pair) -> None:
     assert said.count(b"HTTP/1.1 404") == 3
     assert said.count(b"abc") == 3
     assert turns.waited - before >= 1
+    samples = [sample for family in gateway.metrics.collect() for sample in family.samples]
+    assert [one.value for one in samples if one.name == "durable_gateway_requests_waited_total"] == [turns.waited]
     writer.close()
 
 
