@@ -6,7 +6,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
@@ -328,9 +327,12 @@ def _without_codings(read: Read) -> Read:
     """The read without coding suffixes in its entity tags, which only the coder knows."""
     if read.if_none_match is None:
         return read
-    return replace(read, if_none_match=without_codings(read.if_none_match, read.accepted))
+    return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
     """The route that serves host and path; `routes` are in order of precedence, highest first."""
-    return next((route for route in routes if route.serves(host, path)), None)
+    for route in routes:
+        if route.serves(host, path):
+            return route
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from multidict import CIMultiDict
 
@@ -65,15 +66,8 @@ class LiveAnswers:
                 raise
             join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
-
-        def fill(into: Record) -> None:
-            into.status, into.first_byte_s = 200, channel.live_first_byte_s
-            into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
-            readers = subscriber.topic.readers_now
-            into.subscribers = len(readers) + (subscriber not in readers)
-
         name = route.config.name
-        note = self.note(Mode.SSE, name, began, fill)
+        note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
@@ -154,6 +148,13 @@ class LiveRecord:
         self._span.end()
         if self._note is not None:
             self._note.end(outcome, reason)
+
+
+def _fill_sse(channel: Channel, subscriber: Subscriber, into: Record) -> None:
+    into.status, into.first_byte_s = 200, channel.live_first_byte_s
+    into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
+    readers = subscriber.topic.readers_now
+    into.subscribers = len(readers) + (subscriber not in readers)
 
 
 def _start(reader: Subscriber | Waiter) -> None:

@@ -188,7 +188,7 @@ class StreamChannel(Handling):
 
     def read_body(self) -> None:
         """Keep the request's body for the handler to read."""
-        self._body = RequestBody(self, self._http2_request.head(has_body=True))
+        self._body = RequestBody(self, self._http2_request.head(has_body=True).length)
 
     def answer(self) -> None:
         """Answer the request as far as possible without waiting."""
@@ -237,7 +237,8 @@ class StreamChannel(Handling):
             live.left(self)
         self.end_live_use()
         if self._task is not None and live is None and not self._is_detached:
-            self._task.cancel()
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+            self._clients.loop.call_soon(self._task.cancel)
         if self.is_over:
             self.close()
 
