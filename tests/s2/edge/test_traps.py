@@ -15,7 +15,7 @@ from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Done, Failure
-from tests.s2.edge.clients import BASIN, STREAM, Client, Edge
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge
 from tests.waiting import eventually, time_passing
 
 
@@ -151,7 +151,8 @@ async def test_a_tail_is_never_told_from_memory(edge: Edge) -> None:
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     gate = edge.faults.hold(kind=Call.CHECK_TAIL, when=When.REPLY)
     first = asyncio.ensure_future(edge.client.tail())
-    await gate.waiting(1)
+    async with asyncio.timeout(BOUND_S):
+        await gate.waiting(1)
     await edge.direct.append("b")
     rest = [asyncio.ensure_future(edge.client.tail()) for _ in range(30)]
     await eventually(lambda: "30 for the next" in "".join(map(repr, edge.gateway.engine.s2.streams)))
@@ -382,11 +383,13 @@ class TestRecreation:
             assert (answer.status, answer.json["code"]) == (409, code.code)
 
 
-async def test_a_read_of_an_unknown_stream_may_create_it(edge: Edge) -> None:
+@pytest.mark.parametrize("query", ["?seq_num=0", "?tail_offset=0", "?timestamp=0", "", "/tail"])
+async def test_a_read_of_an_unknown_stream_may_create_it(edge: Edge, query: str) -> None:
     """Trap 6: a GET is not free of effects."""
     change = {"create_stream_on_read": True, "create_stream_on_append": True}
     assert (await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", change)).status == 200
-    assert (await edge.client.read(stream="unknown")).status == 416
+    answer = await edge.client.send("GET", f"/v1/streams/unknown/records{query}")
+    assert answer.status == (200 if query == "/tail" else 416)
     listed = await edge.direct.send("GET", "/v1/streams?prefix=unknown")
     assert [one["name"] for one in listed.json["streams"]] == ["unknown"]  # type: ignore[attr-defined]
 
