@@ -182,6 +182,9 @@ class Connection(ReadingConnection, Handling):
             self._read(is_first=True)
         else:
             self._unparsed = b""
+            if self._is_paused:
+                # It arrived in parts while it waited for its turn.
+                self._end_pause()
             self._take_known(events, data)
 
     def _take_known(self, events: list[Event], data: bytes) -> None:
@@ -373,7 +376,7 @@ class Connection(ReadingConnection, Handling):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking:
-            # `_take_pending` is on the stack and takes what was parsed behind this request.
+            # What began this request is on the stack, and takes what was parsed behind it.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.

@@ -60,7 +60,7 @@ class ReadingConnection(WritingConnection):
         self._is_busy = False
         """Whether something may stand before the next request here; a remembered answer has to wait for it."""
         self._is_taking = False
-        """Whether `_take_pending` is taking pending events now."""
+        """Whether requests are being begun now; one that is answered meanwhile begins no other."""
         self._is_waiting = False
         """Whether the unparsed input begins with a request that waits for its turn."""
         self._is_body_full = False
@@ -107,9 +107,13 @@ class ReadingConnection(WritingConnection):
         if self._pending:
             self._limit_unparsed()
         elif self._is_paused:
-            self._is_paused = False
-            if not self._is_body_full:
-                self._resume_reading()
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        """Read on: no input waits any more."""
+        self._is_paused = False
+        if not self._is_body_full:
+            self._resume_reading()
 
     def _limit_unparsed(self) -> None:
         """Pause reading if much waits already."""
