@@ -91,6 +91,15 @@ class ReadingConnection(WritingConnection):
         return held
 
     @property
+    def is_idle(self) -> bool:
+        return not self._is_waiting and super().is_idle
+
+    def close_if_idle(self) -> None:
+        # A request that waits for its turn has arrived before the drain began: it is answered.
+        if not self._is_waiting:
+            super().close_if_idle()
+
+    @property
     def alias(self) -> bytes | None:
         """The request's bytes, if it arrived whole and alone and may still be remembered."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None

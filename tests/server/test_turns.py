@@ -253,3 +253,22 @@ async def test_a_known_request_that_arrives_in_parts_while_it_waits_is_not_the_l
     async with asyncio.timeout(BOUND_S):
         assert b"HTTP/1.1 404" in await reader.read()
     writer.close()
+
+
+async def test_a_request_that_waits_when_a_drain_begins_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    waiting = gateway.clients.turns = Held()
+    writer.write(get("/s?offset=-1"))
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    assert not client.is_idle
+    gateway.clients.begin_drain()
+    waiting.takers[0].take_turn()
+    async with asyncio.timeout(BOUND_S):
+        said = await reader.read()
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"Connection: close" in said
+    assert said.endswith(b"abc")
+    writer.close()
