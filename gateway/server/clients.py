@@ -187,7 +187,7 @@ class Clients:
         """Refused connections by reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
-        self.turns = Turns(partial(self.loop.call_soon, context=DETACHED), self.loop.time)
+        self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
         """When parsed requests are begun."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []

@@ -46,20 +46,16 @@ class Turns:
     """Owner of the queue of connections whose requests wait."""
 
     def __init__(
-        self,
-        call_soon: Callable[[Callable[[], None]], object],
-        turn: Callable[[], float],
-        now: Callable[[], float] = SystemClock.now,
+        self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = SystemClock.now
     ) -> None:
-        """`call_soon` calls in the loop's next turn; `turn` is the loop's time, which stands still during a turn."""
+        """`call_soon` calls in the loop's next turn."""
         self._call_soon = call_soon
-        self._get_turn = turn
         self._now = now
         self._flows: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
-        self._turn = 0.0
-        """The turn that has been asked about last."""
+        self._has_begun = False
+        """Whether a request has been asked about in this turn; `_next` follows in the next one."""
         self._began = 0.0
-        """When this turn's first request was asked about."""
+        """When the turn's first request was asked about."""
         self._is_running = False
         """Whether requests that have waited are being begun."""
         self.waited = 0
@@ -73,26 +69,30 @@ class Turns:
 
     def must_wait(self, taker: TurnTaker) -> bool:
         """Whether the connection's next request has to wait; its `take_turn` is called then."""
-        flows, turn = self._flows, self._get_turn()
-        if turn != self._turn:
-            self._turn, self._began = turn, self._now()
-            is_late = False
-        else:
-            is_late = self._now() - self._began > LATE_S
-        if not is_late and not flows and not self._is_running:
-            return False
-        client: Hashable = taker.use or taker
-        if not is_late and not self._is_running and not flows.has(client):
-            return False
-        if not flows and not self._is_running:
-            self._call_soon(self._run)
-        flows.push(client, taker)
+        flows = self._flows
+        if not self._is_running:
+            is_late = self._is_late()
+            if not is_late and not (flows and flows.has(taker.use or taker)):
+                return False
+        flows.push(taker.use or taker, taker)
         self.waited += 1
         return True
 
-    def _run(self) -> None:
-        """Begin what may be begun in this turn."""
+    def _is_late(self) -> bool:
+        """Whether this turn has begun requests for long enough."""
+        if self._has_begun:
+            return self._now() - self._began > LATE_S
+        self._has_begun, self._began = True, self._now()
+        # The loop has no number for its turns, and updates its time within them.
+        self._call_soon(self._next)
+        return False
+
+    def _next(self) -> None:
+        """The next turn: begin what may be begun of those that wait."""
+        self._has_begun = False
         flows, now = self._flows, self._now
+        if not flows:
+            return
         at = now()
         until = at + SHARE_S
         self._is_running = True
@@ -107,5 +107,6 @@ class Turns:
             if at > until:
                 break
         self._is_running = False
-        if flows:
-            self._call_soon(self._run)
+        if flows and not self._has_begun:
+            self._has_begun, self._began = True, at
+            self._call_soon(self._next)

@@ -61,13 +61,17 @@ async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
 
 
 def always_late(loop: asyncio.AbstractEventLoop) -> Turns:
-    """Turns of a loop whose one turn never ends, so that each request waits."""
+    """Turns of a loop that is always late, so that each request waits."""
     times = itertools.count()
-    return _AlwaysLate(loop.call_soon, lambda: 0.0, lambda: float(next(times)))
+    return _AlwaysLate(loop.call_soon, lambda: float(next(times)))
 
 
 class _AlwaysLate(Turns):
-    """So that tests can tell."""
+    """Late from a turn's first request on."""
+
+    def _is_late(self) -> bool:
+        super()._is_late()
+        return True
 
 
 async def stop_pair(pair: Pair) -> None:

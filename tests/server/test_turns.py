@@ -22,13 +22,11 @@ class Loop:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.turn = 1.0
         self.calls: list[Callable[[], None]] = []
-        self.turns = Turns(self.calls.append, lambda: self.turn, lambda: self.now)
+        self.turns = Turns(self.calls.append, lambda: self.now)
         self.begun: list[str] = []
 
     def next(self) -> None:
-        self.turn += 1
         calls, self.calls[:] = self.calls[:], []
         for call in calls:
             call()
@@ -63,7 +61,7 @@ def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
     client = Client(loop, "a", Usage().connect("net"), LATE_S / 10)
     client.ask(10)
     assert loop.begun == ["a"] * 10
-    assert not loop.calls
+    assert not loop.turns
     loop.next()
     client.ask(10)
     assert loop.begun == ["a"] * 20
@@ -99,7 +97,6 @@ def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) 
         Client(loop, "flood", usage.connect(f"flood {n % 4}")).ask(3)
     loop.next()
     assert set(loop.begun) == {"flood"}
-    loop.turn += 1
     del loop.begun[:]
     reader = Client(loop, "reader", usage.connect("reader"))
     reader.ask()
@@ -118,7 +115,6 @@ def test_the_input_of_a_flood_waits_in_turns_that_are_not_late(loop: Loop) -> No
     loop.now += 2 * LATE_S
     Client(loop, "first", flood).ask(100)
     loop.next()
-    loop.turn += 1
     count = len(loop.begun)
     Client(loop, "second", flood).ask()
     assert len(loop.begun) == count
@@ -129,7 +125,6 @@ def test_connections_of_no_net_are_clients_of_their_own(loop: Loop) -> None:
     loop.now += 2 * LATE_S
     Client(loop, "busy", None).ask(100)
     loop.next()
-    loop.turn += 1
     Client(loop, "other", None).ask()
     assert loop.begun[-1] == "other"
 
