@@ -65,30 +65,25 @@ def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkS
     assert take(spark, lake, log).added == 1
     assert ids(lake) == [1, 2, 3]
 
-    # Any program that reads Delta Lake reads the tables.
-    requests = deltalake.DeltaTable(lake.path(REQUESTS)).to_pyarrow_dataset()
-    with duckdb.connect() as db:
-        db.register("requests", requests)
-        assert db.execute("select count(*), sum(sent_bytes) from requests").fetchone() == (3, 306)
-
-    removed = upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=FAR)
-    assert removed == 0  # the files are younger than that, by the machine's clock
-    with pytest.raises(PipelineFailed, match=r"^keep: at least 1 h"):
-        upkeep.vacuum(lake, keep_s=60, now=FAR)
-
-
-def test_lines_that_were_compacted_before_silver_had_them_count_once(
-    spark: SparkSession, lake: Lake, log: Path
-) -> None:
-    log.write_bytes(lines(1, 2, 3))
-    take(spark, lake, log)
+    # Nor are lines counted again that it puts beside others before silver has them.
     with log.open("ab") as file:
-        file.write(lines(4))
+        file.write(line(4))
     with dying("requests", "before"), pytest.raises(Dead):
         take(spark, lake, log)
     upkeep.optimize(lake, quiet)
     assert update_silver(spark, lake) == 1
     assert ids(lake) == [1, 2, 3, 4]
+
+    # Any program that reads Delta Lake reads the tables.
+    requests = deltalake.DeltaTable(lake.path(REQUESTS)).to_pyarrow_dataset()
+    with duckdb.connect() as db:
+        db.register("requests", requests)
+        assert db.execute("select count(*), sum(sent_bytes) from requests").fetchone() == (4, 410)
+
+    removed = upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=FAR)
+    assert removed == 0  # the files are younger than that, by the machine's clock
+    with pytest.raises(PipelineFailed, match=r"^keep: at least 1 h"):
+        upkeep.vacuum(lake, keep_s=60, now=FAR)
 
 
 def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
