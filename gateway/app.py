@@ -348,6 +348,7 @@ async def start_gateway(
     metrics.http2 = clients.http2
     metrics.upstream_http2 = engine.client.exchanges.http2
     metrics.listeners.refused = frontend.refused
+    metrics.listeners.waited = frontend.waited
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(
         config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, certificate_stamp

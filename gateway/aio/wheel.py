@@ -3,6 +3,9 @@
 A loop timer costs about half a kilobyte, and some microseconds to set and to cancel.  Ten thousand mostly idle
 connections would pay that for deadlines that rarely expire.  Here a deadline is an entry in the set of its tick, and
 the tick number finds it again.  It fires at most one tick late and never early.
+
+Clients that arrive together have their deadlines together, and ending a connection takes some time.  A turn of the
+event loop therefore fires entries for `TURN_S` at most, and later turns the rest.
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.aio.clock import Clock, Timer
+from gateway.aio.clock import Clock, SystemClock, Timer
 
 _log = logging.getLogger("gateway.aio.wheel")
 
 TICK_S: Final = 1 / 16
+
+_HAIR: Final = 5e-7
+
+TURN_S: Final = 0.001
+"""Entries are fired for this long in one turn of the loop."""
 
 NEVER: Final = -1
 """The tick of an entry that is on no wheel."""
@@ -32,8 +41,10 @@ class Entry(Protocol):
 class Wheel:
     """Entries by tick.  Owner of one loop timer, which runs while there are entries."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, spent: Callable[[], float] = SystemClock.now) -> None:
+        """`spent` measures how long entries have been fired."""
         self._clock = clock
+        self._spent = spent
         self._entries: dict[int, set[Entry]] = {}
         self._ticks: list[int] = []
         self._timer: Timer | None = None
@@ -47,8 +58,8 @@ class Wheel:
 
     def add(self, entry: Entry, delay_s: float) -> int:
         """Call `entry.due` after `delay_s`; return the tick, which `drop` takes."""
-        # The sum is rounded before it is rounded up: 1000.1 + 0.15 is a hair above 1000.25.
-        tick = math.ceil(round((self._clock.now() + delay_s) / TICK_S, 6))
+        # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
+        tick = math.ceil((self._clock.now() + delay_s) / TICK_S - _HAIR)
         entries = self._entries.get(tick)
         if entries is None:
             entries = self._entries[tick] = set()
@@ -72,14 +83,20 @@ class Wheel:
 
     def _fire_due(self) -> None:
         self._timer = None
-        reached = math.floor(round(self._clock.now() / TICK_S, 6))
+        reached, until = math.floor(round(self._clock.now() / TICK_S, 6)), self._spent() + TURN_S
         while self._ticks and self._ticks[0] <= reached:
-            for entry in self._entries.pop(heapq.heappop(self._ticks)):
+            # An entry that waits for a later turn can still be dropped.
+            entries = self._entries[self._ticks[0]]
+            while entries:
                 try:
-                    entry.due()
+                    entries.pop().due()
                 except Exception:
                     # An error in one entry must not keep the others from firing.
                     _log.exception("a deadline failed")
+                if self._spent() > until:
+                    self._arm()
+                    return
+            del self._entries[heapq.heappop(self._ticks)]
         while self._ticks and not self._entries[self._ticks[0]]:
             # All entries of this tick have been dropped: skip it instead of waking up for nothing.
             del self._entries[heapq.heappop(self._ticks)]

@@ -93,8 +93,8 @@ class LimitsConfig(Model):
         ge=0,
         le=1_000_000,
         description="Requests a second of one client network that may be refused (400, 408, 414, 429, 431); ten "
-        "seconds' worth may come at once. A network beyond it is banned for 10 s: its connections are closed. "
-        "Trusted proxies are not bounded. 0 is no limit.",
+        "seconds' worth may come at once. A network beyond it is banned for 10 s: its connections are closed. A ban "
+        "that follows another soon is twice as long, up to 320 s. Trusted proxies are not bounded. 0 is no limit.",
     )
     client_v4_bits: int = Field(
         default=32,

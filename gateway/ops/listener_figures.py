@@ -25,6 +25,8 @@ class ListenerFigures:
         """Reads the certificates in use: listener, the certificate's first name, and the Unix second it expires."""
         self.refused: Callable[[], Mapping[str, int]] = dict
         """Reads the number of refused connections, by reason."""
+        self.waited: Callable[[], int] = int
+        """Reads how many requests have waited for their turn of the loop."""
         self.admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
         """Reads how many connections are open to the admin port, and how many were closed, by reason."""
 
@@ -52,6 +54,13 @@ class ListenerFigures:
             "malformed or not trusted. Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),
+        )
+        yield counter(
+            "durable_gateway_requests_waited",
+            "Requests that had to wait for a later turn of the event loop, because many came at once, or many of their "
+            "client network's. Excludes remembered answers and known live reads, which do not wait.",
+            (),
+            (((), self.waited()),),
         )
         admin_open, admin_closed = self.admin()
         yield gauge(

@@ -89,9 +89,25 @@ _COMPRESSIBLE: Final = frozenset(
 images, audio, video and archives are not coded."""
 
 
-@lru_cache(maxsize=1024)
+LONGEST_LIST: Final = 1_024
+"""Characters of the Accept-Encoding and of the Cache-Control of a request that are read."""
+
+
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
     """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
+
+    A list longer than `LONGEST_LIST` is not read, and counts as none: its members may be 16,000 in one head.
+    """
+    if len(accept_encoding or "") > LONGEST_LIST or len(cache_control or "") > LONGEST_LIST:
+        return PLAIN
+    return negotiate_read(accept_encoding, cache_control, offered)
+
+
+@lru_cache(maxsize=1024)
+def negotiate_read(
+    accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]
+) -> AcceptedCodings:
+    """The same, of lists of any length.
 
     The highest weight wins; the order of `offered` breaks ties.  Identity wins only if it is named with a higher
     weight.  `Cache-Control: no-transform` in the request means identity only (RFC 9111 section 5.2.1.6).

@@ -115,6 +115,7 @@ _UNSTORABLE: Final = frozenset(
         "x-timer",
     }
 )
+_NEVER_REPLAYED: Final = HOP_BY_HOP | _UNSTORABLE
 _UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-ratelimit-")
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -122,6 +123,8 @@ _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
 """A host, with or without a port, or a pseudonym."""
 _MOST_NODES: Final = 8
 _LONGEST_CHAIN: Final = 256
+_LONGEST_KEPT_HOST: Final = 256
+"""A longer host is no name, and its Forwarded is not kept."""
 
 
 def nominated(headers: Headers) -> frozenset[str]:
@@ -163,7 +166,8 @@ def request_headers_for_origin(
         # The proxy wrote X-Forwarded-For and passed Forwarded on as its client sent it, so Forwarded is not trusted.
         passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
-    _append(passed, "Forwarded", _forwarded(client, host, scheme))
+    forwarded = _forwarded if len(host) <= _LONGEST_KEPT_HOST else _forwarded.__wrapped__
+    _append(passed, "Forwarded", forwarded(client, host, scheme))
     _append(passed, "CDN-Loop", node)
     return passed
 
@@ -191,11 +195,10 @@ def is_looping(headers: Headers, node: str) -> bool:
 
     A shield in front of the origin therefore needs a node name of its own.
     """
-    wanted = node.lower()
-    return any(
-        member.partition(";")[0].strip().lower() == wanted
-        for line in headers.getall("CDN-Loop", ())
-        for member in line.split(",")
+    wanted, lines = node.lower(), headers.getall("CDN-Loop", ())
+    # A list longer than any sensible chain takes long to read, and is refused in any case (`passed_nodes`).
+    return sum(map(len, lines)) > _LONGEST_CHAIN or any(
+        member.partition(";")[0].strip().lower() == wanted for line in lines for member in line.split(",")
     )
 
 
@@ -218,10 +221,14 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
     Drops headers that hold for one reply only (dates, validators, lengths, codings, cookies, positions, traces) and
     headers that the gateway sets itself.
     """
-    kept = _end_to_end(headers, HOP_BY_HOP | _UNSTORABLE)
-    for name in {name for name in kept if name.lower().startswith(_UNSTORABLE_PREFIXES)}:
-        del kept[name]
-    return kept
+    dropped = _NEVER_REPLAYED | nominated(headers) if "Connection" in headers else _NEVER_REPLAYED
+    return CIMultiDict(
+        [
+            (name, value)
+            for name, value in headers.items()
+            if (lower := name.lower()) not in dropped and not lower.startswith(_UNSTORABLE_PREFIXES)
+        ]
+    )
 
 
 def _append(headers: CIMultiDict[str], name: str, member: str) -> None:

@@ -38,9 +38,23 @@ CacheControl = Mapping[str, str | None]
 """Directive names in lower case with their values; None for a directive without a value."""
 
 
-@lru_cache(maxsize=256)
+LONGEST_CACHE_CONTROL: Final = 4_096
+"""Characters of a Cache-Control that are read."""
+_UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": None, "no-transform": None})
+"""What a longer one counts as."""
+
+
 def parse_cache_control(values: str | None) -> CacheControl:
     """The directives of a Cache-Control field (several lines joined by commas), read-only.
+
+    A field longer than `LONGEST_CACHE_CONTROL` is not read, and counts as one that forbids everything.
+    """
+    return _UNREAD if len(values or "") > LONGEST_CACHE_CONTROL else _parse_cache_control(values)
+
+
+@lru_cache(maxsize=256)
+def _parse_cache_control(values: str | None) -> CacheControl:
+    """The directives of a field of any length.
 
     The first of two equal directives counts (RFC 9111 section 4.2.1).  Text that does not parse is skipped up to the
     next comma.
@@ -63,9 +77,17 @@ def parse_cache_control(values: str | None) -> CacheControl:
 
 def forbids_storing(cache_control: CacheControl | str | None) -> bool:
     """Whether a shared cache must not store the reply: `no-store` or `private`, even if it names fields."""
-    directives = (
-        parse_cache_control(cache_control) if cache_control is None or isinstance(cache_control, str) else cache_control
-    )
+    if cache_control is None or isinstance(cache_control, str):
+        return _forbids_storing(cache_control)
+    return _forbidding(cache_control)
+
+
+@lru_cache(maxsize=256)
+def _forbids_storing(cache_control: str | None) -> bool:
+    return _forbidding(parse_cache_control(cache_control))
+
+
+def _forbidding(directives: CacheControl) -> bool:
     return "no-store" in directives or "private" in directives
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
-from gateway.limits.bans import BAN_S, Bans
+from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, ClientNet
 from gateway.limits.rate_limits import LimitedLive, RateLimitFields, RateLimits
 from gateway.limits.retry_after import UNKNOWN_WAIT_S, retry_after_s
@@ -98,9 +98,9 @@ class Admission:
         if use is None:
             return False
         now = self._now()
-        if self._bans.refused(use.net, now):
+        if ban_s := self._bans.refused(use.net, now):
             self._metrics.client_limited("client_refusals_per_s")
-            _log.warning("client network %s is banned for %d s: too many of its requests are refused", use.net, BAN_S)
+            _log.warning("client network %s is banned for %d s: too many of its requests are refused", use.net, ban_s)
             return True
         return self._bans.is_banned(use.net, now)
 

@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, Protocol
 
-from gateway.aio.clock import Clock, SystemClock
+from gateway.aio.clock import DETACHED, Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
@@ -33,6 +34,7 @@ from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -185,6 +187,8 @@ class Clients:
         """Refused connections by reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
+        self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
+        """When parsed requests are begun."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
@@ -239,6 +243,14 @@ class Clients:
         # Not for equals: two nets would displace each other for ever.
         may_displace = has_share and connections + 1 < self.usage.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
+
+    def is_banned(self, client: ClientConnection) -> bool:
+        """Whether the net of an open connection is banned: its next request is not answered, and it is closed."""
+        use = client.use
+        if not self.bans or use is None or not self.bans.is_banned(use.net, self.now()):
+            return False
+        self.refused[ConnectionRefusal.BANNED] += 1
+        return True
 
     def _displace(self) -> bool:
         """Close an idle connection of a net that has the most; False if none is found soon enough."""

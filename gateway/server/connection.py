@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from gateway.errors import BadRequest
 from gateway.http.http2 import frames
-from gateway.http.request import Mark, RequestHead
+from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
@@ -146,12 +146,57 @@ class Connection(ReadingConnection, Handling):
             self._is_active = True
             self._serve(answer, data)
             return
+        if self._is_waiting:
+            self._unparsed += data
+            self._limit_unparsed()
+            return
         if is_first:
             self._candidate = None
         self._unparsed += data
         if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
-        self._read(is_first)
+        if not is_first:
+            self._read()
+        elif clients.bans and clients.is_banned(self):
+            self.abort()
+        elif clients.turns.must_wait(self):
+            self._is_waiting = self._is_busy = True
+        else:
+            self._begin()
+
+    def take_turn(self) -> None:
+        """Begin the request that had to wait for its turn."""
+        is_first, self._is_waiting = self._is_waiting, False
+        if self.transport is None or self.transport.is_closing():
+            return
+        if is_first:
+            self._begin()
+        else:
+            self._take_pending()
+            self._read()
+
+    def _begin(self) -> None:
+        """Take the input, which begins with a request that nothing stands before."""
+        data = self._unparsed
+        if (events := self._clients.header_cache.lookup(data)) is None:
+            self._read(is_first=True)
+        else:
+            self._unparsed = b""
+            if self._is_paused:
+                # It arrived in parts while it waited for its turn.
+                self._end_pause()
+            self._take_known(events, data)
+
+    def _take_known(self, events: list[Event], data: bytes) -> None:
+        """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
+        self._is_active = True
+        self._may_remember(events, data)
+        head = cast("RequestHead", events[0])
+        body = None if len(events) == 2 else RequestBody.arrived(self, cast("bytes", events[1]))
+        self._is_taking = True
+        self._answer(head, body)
+        self._is_taking = False
+        self._update_deadline()
 
     def _is_http2(self) -> bool:
         """Whether the connection's first bytes are those of HTTP/2 so far (RFC 9113 section 3.3)."""
@@ -211,7 +256,8 @@ class Connection(ReadingConnection, Handling):
             live.left(self)
         self.end_live_use()
         if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
-            self._task.cancel()
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+            self._clients.loop.call_soon(self._task.cancel)
         elif self._request is not None and not self._request.is_detached:
             self._request = None
         self._leave_if_gone()
@@ -220,7 +266,7 @@ class Connection(ReadingConnection, Handling):
 
     def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
-        pending = self._pending
+        pending, turns, has_begun = self._pending, self._clients.turns, False
         self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
             if self._body is not None:
@@ -230,10 +276,11 @@ class Connection(ReadingConnection, Handling):
             if not isinstance(event, RequestHead) and event not in REFUSALS:
                 # The rest of a body that is no longer read.
                 pending.popleft()
-            elif self.phase is not Phase.IDLE or self.is_full:
+            elif self.phase is not Phase.IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
             elif isinstance(event, RequestHead):
                 pending.popleft()
+                has_begun = True
                 self._begin_request(event)
             else:
                 self._refuse(*REFUSALS[event])
@@ -260,16 +307,19 @@ class Connection(ReadingConnection, Handling):
             self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
-        if self._shared_bytes and self.transport is not None:
-            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
             body = self._body = None
         else:
-            body = self._body = RequestBody(self, head)
+            body = self._body = RequestBody(self, head.length)
             # Feed all that has arrived, so that a small body is whole before the handler waits for it.
             self._take_body(body, pending)
+        self._answer(head, body)
+
+    def _answer(self, head: RequestHead, body: RequestBody | None) -> None:
+        if self._shared_bytes and self.transport is not None:
+            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
         if (task := self._handle(request)) is not None:
@@ -318,15 +368,15 @@ class Connection(ReadingConnection, Handling):
 
     def _resume(self) -> None:
         """Go on to the next request."""
-        self._candidate = None
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self._is_waiting:
             return
+        self._candidate = None
         self._is_active = True
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking:
-            # `_take_pending` is on the stack and takes what was parsed behind this request.
+            # What began this request is on the stack, and takes what was parsed behind it.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.

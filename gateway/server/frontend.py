@@ -102,6 +102,10 @@ class Frontend:
         """Refused connections by reason."""
         return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
 
+    def waited(self) -> int:
+        """Requests that have waited for their turn of the loop, so far."""
+        return sum(clients.turns.waited for clients in self.every_clients)
+
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)

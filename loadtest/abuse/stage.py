@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ REQUESTS_PER_S: Final = 20
 REFUSALS_PER_S: Final = 5
 """Refusals per second above which it bans a client network."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TIMER_S: Final = 0.01
 _START_S: Final = 30.0
 _STOP_S: Final = 30.0
 
@@ -82,6 +83,8 @@ class Phase:
     """Share of the time in which the gateway's loop was ready to run and another process had its core."""
     clients_waited: float = 0.0
     """The same share for the good clients' loop: its waiting is in their times, and is not the gateway's."""
+    clients_late_s: list[float] = field(default_factory=list)
+    """How late the good clients' loop called a timer, each 10 ms: the part of their times that is not the gateway's."""
     stolen: float = 0.0
     """Share of the time that the machine's host took from a core that the run uses: the largest of any core."""
     origin_per_s: list[float] = field(default_factory=list)
@@ -165,7 +168,7 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
     phase.tally.seconds.clear()
     before, stolen = (busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())), _stolen_s(cores)
     began = time.monotonic()
-    async with _counting(ports.count, phase.origin_per_s):
+    async with _beside(_count(ports.count, phase.origin_per_s)), _beside(_note_delays(phase.clients_late_s)):
         await asyncio.sleep(plan.seconds)
     passed = time.monotonic() - began
     after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
@@ -177,7 +180,17 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
 
 
 @asynccontextmanager
-async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do the work until the block ends."""
+    working = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def _count(port: int, per_s: list[float]) -> None:
     """Record the number of the origin's requests every second."""
 
     async def count() -> int:
@@ -187,20 +200,20 @@ async def _counting(port: int, per_s: list[float]) -> AsyncIterator[None]:
         finally:
             writer.close()
 
-    async def look() -> None:
-        before, at = await count(), time.monotonic()
-        while True:
-            await asyncio.sleep(1.0)
-            now, then = await count(), time.monotonic()
-            per_s.append((now - before) / (then - at))
-            before, at = now, then
+    before, at = await count(), time.monotonic()
+    while True:
+        await asyncio.sleep(1.0)
+        now, then = await count(), time.monotonic()
+        per_s.append((now - before) / (then - at))
+        before, at = now, then
 
-    looking = asyncio.ensure_future(look())
-    try:
-        yield
-    finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+
+async def _note_delays(late_s: list[float]) -> None:
+    """Record how late this process's loop calls a timer."""
+    while True:
+        due = time.monotonic() + _TIMER_S
+        await asyncio.sleep(_TIMER_S)
+        late_s.append(max(0.0, time.monotonic() - due))
 
 
 # -- processes

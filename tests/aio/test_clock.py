@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import pytest
 
-from gateway.aio.clock import Clock, ManualClock, SystemClock
-from gateway.aio.wheel import TICK_S, Wheel
+from gateway.aio.clock import Clock, ManualClock, SystemClock, Timer
+from gateway.aio.wheel import TICK_S, TURN_S, Wheel
 
 context_name: ContextVar[str] = ContextVar("context_name", default="detached")
 
@@ -89,3 +90,37 @@ class TestWheel:
         clock.advance(2)
         assert [len(entry.seen) for entry in entries] == [1, 1, 1]
         assert "a deadline failed" in caplog.text
+
+    def test_many_entries_of_one_tick_are_fired_in_several_turns(self) -> None:
+        class Noting(ManualClock):
+            def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+                noted[len(fired)] = None
+                return super().call_later(delay_s, callback)
+
+        class Costly:
+            def __init__(self, number: int) -> None:
+                self.number = number
+                self.tick = wheel.add(self, 1.0)
+
+            def due(self) -> None:
+                fired.append(self.number)
+                if len(fired) == 4:
+                    # What waits for a later turn can still be dropped, and others can be added meanwhile.
+                    late = next(one for one in entries if one.number not in fired)
+                    wheel.drop(late, late.tick)
+                    dropped.append(late.number)
+                    wheel.add(more, 1.0)
+
+        clock, more = Noting(), Recording()
+        wheel = Wheel(clock, lambda: 0.3 * TURN_S * len(fired))
+        fired: list[int] = []
+        dropped: list[int] = []
+        noted: dict[int, None] = {}
+        entries = [Costly(number) for number in range(20)]
+        clock.advance(1.1)
+        assert sorted(fired + dropped) == list(range(20))
+        assert list(noted) == [0, 4, 8, 12, 16, 19], "how many had been fired whenever a turn was asked for"
+        assert not more.seen
+        clock.advance(1.1)
+        assert more.seen
+        assert clock.pending == len(wheel) == 0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.bans import BAN_S, Bans
+from gateway.limits.bans import BAN_S, MOST_NETS, Bans
 
 RATES = st.floats(0.1, 100)
 PAUSES = st.lists(st.one_of(st.just(0.0), st.floats(0, 3)), max_size=200)
@@ -27,7 +27,7 @@ def test_a_net_is_banned_only_after_more_than_the_rate(per_s: float, pauses: lis
 @given(st.integers(1, 200).map(lambda halves: halves / 2))
 def test_a_ban_ends_and_the_next_comes_sooner(per_s: float) -> None:
     bans, now, burst = Bans(per_s), 100.0, int(10 * per_s)
-    assert [bans.refused("net", now) for _ in range(burst)] == [False] * burst
+    assert not any(bans.refused("net", now) for _ in range(burst))
     assert bans.refused("net", now)
     assert not bans.refused("net", now), "a ban is begun once"
     assert bans.is_banned("net", now)
@@ -52,9 +52,39 @@ def test_no_rate_bans_no_net() -> None:
     assert not any(bans.refused("net", 0.0) for _ in range(1_000))
 
 
+def test_each_ban_that_follows_soon_is_twice_as_long_up_to_a_bound() -> None:
+    bans, now, lengths = Bans(1), 0.0, []
+    for _ in range(8):
+        ban_s = next(filter(None, (bans.refused("net", now) for _ in range(12))))
+        assert bans.is_banned("net", now + ban_s - 0.001)
+        lengths.append(ban_s)
+        now += 2 * ban_s - 0.001
+        assert not bans.is_banned("net", now)
+    assert lengths == [10, 20, 40, 80, 160, 320, 320, 320]
+    # It has been good for as long as its last ban was.
+    now += 0.002 + 20
+    assert next(filter(None, (bans.refused("net", now) for _ in range(12)))) == 10
+
+
+def test_another_rate_ends_no_ban() -> None:
+    bans = Bans(1)
+    assert any(bans.refused("net", 0.0) for _ in range(11))
+    bans.configure(2)
+    assert bans.is_banned("net", 9.0)
+
+
+def test_at_most_so_many_bans_are_remembered_and_the_oldest_forgotten() -> None:
+    bans = Bans(0.1)
+    for n in range(MOST_NETS + 1):
+        assert [bool(bans.refused(f"net {n}", 0.0)) for _ in range(2)] == [False, True]
+    assert not bans.is_banned("net 0", 1.0)
+    assert bans.is_banned(f"net {MOST_NETS}", 1.0)
+    assert repr(bans).startswith(f"<Bans {MOST_NETS - MOST_NETS // 8 + 1} nets")
+
+
 def test_past_bans_are_forgotten() -> None:
     bans = Bans(0.1)
-    for n in range(1_000):
+    for n in range(2 * MOST_NETS):
         now = n * (BAN_S + 1)
-        assert [bans.refused(f"net {n}", now) for _ in range(2)] == [False, True]
-    assert repr(bans).startswith("<Bans 1 nets")
+        assert [bool(bans.refused(f"net {n}", now)) for _ in range(2)] == [False, True]
+    assert int(repr(bans).split()[1]) <= MOST_NETS

@@ -93,6 +93,12 @@ def test_the_table_has_what_the_host_took() -> None:
     assert "| time that the machine's host took from a core | 0.4% | 31.0% |" in gateway_table(document(found))
 
 
+def test_the_table_has_the_good_clients_own_delays() -> None:
+    found = result()
+    found.beside.clients_late_s += [0.001] * 99 + [0.0042]
+    assert "| p99 of the delays of the good clients' own loop, ms | 0.00 | 4.20 |" in gateway_table(document(found))
+
+
 def page(folder: Path) -> Path:
     """A folder with a page that has a part for each run, and a kept run of each."""
     folder.mkdir()

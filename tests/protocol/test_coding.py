@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding, is_compressible, negotiate
+from gateway.protocol.coding import (
+    LONGEST_LIST,
+    PLAIN,
+    AcceptedCodings,
+    Coding,
+    is_compressible,
+    negotiate,
+    negotiate_read,
+)
 
 ZSTD, BR, GZIP = Coding.ZSTD, Coding.BR, Coding.GZIP
 ALL = (ZSTD, BR, GZIP)
@@ -146,3 +154,15 @@ class TestIsCompressible:
     )  # fmt: skip
     def test_other_types(self, content_type: str | None) -> None:
         assert not is_compressible(content_type)
+
+
+@pytest.mark.parametrize("member", ["gzip", "a", "br;q=0.1", "", '"a"'])
+def test_a_list_that_no_client_needs_is_not_read(member: str) -> None:
+    """A head may have 32 KiB of it: reading its members would take as long as a thousand answers."""
+    listed = ",".join(["gzip", *[member] * LONGEST_LIST])
+    assert negotiate("gzip," + "a" * (LONGEST_LIST - 5), None, ALL).best is GZIP
+    assert negotiate("gzip," + "a" * (LONGEST_LIST - 4), None, ALL) is PLAIN
+    before = negotiate_read.cache_info().currsize
+    assert negotiate(listed, None, ALL) is PLAIN
+    assert negotiate("gzip", ",".join(["no-cache"] * LONGEST_LIST), ALL) is PLAIN
+    assert negotiate_read.cache_info().currsize == before, "nothing of it is kept"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.protocol.freshness import (
+    LONGEST_CACHE_CONTROL,
     MAX_TTL_S,
     Freshness,
     Lifetime,
@@ -188,3 +189,12 @@ class TestVary:
     )
     def test_sharing_by_vary(self, vary: str | None, allow_origin: str | None, is_shared: bool) -> None:
         assert vary_allows_sharing(vary, ("authorization", "Cookie"), allow_origin) is is_shared
+
+
+def test_a_cache_control_that_no_origin_needs_is_not_read_and_forbids_to_store() -> None:
+    """A reply's head may have 64 KiB of it."""
+    assert dict(parse_cache_control("max-age=1," + "a" * (LONGEST_CACHE_CONTROL - 10)))["max-age"] == "1"
+    directives = parse_cache_control("max-age=1," + "a" * (LONGEST_CACHE_CONTROL - 9))
+    assert "max-age" not in directives
+    assert forbids_storing(directives)
+    assert "no-transform" in directives

@@ -14,7 +14,7 @@ from tests.scenarios.conftest import Edge, Start
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Dropped, Wire
 from tests.transports import EDGE
-from tests.waiting import eventually
+from tests.waiting import eventually, pause
 
 MINE = {"X-Forwarded-For": "192.0.2.1"}
 OTHERS = {"X-Forwarded-For": "192.0.2.2"}
@@ -414,7 +414,8 @@ async def _refused_often(edge: Edge, lines: Lines, source: str = "127.0.0.1") ->
 async def test_a_net_that_goes_on_being_refused_is_banned_for_a_while(origin: RunningOrigin, start: Start) -> None:
     edge = await start(origin.url, client_refusals_per_s=1)
     async with Lines(edge) as lines:
-        line, live = await _refused_often(edge, lines), await lines.open()
+        kept, line, live = await lines.open(), await _refused_often(edge, lines), await lines.open()
+        assert await kept.is_served()
         assert (await edge.put("/s", b"x")).status == 201
         await live.ask("/s?offset=now&live=sse")
         assert (await live.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -427,6 +428,9 @@ async def test_a_net_that_goes_on_being_refused_is_banned_for_a_while(origin: Ru
         assert not await (await lines.open()).is_served()
         assert await (await lines.open("127.0.0.2")).is_served()
         assert refused(edge) == {"banned": 1}
+        # One that was open before is closed at its next request.
+        assert not await kept.is_served()
+        assert refused(edge) == {"banned": 2}
         assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_refusals_per_s",] == 1
         # A live read that is open goes on.
         append = b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
@@ -447,6 +451,9 @@ async def test_a_ban_ends_a_connection_over_http_2_in_order(origin: RunningOrigi
         await wire.ask("/s?offset=now&live=sse")
         live = wire.call
         assert (await wire.head()).status == 200
+        kept = await Http2Wire.open(edge.url)
+        await kept.ask("/s?offset=-1")
+        assert (await kept.answer()).status == 200
         for _ in range(11):
             assert not wire.goaways
             await wire.ask("/%zz")
@@ -456,6 +463,11 @@ async def test_a_ban_ends_a_connection_over_http_2_in_order(origin: RunningOrigi
             await wire.read()
         assert wire.goaways == [(wire.call.id, 0)]
         assert live.reset is None
+        # One that was open before gets no further answer.
+        await kept.ask("/s?offset=-1")
+        while not kept.goaways or kept.call.reset is None:
+            await kept.read()
+        await kept.closed()
         async with Lines(edge) as lines:
             assert not await (await lines.open()).is_served()
             other = await lines.open("127.0.0.2")
@@ -532,7 +544,7 @@ async def read_slowly(wire: Wire, size: int, pause_s: float) -> bool:
                 if not piece:
                     return False
                 got += len(piece)
-                await asyncio.sleep(pause_s)
+                await pause(pause_s)
     except (ConnectionError, Dropped):
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.server.turns import Turns
 
 BOUND_S = 10.0
 
@@ -56,6 +58,20 @@ async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
         for fast_path in (True, False)
     ]
     return Pair(origin, gateways[0], gateways[1], clock)
+
+
+def always_late(loop: asyncio.AbstractEventLoop) -> Turns:
+    """Turns of a loop that is always late, so that each request waits."""
+    times = itertools.count()
+    return _AlwaysLate(loop.call_soon, lambda: float(next(times)))
+
+
+class _AlwaysLate(Turns):
+    """Late from a turn's first request on."""
+
+    def _is_late(self) -> bool:
+        super()._is_late()
+        return True
 
 
 async def stop_pair(pair: Pair) -> None:

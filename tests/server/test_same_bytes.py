@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
+from gateway.server.turns import Turns
 from tests.effort import examples
-from tests.server.conftest import Pair, close, connect, create_closed, start_pair, stop_pair
+from tests.server.conftest import Pair, always_late, close, connect, create_closed, start_pair, stop_pair
 from tests.waiting import pass_turns
 
 TARGETS = [
@@ -86,15 +87,18 @@ chunks = st.lists(st.one_of(plain, plain, requests), min_size=1, max_size=5)
 
 
 class World:
-    """A pair on a loop of its own, for a test whose examples are not coroutines."""
+    """A pair on a loop of its own, for a test whose examples are not coroutines.  If `waits`, each request to the first
+    gateway has to wait for its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool) -> None:
         self.loop = uvloop.new_event_loop()
         self.pair: Pair = self.loop.run_until_complete(
             start_pair(client_header_timeout_s=1.0, client_idle_timeout_s=1.0)
         )
         self.loop.run_until_complete(create_closed(self.pair))
         self.loop.run_until_complete(create_closed(self.pair, "/j", b"[1]", "application/json"))
+        if waits:
+            self.pair.fast.clients.turns = always_late(self.loop)
 
     def ask_both(self, pieces: list[bytes]) -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
         async def both() -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
@@ -108,9 +112,9 @@ class World:
         self.loop.close()
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World()
+@pytest.fixture(scope="module", params=[False, True], ids=["at once", "in turns"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(waits=request.param)
     yield world
     world.close()
 
@@ -151,7 +155,7 @@ def essence(said: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-@settings(max_examples=examples(60, 300))
+@settings(max_examples=examples(40, 300))
 @given(chunks, st.lists(st.integers(0, 400), max_size=4))
 def test_remembered_and_parsed_requests_get_the_same_answers(world: World, sent: list[bytes], cuts: list[int]) -> None:
     joined = b"".join(sent)
@@ -174,3 +178,11 @@ def test_remembered_answers_took_part(world: World) -> None:
     for _ in range(3):
         world.ask_both([request])
     assert remembered.served > before
+
+
+def test_requests_waited_for_their_turns(world: World) -> None:
+    turns, before = world.pair.fast.clients.turns, world.pair.fast.clients.turns.waited
+    world.ask_both([b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nAccept-Encoding: none\r\n\r\n"])
+    world.ask_both([b"POST /none HTTP/1.1\r\nHost: edge\r\n\r\n"])
+    assert (turns.waited > before) == (type(turns) is not Turns)
+    assert not turns

@@ -44,7 +44,7 @@ _FLUSH_BYTES: Final = 1 << 15
 class Http2Connection(TimedHttp2Connection):
     """One client's HTTP/2 connection: its input and its output."""
 
-    __slots__ = ("_client", "_is_flush_scheduled", "_is_local", "_is_reading", "_unanswered", "scheme")
+    __slots__ = ("_client", "_is_flush_scheduled", "_is_local", "_is_reading", "_is_waiting", "_unanswered", "scheme")
 
     def __init__(
         self,
@@ -65,6 +65,8 @@ class Http2Connection(TimedHttp2Connection):
         """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
         self._client = client
         self._is_local = is_local
+        self._is_waiting = False
+        """Whether the first of them waits for its turn."""
         self._is_reading = False
         """Whether input is being read; output is written after that."""
         self._is_flush_scheduled = False
@@ -121,10 +123,35 @@ class Http2Connection(TimedHttp2Connection):
             # After a failure the session reads nothing.
             for event in self.session.receive(data, self.clients.now()):
                 self._take(event)
-            unanswered, self._unanswered = self._unanswered, []
-            for channel in unanswered:
-                if channel.stream.reset_code is None and not self.session.has_failed:
-                    channel.answer()
+            self._answer()
+        finally:
+            self._is_reading = False
+        self.flush()
+        self._update_deadlines()
+
+    def _answer(self, *, is_turn: bool = False) -> None:
+        """Answer the requests that need not wait for their turn; if `is_turn`, the first is not asked about."""
+        unanswered, turns = self._unanswered, self.clients.turns
+        while unanswered and not self._is_waiting:
+            channel = unanswered[0]
+            if channel.stream.reset_code is not None or self.session.has_failed:
+                del unanswered[0]
+            elif not is_turn and turns.must_wait(self):
+                self._is_waiting = True
+            else:
+                is_turn = False
+                del unanswered[0]
+                channel.answer()
+
+    def take_turn(self) -> None:
+        """Answer the request that had to wait for its turn."""
+        self._is_waiting = False
+        if self.transport is None:
+            self._unanswered.clear()
+            return
+        self._is_reading = True
+        try:
+            self._answer(is_turn=True)
         finally:
             self._is_reading = False
         self.flush()
@@ -137,7 +164,10 @@ class Http2Connection(TimedHttp2Connection):
                 if stream.reset_code is not None or self.session.has_failed:
                     # Reset again by a later frame of the same input.
                     return
-                if not request.is_answered:
+                if self.clients.bans and not self.session.is_leaving and self.clients.is_banned(self):
+                    self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+                    self.leave()
+                elif not request.is_answered:
                     self._refuse(stream, request)
                 elif not (is_whole and request.alias is not None and self._is_remembered(stream, request)):
                     opened = self._channels[stream] = StreamChannel(self, stream, request)

@@ -1,0 +1,97 @@
+"""A queue for the processor's time: clients take turns by what they cost, and one that has just come goes first.
+
+This is deficit round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of
+bytes.  A client that asks for little finds its queue empty, so it is new each time and is served before all that have
+more waiting, however many those are.  Costs are known only after an item has been taken: `charge` makes its client
+wait for later rounds until the cost is paid.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+Client = TypeVar("Client", bound=Hashable)
+Item = TypeVar("Item")
+
+_MOST_DEBT: Final = 64
+"""A client waits at most this many rounds for what it has cost."""
+_MOST_OLD: Final = 1 << 12
+"""Above this number of old clients, one that has no items is forgotten at once."""
+
+
+class _Flow(Generic[Item]):
+    """One client's items, and the seconds that it may use in this round."""
+
+    __slots__ = ("items", "left_s")
+
+    def __init__(self, left_s: float) -> None:
+        self.items: deque[Item] = deque()
+        self.left_s = left_s
+
+
+class Flows(Generic[Client, Item]):
+    """Items that wait, by client.  Each client has `quantum_s` seconds in a round."""
+
+    __slots__ = ("_new", "_old", "_quantum_s", "_waiting")
+
+    def __init__(self, quantum_s: float) -> None:
+        self._quantum_s = quantum_s
+        self._new: OrderedDict[Client, _Flow[Item]] = OrderedDict()
+        """The flows that have not been served to their end since they came."""
+        self._old: OrderedDict[Client, _Flow[Item]] = OrderedDict()
+        """The others, and for one round those that have become empty: a client that comes back sooner is not new."""
+        self._waiting = 0
+
+    def __repr__(self) -> str:
+        return f"<Flows {self._waiting} items of {len(self._new)} new and {len(self._old)} old clients>"
+
+    def __len__(self) -> int:
+        """The number of items."""
+        return self._waiting
+
+    def has(self, client: Client) -> bool:
+        """Whether an item of the client waits."""
+        flow = self._new.get(client) or self._old.get(client)
+        return flow is not None and bool(flow.items)
+
+    def push(self, client: Client, item: Item) -> None:
+        """Add an item behind the client's others."""
+        if not self._waiting:
+            self._new.clear()
+            self._old.clear()
+        flow = self._new.get(client) or self._old.get(client)
+        if flow is None:
+            flow = self._new[client] = _Flow(self._quantum_s)
+        flow.items.append(item)
+        self._waiting += 1
+
+    def pop(self) -> tuple[Client, Item]:
+        """Remove and return the next item and its client.  KeyError if there is none."""
+        while self._waiting:
+            flows = self._new or self._old
+            client, flow = next(iter(flows.items()))
+            if flow.left_s <= 0:
+                flow.left_s += self._quantum_s
+                self._retire(flows, client, flow)
+            elif not flow.items:
+                if flows is self._new and len(self._old) < _MOST_OLD:
+                    self._retire(flows, client, flow)
+                else:
+                    del flows[client]
+            else:
+                self._waiting -= 1
+                return client, flow.items.popleft()
+        raise KeyError
+
+    def charge(self, client: Client, cost_s: float) -> None:
+        """The client's item that was taken last has cost this much."""
+        flow = self._new.get(client) or self._old.get(client)
+        if flow is not None:
+            flow.left_s = max(flow.left_s - cost_s, -_MOST_DEBT * self._quantum_s)
+
+    def _retire(self, flows: OrderedDict[Client, _Flow[Item]], client: Client, flow: _Flow[Item]) -> None:
+        """Put the flow behind all old ones."""
+        del flows[client]
+        self._old[client] = flow

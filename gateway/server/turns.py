@@ -1,0 +1,112 @@
+"""Turns: how much of one turn of the event loop the beginning of requests may take, and whose begin first.
+
+Whatever a turn of the loop does, every client waits for.  A turn that has already lasted for `LATE_S` begins no further
+request: those wait in a queue, and each later turn begins as many of them as `SHARE_S` allows, fairly by what their
+clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by about a
+millisecond, while the loop is never idle as long as anything waits.
+
+A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
+and joins take less than queueing would, and do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol
+
+from gateway.aio.clock import SystemClock
+from gateway.limits.flows import Flows
+from gateway.limits.usage import NetUse
+
+_log = logging.getLogger("gateway.server")
+
+LATE_S: Final = 0.001
+"""A turn begins requests at once for this long."""
+SHARE_S: Final = 0.001
+"""Requests that have waited are begun for this long in each turn."""
+_QUANTUM_S: Final = 0.0002
+"""What a client may use before another one's turn: about two requests."""
+
+
+class TurnTaker(Protocol):
+    """A connection with requests that wait for their turn."""
+
+    use: NetUse | None
+    """Where the connection is counted; None if it belongs to no net."""
+
+    def __hash__(self) -> int:
+        """By identity."""
+
+    def take_turn(self) -> None:
+        """Begin the next request, if there is still one, and ask about each further one."""
+
+
+class Turns:
+    """Owner of the queue of connections whose requests wait."""
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = SystemClock.now
+    ) -> None:
+        """`call_soon` calls in the loop's next turn."""
+        self._call_soon = call_soon
+        self._now = now
+        self._flows: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
+        self._has_begun = False
+        """Whether a request has been asked about in this turn; `_next` follows in the next one."""
+        self._began = 0.0
+        """When the turn's first request was asked about."""
+        self._is_running = False
+        """Whether requests that have waited are being begun."""
+        self.waited = 0
+        """Requests that have had to wait, so far."""
+
+    def __repr__(self) -> str:
+        return f"<Turns {len(self._flows)} waiting, {self.waited} so far>"
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def must_wait(self, taker: TurnTaker) -> bool:
+        """Whether the connection's next request has to wait; its `take_turn` is called then."""
+        flows = self._flows
+        if not self._is_running:
+            is_late = self._is_late()
+            if not is_late and not (flows and flows.has(taker.use or taker)):
+                return False
+        flows.push(taker.use or taker, taker)
+        self.waited += 1
+        return True
+
+    def _is_late(self) -> bool:
+        """Whether this turn has begun requests for long enough."""
+        if self._has_begun:
+            return self._now() - self._began > LATE_S
+        self._has_begun, self._began = True, self._now()
+        # The loop has no number for its turns, and updates its time within them.
+        self._call_soon(self._next)
+        return False
+
+    def _next(self) -> None:
+        """The next turn: begin what may be begun of those that wait."""
+        self._has_begun = False
+        flows, now = self._flows, self._now
+        if not flows:
+            return
+        at = now()
+        until = at + SHARE_S
+        self._is_running = True
+        while flows:
+            client, taker = flows.pop()
+            try:
+                taker.take_turn()
+            except Exception:
+                _log.exception("unhandled error")
+            before, at = at, now()
+            flows.charge(client, at - before)
+            if at > until:
+                break
+        self._is_running = False
+        if flows and not self._has_begun:
+            self._has_begun, self._began = True, at
+            self._call_soon(self._next)

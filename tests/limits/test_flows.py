@@ -1,0 +1,107 @@
+"""Who is served next: each client in proportion to what it costs, one that has just come before those that wait."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.flows import Flows
+
+CLIENTS = st.integers(0, 5)
+STEPS = st.lists(st.one_of(CLIENTS, st.none()), max_size=200)
+
+
+@given(STEPS)
+def test_each_item_comes_out_once_and_in_its_clients_order(steps: list[int | None]) -> None:
+    flows: Flows[int, int] = Flows(1.0)
+    waiting: defaultdict[int, deque[int]] = defaultdict(deque)
+    for item, client in enumerate([*steps, *[None] * len(steps)]):
+        if client is not None:
+            flows.push(client, item)
+            waiting[client].append(item)
+        elif any(waiting.values()):
+            taken, found = flows.pop()
+            assert found == waiting[taken].popleft()
+            flows.charge(taken, 0.7)
+        else:
+            with pytest.raises(KeyError):
+                flows.pop()
+        assert len(flows) == sum(map(len, waiting.values()))
+        assert [flows.has(one) for one in range(6)] == [bool(waiting[one]) for one in range(6)]
+    assert not flows
+
+
+@given(st.lists(st.floats(0.1, 20), min_size=2, max_size=6))
+def test_clients_that_always_wait_get_the_same_time(costs: list[float]) -> None:
+    flows: Flows[int, None] = Flows(1.0)
+    spent: Counter[int] = Counter()
+    for client in range(len(costs)):
+        for _ in range(2):
+            flows.push(client, None)
+    for _ in range(2_000):
+        client, _ = flows.pop()
+        spent[client] += costs[client]  # type: ignore[assignment]
+        flows.charge(client, costs[client])
+        flows.push(client, None)
+    least, most = min(spent[one] for one in range(len(costs))), max(spent.values())
+    assert most - least <= 2 * max(costs) + 1.0
+
+
+def test_one_that_has_just_come_is_served_before_all_that_wait() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    for n in range(100):
+        flows.push("flood", n)
+        flows.push("other flood", n)
+    for _ in range(10):
+        flows.charge(flows.pop()[0], 5.0)
+    flows.push("reader", 0)
+    assert flows.pop() == ("reader", 0)
+
+
+def test_one_that_comes_back_at_once_has_to_wait_like_the_others() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    for n in range(100):
+        flows.push("flood", n)
+    flows.charge(flows.pop()[0], 1.0)
+    order = []
+    for n in range(10):
+        flows.push("eager", n)
+        client, _ = flows.pop()
+        flows.charge(client, 1.0)
+        order.append(client)
+    assert order.count("flood") >= 4
+
+
+def test_a_debt_is_waited_for_but_not_for_ever() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    for n in range(200):
+        flows.push("costly", n)
+        flows.push("cheap", n)
+    flows.charge("costly", 1e9)
+    order = []
+    for _ in range(200):
+        client, _ = flows.pop()
+        flows.charge(client, 1.0)
+        order.append(client)
+    assert 60 < order.index("costly") < 70
+    assert "costly" in order[80:]
+
+
+def test_few_clients_are_kept_that_have_nothing_waiting() -> None:
+    flows: Flows[int, int] = Flows(1.0)
+    flows.push(-1, 0)
+    flows.push(-1, 0)
+    for n in range(10_000):
+        flows.push(n, n)
+        client, _ = flows.pop()
+        flows.charge(client, 0.1)
+    assert len(flows) == 2
+    kept = int(repr(flows).removesuffix(" old clients>").rpartition(" ")[2])
+    assert kept <= 4_097
+    while flows:
+        flows.pop()
+    flows.push(0, 0)
+    assert repr(flows) == "<Flows 1 items of 1 new and 0 old clients>"

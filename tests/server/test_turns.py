@@ -1,0 +1,269 @@
+"""Requests wait in a late turn of the loop, and are begun in later ones, fairly; whoever waits loses nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.app import RunningGateway
+from gateway.limits.usage import NetUse, Usage
+from gateway.server.turns import LATE_S, SHARE_S, Turns, TurnTaker
+from tests.scenarios.http2_wire import Call, Http2Wire
+from tests.server.conftest import BOUND_S, Pair, always_late, connect, get, read_response, write
+from tests.waiting import eventually
+
+LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+class Loop:
+    """Turns of a loop, one after the other, by a clock that only requests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.calls: list[Callable[[], None]] = []
+        self.turns = Turns(self.calls.append, lambda: self.now)
+        self.begun: list[str] = []
+
+    def next(self) -> None:
+        calls, self.calls[:] = self.calls[:], []
+        for call in calls:
+            call()
+
+
+class Client:
+    """A connection that begins a request of `cost_s` in each of its turns, as long as it has any."""
+
+    def __init__(self, loop: Loop, name: str, use: NetUse | None, cost_s: float = SHARE_S / 4) -> None:
+        self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
+        self.left = 0
+
+    def ask(self, requests: int = 1) -> None:
+        self.left = requests
+        if not self.loop.turns.must_wait(self):
+            self.take_turn()
+
+    def take_turn(self) -> None:
+        self.left -= 1
+        self.loop.begun.append(self.name)
+        self.loop.now += self.cost_s
+        if self.left and not self.loop.turns.must_wait(self):
+            self.take_turn()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+def test_a_turn_that_is_not_late_begins_requests_at_once(loop: Loop) -> None:
+    client = Client(loop, "a", Usage().connect("net"), LATE_S / 10)
+    client.ask(10)
+    assert loop.begun == ["a"] * 10
+    assert not loop.turns
+    loop.next()
+    client.ask(10)
+    assert loop.begun == ["a"] * 20
+
+
+def test_a_late_turn_begins_no_more(loop: Loop) -> None:
+    usage = Usage()
+    for name in "abc":
+        Client(loop, name, usage.connect(name), LATE_S * 0.7).ask()
+    assert loop.begun == ["a", "b"]
+    loop.next()
+    assert loop.begun == ["a", "b", "c"]
+    assert repr(loop.turns) == "<Turns 0 waiting, 1 so far>"
+
+
+def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
+    use = Usage().connect("net")
+    loop.turns.must_wait(Client(loop, "", use))
+    loop.now += 2 * LATE_S
+    Client(loop, "a", use).ask(100)
+    assert loop.begun == []
+    for turn in range(1, 11):
+        loop.next()
+        # The one that passes the share is begun, and no further one.
+        assert 4 * turn <= len(loop.begun) <= 5 * turn
+
+
+def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) -> None:
+    usage = Usage()
+    loop.turns.must_wait(Client(loop, "", usage.connect("net")))
+    loop.now += 2 * LATE_S
+    for n in range(100):
+        Client(loop, "flood", usage.connect(f"flood {n % 4}")).ask(3)
+    loop.next()
+    assert set(loop.begun) == {"flood"}
+    del loop.begun[:]
+    reader = Client(loop, "reader", usage.connect("reader"))
+    reader.ask()
+    reader.ask()
+    assert loop.begun == ["reader", "reader"], "the turn is not late, and nothing of this client waits"
+    loop.now += 2 * LATE_S
+    reader.ask()
+    loop.next()
+    assert loop.begun[2] == "reader"
+
+
+def test_the_input_of_a_flood_waits_in_turns_that_are_not_late(loop: Loop) -> None:
+    usage = Usage()
+    flood = usage.connect("flood")
+    loop.turns.must_wait(Client(loop, "", flood))
+    loop.now += 2 * LATE_S
+    Client(loop, "first", flood).ask(100)
+    loop.next()
+    count = len(loop.begun)
+    Client(loop, "second", flood).ask()
+    assert len(loop.begun) == count
+
+
+def test_connections_of_no_net_are_clients_of_their_own(loop: Loop) -> None:
+    loop.turns.must_wait(Client(loop, "", None))
+    loop.now += 2 * LATE_S
+    Client(loop, "busy", None).ask(100)
+    loop.next()
+    Client(loop, "other", None).ask()
+    assert loop.begun[-1] == "other"
+
+
+def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Client):
+        def take_turn(self) -> None:
+            raise RuntimeError
+
+    usage = Usage()
+    loop.turns.must_wait(Client(loop, "", usage.connect("net")))
+    loop.now += 2 * LATE_S
+    Failing(loop, "failing", usage.connect("failing")).ask()
+    Client(loop, "other", usage.connect("other")).ask()
+    loop.next()
+    assert loop.begun == ["other"]
+    assert "unhandled error" in caplog.text
+
+
+# -- connections
+
+
+class Held(Turns):
+    """Turns that nobody gets unless the test gives one."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None, lambda: 0.0)
+        self.takers: list[TurnTaker] = []
+
+    def must_wait(self, taker: TurnTaker) -> bool:
+        self.takers.append(taker)
+        return True
+
+
+async def test_pipelined_requests_wait_one_by_one(pair: Pair) -> None:
+    gateway = pair.strict
+    turns = gateway.clients.turns = always_late(asyncio.get_running_loop())
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    before = turns.waited
+    writer.write(get("/none?x=1") * 2 + get("/s?offset=-1") * 3 + LAST)
+    async with asyncio.timeout(BOUND_S):
+        said = await reader.read()
+    assert said.count(b"HTTP/1.1 404") == 3
+    assert said.count(b"abc") == 3
+    assert turns.waited - before >= 1
+    samples = [sample for family in gateway.metrics.collect() for sample in family.samples]
+    assert [one.value for one in samples if one.name == "durable_gateway_requests_waited_total"] == [turns.waited]
+    writer.close()
+
+
+async def test_much_that_waits_pauses_reading_and_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    gateway.clients.turns = always_late(asyncio.get_running_loop())
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    writer.write(get("/s?offset=-1") * 2_000 + LAST)
+    async with asyncio.timeout(2 * BOUND_S):
+        said = await reader.read()
+    assert said.count(b"HTTP/1.1 200") == 2_000
+    writer.close()
+
+
+async def _wire(gateway: RunningGateway) -> Http2Wire:
+    wire = Http2Wire(*await connect(gateway))
+    await wire.greet()
+    return wire
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten(pair: Pair) -> None:
+    gateway = pair.strict
+    turns = gateway.clients.turns = always_late(asyncio.get_running_loop())
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(20):
+            _, writer = await connect(gateway)
+            writer.write(get("/s?offset=-1"))
+            writer.transport.abort()
+            wire = await _wire(gateway)
+            for _ in range(5):
+                await wire.ask("/s?offset=-1")
+            wire.writer.transport.abort()
+        await eventually(lambda: not len(gateway.clients))
+    assert not turns
+
+
+async def test_requests_of_one_http_2_connection_wait_and_are_all_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    turns = gateway.clients.turns = always_late(asyncio.get_running_loop())
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire, before = await _wire(gateway), turns.waited
+    async with asyncio.timeout(BOUND_S):
+        calls: list[Call] = []
+        for _ in range(20):
+            await wire.ask("/s?offset=-1")
+            calls.append(wire.call)
+        await wire.reset_stream(calls[7])
+        for call in calls[:7] + calls[8:]:
+            assert (await wire.answer_of(call)).body == b"abc"
+    assert turns.waited - before >= 19
+    wire.writer.close()
+
+
+async def test_a_known_request_that_arrives_in_parts_while_it_waits_is_not_the_last(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    request = b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 8192\r\n\r\n" + b"x" * 8_192
+    reader, writer = await connect(gateway)
+    writer.write(request)
+    assert (await read_response(reader)).status in (200, 204)
+    (client,) = gateway.clients
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    writer.write(request[:1_000])
+    await eventually(lambda: bool(waiting.takers))
+    writer.write(request[1_000:])
+    await eventually(lambda: client.held_bytes >= len(request))
+    gateway.clients.turns = turns
+    waiting.takers[0].take_turn()
+    assert (await read_response(reader)).status in (200, 204)
+    writer.write(LAST)
+    async with asyncio.timeout(BOUND_S):
+        assert b"HTTP/1.1 404" in await reader.read()
+    writer.close()
+
+
+async def test_a_request_that_waits_when_a_drain_begins_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    waiting = gateway.clients.turns = Held()
+    writer.write(get("/s?offset=-1"))
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    assert not client.is_idle
+    gateway.clients.begin_drain()
+    waiting.takers[0].take_turn()
+    async with asyncio.timeout(BOUND_S):
+        said = await reader.read()
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"Connection: close" in said
+    assert said.endswith(b"abc")
+    writer.close()
