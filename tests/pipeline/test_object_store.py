@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
@@ -14,17 +15,21 @@ from gateway.aio.clock import ManualClock
 from gateway.pipeline import upkeep
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.curve.measure import measure_curve
-from gateway.pipeline.events import source_of
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.events import LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import LEAST_KEEP_S, Conflict, Lake, Snapshot
 from gateway.pipeline.planner import make_plan
 from gateway.pipeline.report.gather import gather, gold_of
+from gateway.pipeline.stream_table import take_table
 from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
 from tests.pipeline.access_lines import DAY_S, contents, line, lines, rows, take
 from tests.pipeline.access_lines import NOON as NOON_OF_LINES
 from tests.pipeline.access_log import NOON, access_log
 from tests.pipeline.gold import exact
 from tests.pipeline.object_store import bucket
+from tests.pipeline.test_ingest_stream import ask
+from tests.served import durable_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +102,40 @@ def test_an_ingest_that_ends_at_any_commit_takes_each_line_once(
     assert found == wanted
     assert len(found[REQUESTS.name]) == 7
     assert not lake.store.listed("spool")
+
+
+def test_a_table_of_a_stream_has_each_message_once_whoever_ends_or_overtakes_a_run(
+    spark: SparkSession, lake: Lake, store: dict[str, str], tmp_path: Path
+) -> None:
+    into = f"{lake.url}/orders"
+    told: list[str] = []
+    commit = Snapshot.commit
+    overtaken = [True]
+
+    def late(self: Snapshot, *args: Any, **more: Any) -> Snapshot:
+        if overtaken:
+            overtaken.clear()
+            take_table(spark, LogStream(url), into, progress=told.append)
+        return commit(self, *args, **more)
+
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        url = f"{urls['origin']}/orders"
+        ask("PUT", url, b'[{"id": 0}, {"id": 1}]')
+        for when in ("before", "after"):
+            with dying("orders", when), pytest.raises(Dead):
+                take_table(spark, LogStream(url), into, progress=told.append)
+        ask("POST", url, b'{"id": 2}')
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Snapshot, "commit", late)
+            assert take_table(spark, LogStream(url), into, progress=told.append) == 0
+    assert sum("once more" in text for text in told) == 1
+    tables, chosen = upkeep.table_at(into)
+    assert upkeep.optimize(tables, told.append, chosen) == (2, 1)
+    assert upkeep.vacuum(tables, chosen, keep_s=LEAST_KEEP_S, now=0) == 0
+    found = deltalake.DeltaTable(into, storage_options=store).to_pyarrow_dataset().to_table(["value"])
+    assert sorted(found["value"].to_pylist()) == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
+    with pytest.raises(PipelineFailed, match=r"/nothing: is no table$"):
+        upkeep.table_at(str(tmp_path / "nothing"))
 
 
 def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import deltalake
 import pytest
 
-from gateway.pipeline import upkeep
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import LogStream
-from gateway.pipeline.lake import LEAST_KEEP_S, Snapshot
 from gateway.pipeline.stream_table import take_table
 from tests.pipeline.test_ingest_stream import ask
+from tests.pipeline.test_object_store import Dead, dying
 from tests.served import durable_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class Dead(BaseException):
-    """The end of a run, which nothing in it handles."""
 
 
 @pytest.fixture
@@ -45,8 +41,7 @@ def test_a_stream_of_json_becomes_a_table_of_its_columns(spark: SparkSession, or
     assert take() == 3
     assert take() == 0
     ask("POST", orders, b'[{"id": 4, "amount": 4}]')
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Dead):  # noqa: PT012
-        patch.setattr(Snapshot, "commit", _dead)
+    with dying("orders", "before"), pytest.raises(Dead):
         take()
     assert take() == 1
     rows = deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist()
@@ -56,6 +51,25 @@ def test_a_stream_of_json_becomes_a_table_of_its_columns(spark: SparkSession, or
         (3, None, None),
         (4, 4.0, None),
     ]
+
+
+def test_the_line_of_the_first_page_makes_the_table_that_it_shows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "start" / "spark.md").read_text()
+    (put,) = (shlex.split(line) for line in page.splitlines() if line.startswith("curl -X PUT "))
+    (command,) = (shlex.split(line) for line in page.splitlines() if line.startswith("durable-gateway pipeline table "))
+    program, shown = (page.split(f"```{kind}\n")[1].partition("```")[0] for kind in ("python", "text"))
+    stream, into, ddl = command[3], command[5], command[7]
+    assert (put[3], command[4], command[6]) == (stream, "--into", "--schema")
+    monkeypatch.chdir(tmp_path)
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        url = stream.replace("http://127.0.0.1:4437", urls["origin"])
+        ask("PUT", url, put[-1].encode())
+        source = LogStream(url, format="typed")
+        assert take_table(spark, source, str(tmp_path / into), ddl=ddl, progress=lambda _: None) == 2
+    exec(compile(program, "start/spark.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == shown.strip()
 
 
 def test_without_columns_messages_are_as_they_came(spark: SparkSession, orders: str, tmp_path: Path) -> None:
@@ -88,34 +102,6 @@ def test_a_type_that_no_table_can_have_is_one_line(spark: SparkSession, orders: 
     assert not (tmp_path / "t").exists()
 
 
-def test_a_table_is_kept_up_and_a_run_that_is_overtaken_begins_again(
-    spark: SparkSession, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    into = str(tmp_path / "shop" / "orders")
-    told: list[str] = []
-    commit = Snapshot.commit
-    overtaken: list[bool] = []
-
-    def late(self: Snapshot, *args: Any, **more: Any) -> Snapshot:
-        if overtaken:
-            overtaken.clear()
-            raise self.conflict()
-        return commit(self, *args, **more)
-
-    monkeypatch.setattr(Snapshot, "commit", late)
-    for number in range(3):
-        ask("POST", orders, b'[{"id": %d}]' % number)
-        overtaken.append(True)
-        assert take_table(spark, LogStream(orders), into, progress=told.append) == (4 if number == 0 else 1)
-    assert sum("once more" in text for text in told) == 3
-    lake, tables = upkeep.table_at(into)
-    assert upkeep.optimize(lake, told.append, tables) == (3, 1)
-    assert upkeep.vacuum(lake, tables, keep_s=LEAST_KEEP_S, now=0) == 0
-    assert deltalake.DeltaTable(into).to_pyarrow_dataset().count_rows() == 6
-    with pytest.raises(PipelineFailed, match=r"/nothing: is no table$"):
-        upkeep.table_at(str(tmp_path / "nothing"))
-
-
 def test_columns_called_like_those_of_the_lake_are_columns_like_others(
     spark: SparkSession, orders: str, tmp_path: Path
 ) -> None:
@@ -125,7 +111,3 @@ def test_columns_called_like_those_of_the_lake_are_columns_like_others(
     rows = deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist()
     assert len(rows) == 5
     assert {(row["kind"], row["day"]) for row in rows} == {(None, None), ("../a/b", "x=y")}
-
-
-def _dead(*_: object, **__: object) -> Snapshot:
-    raise Dead

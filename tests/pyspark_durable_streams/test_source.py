@@ -213,8 +213,8 @@ def test_the_programs_of_a_page_work_one_after_the_other(
     names: dict[str, Any] = {}
     with beside() as origin:
         for number, program in enumerate(programs):
-            # That of Spark Connect is for a client of a server.
-            if "remote(" not in program:
+            # That of Spark Connect is for a client of a server, that of a Delta table follows a command.
+            if not any(word in program for word in ("remote(", "DeltaTable(")):
                 program = program.replace("http://127.0.0.1:4437", origin.url).replace("/tmp/", f"{tmp_path}/")
                 exec(compile(program, f"{page}, {number}", "exec"), names)
         shown = capsys.readouterr().out
