@@ -3,7 +3,8 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-JOBS ?= 4
+# Tests wait for a good part of their time: two processors are kept busy by six processes.
+JOBS ?= 6
 BENCH_OUT ?= build/bench
 
 VENV := .venv
@@ -39,7 +40,7 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
+test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=6)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 from collections.abc import Generator, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -38,13 +39,16 @@ settings.register_profile(
 settings.load_profile("gateway")
 
 _TOGETHER: Final = (
-    ("tests/pipeline/gold/", "tests/pipeline/curve/"),
+    ("tests/pipeline/gold/", "tests/pipeline/curve/", "tests/pyspark_durable_streams/"),
     ("tests/pipeline/report/",),
     ("tests/pipeline/",),
-    ("tests/pyspark_durable_streams/",),
     ("tests/console/",),
 )
-"""Folders of tests on one Java each, and those of the report and of the console on one browser each."""
+"""Folders of tests on one Java each, and those of the report and of the console on one browser each.  The two Javas
+have about the same to do."""
+_ON_JAVA: Final = ("tests/pipeline/test_", *_TOGETHER[0])
+_BEHIND: Final = 5
+"""How much nicer than the two processes with a Java the others are."""
 _LONGEST: Final = (
     # Spark goes on in the Java that its programs have warmed up.
     "tests/pipeline/test_cli.py",
@@ -65,6 +69,8 @@ _LONGEST: Final = (
     "tests/scenarios/",
 )
 """What takes longest, in the order in which it begins; all else follows in the order of the folders."""
+
+_HAS_BEGUN: Final = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,6 +116,16 @@ def pytest_collection() -> Generator[None]:
         gc.freeze()
         # Extensions look for leaks when Python ends.
         atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    # A process has a Java's tests or has others, as the first of them says.  The two with a Java have most to do, and
+    # would be at work alone at the end of the run: the others leave the processors to them.
+    is_first = not item.session.stash.setdefault(_HAS_BEGUN, False)
+    item.session.stash[_HAS_BEGUN] = True
+    if is_first and hasattr(item.config, "workerinput") and not item.nodeid.startswith(_ON_JAVA):
+        os.nice(_BEHIND)
 
 
 def _place(nodeid: str) -> int:

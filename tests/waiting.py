@@ -29,6 +29,13 @@ async def pass_turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+async def pause(seconds: float) -> None:
+    """Let time go by: for what makes load or faults at a pace of its own, and for slow clients.  A test that waits for
+    something awaits that instead.
+    """
+    await asyncio.sleep(seconds)
+
+
 async def eventually(
     condition: Condition,
     *,
@@ -51,7 +58,7 @@ async def eventually(
             return
         if time.monotonic() > gives_up_at:
             raise AssertionError(f"not within {within_s:g} s: {_source(condition)} {_seen_by(condition)} {state()}")
-        await asyncio.sleep(look_s)
+        await pause(look_s)
 
 
 async def at_rest(count: Callable[[], int], look_s: float = 0.05) -> None:
@@ -60,7 +67,7 @@ async def at_rest(count: Callable[[], int], look_s: float = 0.05) -> None:
     async with asyncio.timeout(BOUND_S):
         while (now := count()) != before or not now:
             before = now
-            await asyncio.sleep(look_s)
+            await pause(look_s)
 
 
 def eventually_on_disk(condition: Callable[[], bool], within_s: float, look_s: float = 0.002) -> None:
@@ -77,7 +84,7 @@ async def time_passing(clock: ManualClock, step_s: float = 0.05, look_s: float =
 
     async def run() -> None:
         while True:
-            await asyncio.sleep(look_s)
+            await pause(look_s)
             clock.advance(step_s)
 
     running = asyncio.create_task(run())

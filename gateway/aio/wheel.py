@@ -22,6 +22,8 @@ _log = logging.getLogger("gateway.aio.wheel")
 
 TICK_S: Final = 1 / 16
 
+_HAIR: Final = 5e-7
+
 TURN_S: Final = 0.001
 """Entries are fired for this long in one turn of the loop."""
 
@@ -56,8 +58,8 @@ class Wheel:
 
     def add(self, entry: Entry, delay_s: float) -> int:
         """Call `entry.due` after `delay_s`; return the tick, which `drop` takes."""
-        # The sum is rounded before it is rounded up: 1000.1 + 0.15 is a hair above 1000.25.
-        tick = math.ceil(round((self._clock.now() + delay_s) / TICK_S, 6))
+        # Rounded up, but not for a hair: 1000.1 + 0.15 is a hair above 1000.25.
+        tick = math.ceil((self._clock.now() + delay_s) / TICK_S - _HAIR)
         entries = self._entries.get(tick)
         if entries is None:
             entries = self._entries[tick] = set()

@@ -19,7 +19,7 @@ from typing import Final
 
 import orjson
 
-from gateway.bridge.messages import BadMessages, is_message, split_messages
+from gateway.bridge.messages import MOST_CONTAINERS, BadMessages, TooManyContainers, is_message, split_messages
 from gateway.protocol.names import JSON_TYPE, is_sse_text, media_type
 from gateway.s2.json_format import BadJson, Format, decode_append_input
 from gateway.s2.records import AppendRecord, Record
@@ -27,6 +27,10 @@ from gateway.s2.records import AppendRecord, Record
 
 class BadContent(ValueError):
     """An append's body is no content of the stream; the message is one line for the client."""
+
+
+class TooMuchContent(BadContent):
+    """An append's body would take too long to read."""
 
 
 class Content(ABC):
@@ -91,6 +95,8 @@ def _messages(body: bytes) -> list[bytes]:
         return split_messages(body)
     except BadMessages:
         raise BadContent("Invalid JSON") from None
+    except TooManyContainers:
+        raise TooMuchContent(f"An append has at most {MOST_CONTAINERS} arrays and objects on this stream") from None
 
 
 def _message(record: Record) -> bytes:

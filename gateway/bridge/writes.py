@@ -17,7 +17,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.bridge.asked import Asked
-from gateway.bridge.content import BadContent
+from gateway.bridge.content import BadContent, TooMuchContent
 from gateway.bridge.offsets import offset_at
 from gateway.bridge.page import CLOSE_RECORD, CLOSE_TOKEN, OPEN_TOKEN
 from gateway.bridge.reads import Tail, tail_of
@@ -183,7 +183,7 @@ def _records(asked: Asked, data: bytes, *, closes: bool) -> tuple[AppendRecord, 
     try:
         records = asked.content.records(data) if data else ()
     except BadContent as error:
-        return text(400, str(error))
+        return text(413 if isinstance(error, TooMuchContent) else 400, str(error))
     if closes:
         records += (CLOSE_RECORD,)
     if len(records) > MAX_BATCH_RECORDS:

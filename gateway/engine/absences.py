@@ -177,16 +177,18 @@ class Absences:
         """A write to the group's path is about to be sent; the caller must call `write_ends`."""
         self.write_epoch += 1
         self._writes[group] = self._writes.get(group, 0) + 1
-        entries = self._groups.pop(group, set())
-        self._entry_count -= len(entries)
-        for entry in entries:
-            self._remembered.pop(entry, None)
+        if self._groups and (entries := self._groups.pop(group, None)):
+            self._entry_count -= len(entries)
+            for entry in entries:
+                self._remembered.pop(entry, None)
 
     def write_ends(self, group: Group) -> None:
         """The write was answered, or will never be."""
         self.write_epoch += 1
-        self._writes[group] -= 1
-        if not self._writes[group]:
+        writes = self._writes[group] - 1
+        if writes:
+            self._writes[group] = writes
+        else:
             del self._writes[group]
 
     def _bucket(self, route: Route) -> _Bucket | None:

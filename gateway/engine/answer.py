@@ -41,8 +41,7 @@ class NamedTail(NamedTuple):
     """`Stream.tail_version` when the tail was stated; after a change the tail may be elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InMemory:
+class _InMemory(NamedTuple):
     """Bytes in memory."""
 
     pieces: tuple[bytes, ...]
@@ -50,8 +49,7 @@ class _InMemory:
     copied: int
 
 
-@dataclass(frozen=True, slots=True)
-class _FlightBody:
+class _FlightBody(NamedTuple):
     """The whole body of a flight."""
 
     flight: Flight

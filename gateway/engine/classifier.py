@@ -14,7 +14,7 @@ wait for it and teaches nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -22,7 +22,6 @@ from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.freshness import (
     forbids_storing,
-    parse_cache_control,
     vary_allows_sharing,
 )
 from gateway.protocol.mode import Mode
@@ -50,8 +49,7 @@ PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class TapeFacts:
+class TapeFacts(NamedTuple):
     """What was known when a request was sent: its reply is compared with this, because the tape moves on."""
 
     tail: str | None
@@ -226,10 +224,9 @@ def _why_not_shared(route: Route, reply: Reply) -> str | None:
     headers = reply.headers
     if "Set-Cookie" in headers:
         return "cookie"
-    cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
-    if forbids_storing(cache_control):
+    if forbids_storing(", ".join(headers.getall("Cache-Control", ())) or None):
         return "Cache-Control"
-    vary = ", ".join(headers.getall("Vary", [])) or None
+    vary = ", ".join(headers.getall("Vary", ())) or None
     allow_origin = None if route.config.cors is not None else headers.get("Access-Control-Allow-Origin")
     if not vary_allows_sharing(vary, route.config.credential_headers, allow_origin):
         return "Vary"

@@ -6,7 +6,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
@@ -137,7 +136,14 @@ class Engine:
             access_log,
         )
         self.relay = Relay(
-            upstream, self.store, self.live, self.absences, clock, metrics, lambda group: self.s2.deleted(group)
+            upstream,
+            self.store,
+            self.live,
+            self.absences,
+            clock,
+            metrics,
+            lambda group: self.s2.deleted(group),
+            lambda group, headers, body: self.s2.created(group, headers, body),
         )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
@@ -321,9 +327,12 @@ def _without_codings(read: Read) -> Read:
     """The read without coding suffixes in its entity tags, which only the coder knows."""
     if read.if_none_match is None:
         return read
-    return replace(read, if_none_match=without_codings(read.if_none_match, read.accepted))
+    return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
     """The route that serves host and path; `routes` are in order of precedence, highest first."""
-    return next((route for route in routes if route.serves(host, path)), None)
+    for route in routes:
+        if route.serves(host, path):
+            return route
+    return None

@@ -381,7 +381,8 @@ class FetchTable:
                 if inner:
                     stream.tape.check(start, end, has_bytes=True)
                     flight.add(inner)
-                    await reply.hold(flight.until_wanted())
+                    if not flight.is_wanted:
+                        await reply.hold(flight.until_wanted())
             if unwrapper is not None and (rest := unwrapper.finish()):
                 stream.tape.check(start, end, has_bytes=True)
                 flight.add(rest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
@@ -73,7 +72,7 @@ class LongPoll:
                     stream.edition,
                     is_current=head.up_to_date,
                 )
-            read = replace(read, start=start)
+            read = read._replace(start=start)
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:
@@ -92,7 +91,7 @@ class LongPoll:
                         self._reads.live.follow(topic)
                         is_waiting = True
                         # Keep little while it waits: use the stream's key and the topic's source.
-                        return Waiting(self, replace(read, key=stream.key, source=topic.access.source), stream, topic)
+                        return Waiting(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)
             finally:
                 if not is_waiting:
                     self._reads.left(topic)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
@@ -14,8 +14,7 @@ from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.source import Source
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One client's read.  `start` is an offset token or a sentinel; `cursor` matters only for live reads."""
 
     route: Route

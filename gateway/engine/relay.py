@@ -8,7 +8,8 @@ on the tape may not state the tail without the origin, and a read that needs the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
@@ -36,8 +37,7 @@ from gateway.upstream.upstream import Upstream
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
-@dataclass(frozen=True, slots=True)
-class RelayedRequest:
+class RelayedRequest(NamedTuple):
     """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
 
     `group` is what a write to the path affects, `query` the canonical rest of its target, and `client`
@@ -74,10 +74,10 @@ class RelayExchange:
         "_asker",
         "_asking",
         "_has_left",
-        "_is_write",
         "_relay",
         "_sent_at",
         "is_overtaken",
+        "is_write",
         "request",
         "stream",
         "write_version",
@@ -89,7 +89,7 @@ class RelayExchange:
         self._relay = relay
         self._asker = asker
         self._sent_at = asked_at
-        self._is_write = request.mode in WRITES
+        self.is_write = request.mode in WRITES
         self._asking: PendingRequest | None = None
         self._has_left = False
         self.request = request
@@ -100,7 +100,7 @@ class RelayExchange:
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 
-    def begin(self, upstream: Upstream, url: str, bounds: Bounds) -> None:
+    def begin(self, upstream: Upstream, url: str, bounds: Bounds, *, is_live: bool) -> None:
         request = self.request
         self._asking = upstream.ask(
             self,
@@ -109,7 +109,7 @@ class RelayExchange:
             request.headers,
             bounds,
             request.body,
-            is_live=request.is_live,
+            is_live=is_live,
             client=request.client,
         )
 
@@ -117,7 +117,7 @@ class RelayExchange:
         """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
         recorded."""
         self._has_left = True
-        if not self._is_write and self._asking is not None:
+        if not self.is_write and self._asking is not None:
             asking, self._asking = self._asking, None
             asking.leave()
 
@@ -154,6 +154,7 @@ class Relay:
         clock: Clock,
         metrics: MetricsRecorder,
         s2_deleted: Callable[[Group], object],
+        s2_created: Callable[[Group, CIMultiDict[str], bytes], object],
     ) -> None:
         self._absences = absences
         self._upstream = upstream
@@ -163,6 +164,8 @@ class Relay:
         self.metrics = metrics
         self._s2_deleted = s2_deleted
         """Called when a path at an S2 origin was, or may have been, deleted."""
+        self._s2_created = s2_created
+        """Called when an S2 origin has, or may have, created what a POST to a path names: with its headers and body."""
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
@@ -180,23 +183,24 @@ class Relay:
         url = route.upstream_base(request.path)
         if request.raw_query:
             url = f"{url}?{request.raw_query}"
-        bounds = route.live_bounds if request.is_live else route.bounds
+        is_live = request.is_live
+        bounds = route.live_bounds if is_live else route.bounds
         if request.mode is Mode.SSE or request.is_session:
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         stream = self._store.find(request.tape_key) if request.tape_key is not None else None
         relayed = RelayExchange(self, request, asker, stream, self._clock.now())
-        if request.mode in WRITES:
+        if relayed.is_write:
             self._writes.setdefault(request.group, set()).add(relayed)
             self._absences.write_begins(request.group)
-        relayed.begin(self._upstream, url, bounds)
+        relayed.begin(self._upstream, url, bounds, is_live=is_live)
         return relayed
 
     def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
         self.metrics.upstream_head(request.mode, reply.status, self._clock.now() - asked_at, request.route.config.name)
-        if request.mode in WRITES:
+        if relayed.is_write:
             if reply.status < 500:
                 self._record(request, reply, relayed)
             elif not request.is_cut_short():
@@ -211,7 +215,7 @@ class Relay:
         is_cut_short = request.is_cut_short()
         if not is_cut_short and not isinstance(error, CircuitOpen | UpstreamCongested):
             self.metrics.upstream_failure(request.mode, type(error).__name__, request.route.config.name)
-        if request.mode in WRITES:
+        if relayed.is_write:
             # The origin changes nothing for a request that it never received, nor for one whose body the client did not
             # finish, which was never complete.
             if not error.is_unsent and not is_cut_short:
@@ -227,8 +231,8 @@ class Relay:
         self._absences.write_ends(group)
 
     def _record(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
-        if request.mode is Mode.DELETE and reply.status < 300 and request.route.is_s2:
-            self._s2_deleted(request.group)
+        if request.route.is_s2:
+            self._record_s2(request, reply.status)
         if write.is_overtaken:
             # The answer may concern the stream before or the one now, and their offsets may coincide.
             self._invalidate(request)
@@ -250,6 +254,15 @@ class Relay:
             self._acknowledge(request, reply, write)
         elif request.mode is Mode.APPEND:
             self._record_missing(write, reply.status)
+
+    def _record_s2(self, request: RelayedRequest, status: int | None) -> None:
+        """Record what an S2 origin has done beside the path of a request; without a status it may have done it."""
+        is_deleted = request.mode is Mode.DELETE and (status is None or status < 300)
+        if is_deleted or (request.mode is Mode.CREATE and status == 201):
+            # What is at the path now is not what was there before.
+            self._s2_deleted(request.group)
+        elif request.mode is Mode.APPEND and status in (None, 201) and isinstance(request.body, bytes):
+            self._s2_created(request.group, request.headers, request.body)
 
     def _end_group(self, write: RelayExchange, why: End) -> None:
         """Drop every stream at the path of a write that has ended the one before it.
@@ -314,8 +327,8 @@ class Relay:
 
     def _mark_stale(self, request: RelayedRequest) -> None:
         """The write may have been done: keep what is held, and ask the origin before the next hit."""
-        if request.mode is Mode.DELETE and request.route.is_s2:
-            self._s2_deleted(request.group)
+        if request.route.is_s2:
+            self._record_s2(request, None)
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 if stream.needs_revalidation:

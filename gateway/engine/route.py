@@ -17,7 +17,7 @@ from gateway.engine.retries import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.protocol.target import Target
+from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.upstream.pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
@@ -56,6 +56,7 @@ class Route:
         self._url = route_url(config.name)
         self._prefix = config.prefix.rstrip("/")
         self.is_s2 = config.protocol == "s2" and not config.is_bridged
+        self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         is_asked = config.tail == "asked"
@@ -113,8 +114,13 @@ class Route:
         return bool(self.config.relayed_offsets) and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
-        """The path at the origin for a canonical request path."""
-        return self._base_path + (path if self._is_path_kept else path[len(self._prefix) :] or "/")
+        """The path at the origin for a canonical request path.
+
+        S2 decodes the name of a stream, and its SDKs escape it each in its own way: all spellings get one path, or what
+        one client does to the stream would not be noticed by the readers that spell it otherwise.
+        """
+        below = path if self._is_path_kept else path[len(self._prefix) :] or "/"
+        return self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
 
     def upstream_base(self, path: str) -> str:
         """The route's URL for a canonical request path; the upstream client sends it to one of the route's origins."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
@@ -108,8 +108,7 @@ class Sse:
             subscriber.filled(has_changed)
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(NamedTuple):
     """One SSE client's place in the stream before anything is written; `start` or `close` must be called."""
 
     sse: Sse

@@ -9,7 +9,6 @@ Waiters that are woken by one event and whose answers cannot differ share the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
@@ -100,8 +99,7 @@ class Polls(Protocol):
         """Answer a long-poll whose bytes are not on the tape."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """One long-poll client's place in the stream before it waits; `start` or `close` must be called."""
 
     polls: Polls

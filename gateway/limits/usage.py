@@ -6,8 +6,6 @@ largest number of connections of any net, without a search: when the gateway is 
 
 from __future__ import annotations
 
-from collections import Counter
-
 
 class NetUse:
     """What one net uses.  `Usage` alone changes it."""
@@ -39,7 +37,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._uses: dict[str, NetUse] = {}
-        self._sizes: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
         """How many nets have this number of connections."""
         self.most_connections = 0
         """The connections of the net that has the most."""
@@ -93,7 +91,7 @@ class Usage:
         sizes, old = self._sizes, use.connections
         use.connections = new = old + by
         if new:
-            sizes[new] += 1
+            sizes[new] = sizes.get(new, 0) + 1
             self.most_connections = max(self.most_connections, new)
         if old:
             sizes[old] -= 1

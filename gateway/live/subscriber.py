@@ -73,9 +73,9 @@ class Subscriber:
         "_said_up_to_date",
         "_sent_at_beat",
         "_tick",
-        "_wire",
         "at",
         "topic",
+        "wire",
     )
 
     def __init__(
@@ -85,7 +85,8 @@ class Subscriber:
         self.at = at
         self._said_up_to_date = False
         self._least_cursor = least_cursor
-        self._wire = wire
+        self.wire = wire
+        """Where it writes; whoever gave it may replace it between two writes."""
         self._context = context
         self._large: LargeEvent | None = None
         """An event of which only the first `_large_sent` bytes have been written."""
@@ -118,7 +119,7 @@ class Subscriber:
 
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""
-        topic, wire = self.topic, self._wire
+        topic, wire = self.topic, self.wire
         # When bytes arrive, most subscribers stand at the same offset and are sent the same single step.
         step = topic.steps.get(self.at)
         if (
@@ -167,7 +168,7 @@ class Subscriber:
         self._sent_at_beat = self.topic.beats
         self._said_up_to_date = step.said_up_to_date
         self.topic.stream.count_sent(step.size)
-        self._wire.send(step.data, step.size)
+        self.wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
 
@@ -176,7 +177,7 @@ class Subscriber:
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
         self.topic.stream.count_sent(len(part))
-        self._wire.send(chunk(part), len(part))
+        self.wire.send(chunk(part), len(part))
         if self._large_sent == len(large.data):
             self._large = None
             self.at = large.end
@@ -196,9 +197,9 @@ class Subscriber:
 
     def beat(self) -> None:
         """Send a heartbeat if nothing was written for a heartbeat interval."""
-        if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self._wire.is_full:
+        if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self.wire.is_full:
             self._sent_at_beat = self.topic.beats
-            self._wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
+            self.wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
     def split(self) -> tuple[Subscriber]:
         """Return itself: a subscriber stands for one client."""
@@ -233,4 +234,4 @@ class Subscriber:
             self._context.wheel.drop(self, self._tick)
             self.topic.readers_now.discard(self)
             self._context.left(self.topic)
-            self._wire.over(reason, in_order=reason is not CloseReason.LEFT and self._large is None)
+            self.wire.over(reason, in_order=reason is not CloseReason.LEFT and self._large is None)

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -365,6 +366,7 @@ class Topic:
         return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed)
 
     @staticmethod
+    @lru_cache(256)
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """A control event by itself."""
+        """A control event by itself; kept, because clients that join at one offset are sent the same."""
         return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))

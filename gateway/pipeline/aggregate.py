@@ -27,12 +27,9 @@ from gateway.pipeline import tables
 from gateway.pipeline.gold.anomalies import DAYS, anomalies
 from gateway.pipeline.gold.closed_loops import closed_loops
 from gateway.pipeline.gold.delivery import delivery
-from gateway.pipeline.gold.fan_out import fan_out
-from gateway.pipeline.gold.latency import latency
 from gateway.pipeline.gold.reconnects import reconnects
-from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
-from gateway.pipeline.gold.traffic import SUMMED, errors, offload, sums, traffic
+from gateway.pipeline.gold.windows import SUMMED, errors, fan_out, latency, offload, slow_consumers, sums, traffic
 from gateway.pipeline.lake import Lake, Snapshot
 from gateway.pipeline.session import persisted
 from gateway.pipeline.tables import LATE_DAYS, Table

@@ -40,13 +40,11 @@ from gateway.pipeline.cli_options import (
     seconds,
     settings,
 )
-from gateway.pipeline.cli_run import Progress, failing, shown_progress, working
+from gateway.pipeline.cli_run import absolute, failing, lake_at, shown_progress, working, write_report
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source, source_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from gateway.pipeline.lake import Lake
     from gateway.pipeline.tables import Table
 
@@ -76,15 +74,15 @@ def ingest(
     lines = _source(source, option)
     if again and (follow or not isinstance(lines, Files)):
         raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
-    with working(master, conf) as (spark, progress):
-        _ingest(spark, lines, _lake(lake), progress, follow=follow, again=again)
+    with working(lake, master, conf) as steps:
+        steps.ingest(lines, follow=follow, again=again)
 
 
 @pipeline.command()
 def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) -> None:
     """Compute the gold tables of every day whose lines have changed."""
-    with working(master, conf) as (spark, progress):
-        _aggregate(spark, _lake(lake), progress)
+    with working(lake, master, conf) as steps:
+        steps.aggregate()
 
 
 @pipeline.command()
@@ -110,11 +108,8 @@ def table(
 ) -> None:
     """Add what is new of a stream to a Delta table, each message once."""
     stream = _stream(source, option, "messages" if schema is None else "typed")
-    with working(master, conf) as (spark, progress):
-        from gateway.pipeline.stream_table import take_table
-
-        count = take_table(spark, stream, _absolute(into), ddl=schema, follow=follow, progress=progress)
-        typer.echo(f"table: {count:,} rows to {into}")
+    with working(into, master, conf) as steps:
+        steps.table(stream, schema, follow=follow)
 
 
 @pipeline.command()
@@ -123,7 +118,7 @@ def history(lake: LakeUrl = "lake") -> None:
     with failing():
         from gateway.pipeline import upkeep
 
-        for line in upkeep.history(_lake(lake)):
+        for line in upkeep.history(lake_at(lake)):
             typer.echo(line)
 
 
@@ -138,14 +133,9 @@ def undo(
 
     What was ingested since stays taken in; `pipeline ingest --again FILE` reads a file again.
     """
-    with working(master, conf) as (spark, progress):
-        from gateway.pipeline import upkeep
-        from gateway.pipeline.ingest import bring_up
-
-        tables = _lake(lake)
-        upkeep.undo(tables, version)
-        bring_up(spark, tables, progress)
-        _aggregate(spark, tables, progress)
+    with working(lake, master, conf) as steps:
+        steps.undo(version)
+        steps.aggregate()
 
 
 @pipeline.command()
@@ -155,8 +145,8 @@ def optimize(lake: LakeUrl = "lake", table: OneTable = None) -> None:
         from gateway.pipeline import upkeep
 
         tables, chosen = _upkept(lake, table)
-        done = upkeep.optimize(tables, shown_progress(), tables=chosen)
-        typer.echo(f"optimize: {done.before:,} files are {done.after:,} now")
+        before, after = upkeep.optimize(tables, shown_progress(), chosen)
+        typer.echo(f"optimize: {before:,} files are {after:,} now")
 
 
 @pipeline.command()
@@ -172,16 +162,15 @@ def vacuum(
     with failing():
         from gateway.pipeline import upkeep
 
-        tables, chosen = _upkept(lake, table)
-        done = upkeep.vacuum(tables, keep_s=keep_s, now=SystemClock().wall(), tables=chosen)
-        typer.echo(f"vacuum: {done.removed:,} files removed")
+        removed = upkeep.vacuum(*_upkept(lake, table), keep_s=keep_s, now=SystemClock().wall())
+        typer.echo(f"vacuum: {removed:,} files removed")
 
 
 @pipeline.command()
 def curve(lake: LakeUrl = "lake", rate: Rate = None, master: Master = None, conf: Conf = None) -> None:
     """Compute the miss-ratio curves: the hit ratios of other cache sizes."""
-    with working(master, conf) as (spark, progress):
-        _curve(spark, _lake(lake), rate, progress)
+    with working(lake, master, conf) as steps:
+        steps.curve(rate)
 
 
 @pipeline.command()
@@ -196,8 +185,8 @@ def plan(
 ) -> None:
     """Write the cache plan for a gateway: memory, streams to pin, to warm and not to store, and lifetimes."""
     min_span_s = seconds(min_span, "--min-span")
-    with working(master, conf) as (spark, progress):
-        _plan(spark, _lake(lake), out, target, policy, min_span_s, progress)
+    with working(lake, master, conf) as steps:
+        steps.plan(out, target, policy, min_span_s)
 
 
 @pipeline.command()
@@ -212,7 +201,7 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = seconds(min_span, "--min-span")
     with failing():
-        _report(_lake(lake), out, plan, curve or (), min_span_s, title, shown_progress())
+        write_report(lake_at(lake), out, plan, curve or (), min_span_s, title, shown_progress())
 
 
 @pipeline.command()
@@ -234,18 +223,17 @@ def run(
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
     lines, min_span_s = _source(source, option), seconds(min_span, "--min-span")
-    with working(master, conf) as (spark, progress):
-        tables = _lake(lake)
-        _ingest(spark, lines, tables, progress, follow=False)
-        _aggregate(spark, tables, progress)
-        _curve(spark, tables, rate, progress)
+    with working(lake, master, conf) as steps:
+        steps.ingest(lines)
+        steps.aggregate()
+        steps.curve(rate)
         chosen: Path | None = plan
         try:
-            _plan(spark, tables, plan, target, policy, min_span_s, progress)
+            steps.plan(plan, target, policy, min_span_s)
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        _report(tables, report, chosen, (), min_span_s, title, progress)
+        write_report(steps.lake, report, chosen, (), min_span_s, title, steps.progress)
 
 
 def submitted() -> int:
@@ -262,83 +250,6 @@ def submitted() -> int:
         return 0
     typer.echo(f"pipeline: {text}", err=True)
     return status
-
-
-# -- the steps; each prints its result
-
-
-def _ingest(
-    spark: SparkSession, source: Source, lake: Lake, progress: Progress, *, follow: bool, again: bool = False
-) -> None:
-    from gateway.pipeline.ingest import ingest
-
-    typer.echo(ingest(spark, source, lake, follow=follow, again=again, progress=progress))
-
-
-def _aggregate(spark: SparkSession, lake: Lake, progress: Progress) -> None:
-    from gateway.pipeline.aggregate import aggregate
-
-    typer.echo(aggregate(spark, lake, progress=progress))
-
-
-def _curve(spark: SparkSession, lake: Lake, rate: float | None, progress: Progress) -> None:
-    from gateway.pipeline.curve.measure import measure_curve
-
-    typer.echo(measure_curve(spark, lake, rate=rate, progress=progress))
-
-
-def _plan(
-    spark: SparkSession, lake: Lake, out: Path, target: float, policy: str, min_span_s: float, progress: Progress
-) -> None:
-    from gateway.pipeline.planner import make_plan, write_plan
-
-    made = make_plan(
-        spark,
-        lake,
-        target_hit_ratio=target,
-        policy=policy,
-        min_span_s=min_span_s,
-        clock=SystemClock(),
-        progress=progress,
-    )
-    write_plan(made, out)
-    if made.is_short:
-        progress(
-            f"plan: made from {made.made_from.span_s / 60:,.0f} min of traffic, and marked as short: a gateway keeps "
-            "its memory unless cache.plan.take_short_memory is set; --min-span sets what is short"
-        )
-    typer.echo(
-        f"plan: {out}: {made.memory.cache_bytes:,} bytes for a hit ratio of {made.memory.expected_hit_ratio:.1%} "
-        f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
-        f"{len(made.do_not_store)} not to store, {len(made.lifetimes)} lifetimes"
-    )
-
-
-def _report(
-    lake: Lake,
-    out: Path,
-    plan: Path | None,
-    curves: Sequence[str],
-    min_span_s: float,
-    title: str | None,
-    progress: Progress,
-) -> None:
-    from gateway.pipeline.report import TITLE, write_report
-    from gateway.pipeline.report.gather import gold_of
-
-    write_report(
-        gold_of(lake),
-        out,
-        title=title or TITLE,
-        plan=plan,
-        curves=curves,
-        min_span_s=min_span_s,
-        progress=progress,
-    )
-    typer.echo(f"report: {out}")
-
-
-# -- sources, the lake and Spark
 
 
 def _source(texts: list[str], options: list[str] | None) -> Source:
@@ -361,20 +272,8 @@ def _stream(url: str, options: list[str] | None, format_: str) -> LogStream:
     return replace(source, format=format_)
 
 
-def _lake(url: str) -> Lake:
-    from gateway.pipeline.lake import Lake
-
-    if not url:
-        raise typer.BadParameter("expected a folder, or the URL of an object store", param_hint="--lake")
-    return Lake(_absolute(url))
-
-
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
     """The tables that an upkeep is for: those of a lake, or a single one."""
     from gateway.pipeline import upkeep
 
-    return (_lake(lake), upkeep.TABLES) if table is None else upkeep.table_at(_absolute(table))
-
-
-def _absolute(url: str) -> str:
-    return url if "://" in url else str(Path(url).absolute())
+    return (lake_at(lake), upkeep.TABLES) if table is None else upkeep.table_at(absolute(table))

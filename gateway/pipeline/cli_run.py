@@ -1,11 +1,13 @@
-"""What the pipeline's commands run in: a Spark session, progress on stderr, and every failure as one line."""
+"""What the pipeline's commands run: the steps on a Spark session, progress on stderr, and every failure as one line."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -18,6 +20,9 @@ from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from gateway.pipeline.events import LogStream, Source
+    from gateway.pipeline.lake import Lake
 
 EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
 
@@ -33,6 +38,117 @@ def shown_progress() -> Progress:
         typer.echo(f"{clock.now() - began:7.1f} s  {line}", err=True)
 
     return progress
+
+
+def absolute(url: str) -> str:
+    """A folder's whole path; a URL as it is."""
+    return url if "://" in url else str(Path(url).absolute())
+
+
+def lake_at(url: str) -> Lake:
+    """The lake that a command names."""
+    from gateway.pipeline.lake import Lake
+
+    if not url:
+        raise typer.BadParameter("expected a folder, or the URL of an object store", param_hint="--lake")
+    return Lake(absolute(url))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps that need Spark, on what is at a folder or URL.  Each prints its result."""
+
+    spark: SparkSession
+    url: str
+    progress: Progress
+
+    @property
+    def lake(self) -> Lake:
+        """The lake there."""
+        return lake_at(self.url)
+
+    def ingest(self, source: Source, *, follow: bool = False, again: bool = False) -> None:
+        """Lines to bronze, silver and sessions."""
+        from gateway.pipeline.ingest import ingest
+
+        typer.echo(ingest(self.spark, source, self.lake, follow=follow, again=again, progress=self.progress))
+
+    def undo(self, version: int) -> None:
+        """Bronze, silver and sessions as they were."""
+        from gateway.pipeline import upkeep
+        from gateway.pipeline.ingest import bring_up
+
+        upkeep.undo(self.lake, version)
+        bring_up(self.spark, self.lake, self.progress)
+
+    def aggregate(self) -> None:
+        """Silver to gold."""
+        from gateway.pipeline.aggregate import aggregate
+
+        typer.echo(aggregate(self.spark, self.lake, progress=self.progress))
+
+    def curve(self, rate: float | None) -> None:
+        """Silver to the curve."""
+        from gateway.pipeline.curve.measure import measure_curve
+
+        typer.echo(measure_curve(self.spark, self.lake, rate=rate, progress=self.progress))
+
+    def plan(self, out: Path, target: float, policy: str, min_span_s: float) -> None:
+        """Silver and the curve to a plan."""
+        from gateway.pipeline.planner import make_plan, write_plan
+
+        made = make_plan(
+            self.spark,
+            self.lake,
+            target_hit_ratio=target,
+            policy=policy,
+            min_span_s=min_span_s,
+            progress=self.progress,
+        )
+        write_plan(made, out)
+        if made.is_short:
+            self.progress(
+                f"plan: made from {made.made_from.span_s / 60:,.0f} min of traffic, and marked as short: a gateway "
+                "keeps its memory unless cache.plan.take_short_memory is set; --min-span sets what is short"
+            )
+        typer.echo(
+            f"plan: {out}: {made.memory.cache_bytes:,} bytes for a hit ratio of {made.memory.expected_hit_ratio:.1%} "
+            f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
+            f"{len(made.do_not_store)} not to store, {len(made.lifetimes)} lifetimes"
+        )
+
+    def table(self, source: LogStream, ddl: str | None, *, follow: bool) -> None:
+        """What is new of a stream to a table of its own."""
+        from gateway.pipeline.stream_table import take_table
+
+        into = absolute(self.url)
+        count = take_table(self.spark, source, into, ddl=ddl, follow=follow, progress=self.progress)
+        typer.echo(f"table: {count:,} rows to {self.url}")
+
+
+def write_report(
+    lake: Lake,
+    out: Path,
+    plan: Path | None,
+    curves: Sequence[str],
+    min_span_s: float,
+    title: str | None,
+    progress: Progress,
+) -> None:
+    """Gold and the curve to a report, which needs no Spark."""
+    from gateway.pipeline import report
+    from gateway.pipeline.report.gather import gold_of
+
+    report.write_report(
+        gold_of(lake),
+        out,
+        title=title or report.TITLE,
+        plan=plan,
+        curves=curves,
+        min_span_s=min_span_s,
+        progress=progress,
+    )
+    typer.echo(f"report: {out}")
 
 
 @contextmanager
@@ -54,8 +170,8 @@ def failing() -> Iterator[None]:
 
 
 @contextmanager
-def working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkSession, Progress]]:
-    """A Spark session for the block, and a function that prints progress.  Every failure becomes PipelineFailed."""
+def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[Steps]:
+    """The steps on what is at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed."""
     chosen = settings(conf or [], "--conf", "KEY=VALUE")
     progress = shown_progress()
     try:
@@ -74,7 +190,7 @@ def working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkS
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failing():
         try:
-            yield spark, progress
+            yield Steps(spark, url, progress)
         except (Py4JNetworkError, ConnectionError):
             raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
         except (PySparkException, Py4JError) as error:

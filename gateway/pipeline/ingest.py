@@ -34,6 +34,7 @@ from gateway.pipeline.sessions import update_sessions
 from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import BRONZE, LATE_DAYS, LINES, REJECTS, REQUESTS
 from gateway.pipeline.upkeep import MANY, optimize
+from gateway.pipeline.wording import many
 
 FOLLOW_S: Final = 10.0
 """Seconds between two checks for new lines."""
@@ -114,6 +115,16 @@ def retried(work: Callable[[], None], told: Told) -> None:
     return work()
 
 
+def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> None:
+    """Take turns until `stop` is set or SIGINT comes."""
+    try:
+        turn()
+        while not stop.wait(FOLLOW_S):
+            turn()
+    except KeyboardInterrupt:
+        told("stopping")
+
+
 def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
     """Bring silver up to bronze, and the sessions up to silver.  Raises Conflict."""
     _Ingest(spark, lake, progress, SystemClock(), None).compute()
@@ -135,21 +146,20 @@ class _Ingest:
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
         is_known = False
-        try:
-            while True:
-                try:
-                    self.take_all(source)
-                    is_known = True
-                except PipelineFailed as error:
-                    # During rotation or compression a log is missing or incomplete for a moment.
-                    if not isinstance(error, Conflict) and not (is_known and isinstance(source, Files)):
-                        raise
-                    self.told(f"{error}: to be looked at again")
-                self._compute_now_and_then()
-                if stop.wait(FOLLOW_S):
-                    return
-        except KeyboardInterrupt:
-            self.told("stopping")
+
+        def turn() -> None:
+            nonlocal is_known
+            try:
+                self.take_all(source)
+                is_known = True
+            except PipelineFailed as error:
+                # During rotation or compression a log is missing or incomplete for a moment.
+                if not isinstance(error, Conflict) and not (is_known and isinstance(source, Files)):
+                    raise
+                self.told(f"{error}: to be looked at again")
+            self._compute_now_and_then()
+
+        followed(turn, stop, self.told)
 
     def take_all(self, source: Source, *, again: bool = False) -> None:
         """Ingest everything that is new now."""
@@ -165,7 +175,7 @@ class _Ingest:
         """Bring silver up to bronze, and the sessions up to silver."""
         update_silver(self.spark, self.lake)
         if days := update_sessions(self.spark, self.lake):
-            self.told(f"sessions of {_counted(days, 'day')}")
+            self.told(f"sessions of {many(days, 'day')}")
 
     # -- the parts
 
@@ -239,7 +249,3 @@ class _Ingest:
 
 def _listed(rejects: Counter[str]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

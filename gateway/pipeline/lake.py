@@ -27,6 +27,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
+from gateway.aio.clock import SystemClock
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
 from gateway.pipeline.store import Store, settings_of
@@ -39,6 +40,8 @@ _DAY: Final = "day"
 _KIND: Final = "kind"
 _PATTERNS: Final = frozenset("*?[]{}\\")
 _PROGRESS: Final = "_progress"
+LEAST_KEEP_S: Final = 3_600
+"""Shortest time that a vacuum keeps files in seconds, so that those of most runs in progress are."""
 _MOST_READERS: Final = 64
 """Most tasks that read files of an object store."""
 _TYPES: Final = {
@@ -271,6 +274,7 @@ class Snapshot:
 
         `about` goes to the table's history.
         """
+        self._check_there(files)
         actions: list[Any] = [_added(file) for file in files]
         schema = delta_schema(self.table)
         by = list(self.table.partition_by)
@@ -307,6 +311,16 @@ class Snapshot:
             raise PipelineFailed(f"{self.lake.path(self.table)}: {error}") from None
         # Not a later one: its progress may be that of another run.
         return self.lake.snapshot(self.table, version=committed)
+
+    def _check_there(self, files: Sequence[File]) -> None:
+        """Raise PipelineFailed if a vacuum has removed one of these files, which no commit has named yet."""
+        young_ms = (SystemClock().wall() - LEAST_KEEP_S) * 1_000
+        place, store = self.table.place, self.lake.store
+        if any(file.written_at < young_ms and not store.has(f"{place}/{file.path}") for file in files):
+            raise PipelineFailed(
+                f"{self.lake.path(self.table)}: vacuum has removed files of this run, which takes longer than its "
+                "--keep: run this again, and no vacuum meanwhile"
+            )
 
     def conflict(self) -> Conflict:
         """The error of a run that has lost the race for this table."""

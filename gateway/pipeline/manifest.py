@@ -18,6 +18,9 @@ HEAD_BYTES: Final = 65_536
 """Bytes of the first line that identify a file."""
 TAIL_BYTES: Final = 256
 
+MOST: Final = 50_000
+"""Files that are remembered: a log that is set aside each hour makes them in six years.  One that is forgotten and
+still there is read again, and silver has its lines once."""
 _FORMAT: Final = 2
 
 
@@ -62,8 +65,11 @@ class Manifest:
             number += 1
 
     def take(self, key: str, size: int, tail: str) -> None:
-        """Record that `size` bytes of the file are ingested in total."""
+        """Record that `size` bytes of the file are ingested in total; forget the file that has not grown longest."""
+        self.taken.pop(key, None)
         self.taken[key] = Taken(size, tail)
+        if len(self.taken) > MOST:
+            del self.taken[next(iter(self.taken))]
 
     def forget(self, key: str) -> None:
         """Forget a file, so that it is read again from its beginning."""

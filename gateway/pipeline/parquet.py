@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from gateway.pipeline.store import Store
@@ -115,26 +116,16 @@ class Reader:
 
     def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, in their order."""
-        for path in paths:
-            values = partition_values(path)
-            with self.store.reading(f"{self.folder}{path}") as file, pq.ParquetFile(file) as parquet:
-                present = set(parquet.schema_arrow.names)
-                names = [name for name in self.schema.names if name in present]
-                for rows in parquet.iter_batches(columns=names):
-                    yield self._fitted(rows, values)
-
-    def _fitted(self, rows: pa.RecordBatch, values: dict[str, str]) -> pa.RecordBatch:
-        columns = []
-        for name, type_ in zip(self.schema.names, self.schema.types, strict=True):
-            before = self.before.get(name)
-            if name not in rows.schema.names:
-                column = pa.repeat(pa.scalar(values.get(name, before)).cast(type_), rows.num_rows)
-            elif before is None:
-                column = rows.column(name).cast(type_)
-            else:
-                column = rows.column(name).cast(type_).fill_null(before)
-            columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        if not paths:
+            return
+        files = [f"{self.folder}{path}" for path in paths]
+        rows = ds.dataset(files, self.schema, "parquet", self.store.files, "hive")
+        # Few at a time: sketches are large.
+        for batch in rows.to_batches(columns=self.schema.names, batch_readahead=1, fragment_readahead=1):
+            before = (self.before.get(name) for name in self.schema.names)
+            columns = zip(batch.columns, before, strict=True)
+            filled = [column if value is None else column.fill_null(value) for column, value in columns]
+            yield pa.RecordBatch.from_arrays(filled, schema=self.schema)
 
 
 def partition_values(path: str) -> dict[str, str]:

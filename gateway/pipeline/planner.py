@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from math import log
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +51,7 @@ from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.session import persisted
 from gateway.pipeline.whole_file import write_whole
+from gateway.pipeline.wording import size, span
 from gateway.tape.eviction import POLICIES
 
 PIN_SHARE: Final = 0.25
@@ -178,9 +178,8 @@ def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
     found = points[at]
     if at and found.hit_ratio > wanted:
         found = _between(points[at - 1], found, wanted)
-    size = min(-(-found.cache_bytes // _STEP) * _STEP, _MOST_BYTES)
     return Memory(
-        cache_bytes=size,
+        cache_bytes=min(-(-found.cache_bytes // _STEP) * _STEP, _MOST_BYTES),
         policy=policy,  # type: ignore[arg-type]
         expected_hit_ratio=_ratio(found.hit_ratio),
         expected_byte_hit_ratio=_ratio(found.byte_hit_ratio),
@@ -190,9 +189,8 @@ def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
 
 def _between(below: Point, above: Point, hit_ratio: float) -> Point:
     share = (hit_ratio - below.hit_ratio) / (above.hit_ratio - below.hit_ratio)
-    doublings = log(above.cache_bytes / below.cache_bytes)
     return Point(
-        min(above.cache_bytes, int(below.cache_bytes * 2.718281828459045 ** (share * doublings)) + 1),
+        min(above.cache_bytes, int(below.cache_bytes * (above.cache_bytes / below.cache_bytes) ** share) + 1),
         hit_ratio,
         below.byte_hit_ratio + share * (above.byte_hit_ratio - below.byte_hit_ratio),
         max(below.error, above.error),
@@ -261,7 +259,7 @@ def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: fl
         _entry(
             one,
             f"{one.asked:,} catch-up reads in {one.windows} of {WINDOWS} parts of the log, and the origin sent "
-            f"{_size(one.fetched_again)} of it again; {_size(one.bytes)} of memory would have saved that.",
+            f"{size(one.fetched_again)} of it again; {size(one.bytes)} of memory would have saved that.",
         )
         for one in _fitting(hot, PIN_SHARE * cache_bytes)
     ]
@@ -273,8 +271,8 @@ def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: fl
     return [
         _entry(
             one,
-            f"Asked for in {one.windows} of {WINDOWS} parts of the log, so within {_time(span_s / WINDOWS)} of "
-            f"most starts; {one.asked:,} catch-up reads got {_size(one.asked_bytes)} of its {_size(one.bytes)}.",
+            f"Asked for in {one.windows} of {WINDOWS} parts of the log, so within {span(span_s / WINDOWS)} of "
+            f"most starts; {one.asked:,} catch-up reads got {size(one.asked_bytes)} of its {size(one.bytes)}.",
         )
         for one in _fitting(steady, WARM_SHARE * cache_bytes)
     ]
@@ -289,10 +287,10 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
     for one in sorted(streams, key=_largest_first):
         is_once = one.again_s is None or one.again_s > _SURELY * kept_s
         if is_once and one.bytes >= least and one.asked and not one.live and one.quiet_s > kept_s:
-            never = "twice" if one.again_s is None else f"again within {_time(one.again_s)}"
+            never = "twice" if one.again_s is None else f"again within {span(one.again_s)}"
             reason = (
                 f"No byte of it was read {never} ({one.asked:,} catch-up reads), and so much memory forgets after "
-                f"about {_time(kept_s)}: storing its {_size(one.bytes)} saves nothing."
+                f"about {span(kept_s)}: storing its {size(one.bytes)} saves nothing."
             )
             found.append(_entry(one, reason))
     return found[:_MOST]
@@ -306,8 +304,8 @@ def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list
         is_over = one.returns >= _RETURNS and one.quiet_s > lifetime_s and one.bytes >= _LARGE
         if is_over and lifetime_s <= _MOST_S and (kept_s is None or lifetime_s < kept_s):
             reason = (
-                f"Of {one.returns:,} times that readers came back none was after more than {_time(one.idle_s)}; "
-                f"it had been quiet for {_time(one.quiet_s)} when the log ended."
+                f"Of {one.returns:,} times that readers came back none was after more than {span(one.idle_s)}; "
+                f"it had been quiet for {span(one.quiet_s)} when the log ended."
             )
             ended.append(Lifetime(**dict(_entry(one, reason)), idle_s=float(round(lifetime_s))))
     return ended[:_MOST]
@@ -315,19 +313,3 @@ def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list
 
 def _largest_first(one: StreamFigures) -> tuple[int, str, str]:
     return -one.bytes, one.route, one.stream
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
-
-
-def _time(seconds: float) -> str:
-    for unit, longest in (("s", 120.0), ("min", 120.0), ("h", 48.0)):
-        if seconds < longest:
-            return f"{seconds:.1f} {unit}"
-        seconds /= 60 if unit != "h" else 24
-    return f"{seconds:,.1f} days"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -41,23 +41,27 @@ class Store:
         """The folder; None in an object store."""
         return None if "://" in self.url else Path(self.url)
 
+    @property
+    def files(self) -> fs.FileSystem:
+        """The file system of these files."""
+        return _files(self)
+
     @contextmanager
     def writing(self, path: str) -> Iterator[pa.NativeFile]:
         """A new file, to be written from its beginning to its end."""
-        files = _files(self)
         if self.local is not None:
-            files.create_dir(path.rpartition("/")[0], recursive=True)
+            self.files.create_dir(path.rpartition("/")[0], recursive=True)
         # The buffer also turns what is written into bytes, which is all that delta-rs takes.
-        with files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
+        with self.files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
             yield out
 
-    def reading(self, path: str) -> pa.NativeFile:
-        """A file, for reading at any place.  Raises FileNotFoundError."""
-        return _files(self).open_input_file(path)
+    def has(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return bool(self.files.get_file_info(path).type == fs.FileType.File)
 
     def size_and_time(self, path: str) -> tuple[int, int]:
         """A file's bytes, and when it was written (Unix milliseconds)."""
-        info = _files(self).get_file_info(path)
+        info = self.files.get_file_info(path)
         return info.size, (info.mtime_ns or 0) // 1_000_000
 
     def write(self, path: str, content: bytes) -> None:
@@ -67,13 +71,13 @@ class Store:
 
     def read(self, path: str) -> bytes:
         """A small file's content.  Raises FileNotFoundError."""
-        with self.reading(path) as file:
+        with self.files.open_input_file(path) as file:
             return bytes(file.read())
 
     def remove(self, path: str) -> None:
         """Remove a file; it need not exist."""
         with suppress(FileNotFoundError):
-            _files(self).delete_file(path)
+            self.files.delete_file(path)
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; an object store has none."""
@@ -82,12 +86,12 @@ class Store:
 
     def listed(self, folder: str) -> list[tuple[str, int]]:
         """Paths of all files beneath a folder, and when they were written (Unix milliseconds)."""
-        found = _files(self).get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return [(info.path, (info.mtime_ns or 0) // 1_000_000) for info in found if info.type == fs.FileType.File]
 
 
 @cache
-def _files(store: Store) -> Any:
+def _files(store: Store) -> fs.FileSystem:
     if (folder := store.local) is not None:
         folder.mkdir(parents=True, exist_ok=True)
         return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
-from gateway.pipeline.ingest import FOLLOW_S, retried
+from gateway.pipeline.ingest import followed, retried
 from gateway.pipeline.lake import Conflict, Lake, delta_schema
 from gateway.pipeline.log_stream import StreamBatches
 from gateway.pipeline.tables import Column, Table
@@ -47,7 +47,7 @@ def take_table(
     columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
     table = Table(place, columns, (), partition_by=())
     delta_schema(table)
-    name, taken, is_over = f"stream {source.url}", 0, stop or threading.Event()
+    name, taken = f"stream {source.url}", 0
 
     def take() -> None:
         nonlocal taken
@@ -62,21 +62,17 @@ def take_table(
                 taken += count
                 progress(f"{into}: version {snapshot.version}, {count:,} rows")
 
-    try:
-        while True:
-            try:
-                retried(take, progress)
-            except Conflict as error:
-                if not follow:
-                    raise
-                progress(f"{error}: to be looked at again")
-            if not follow or is_over.wait(FOLLOW_S):
-                return taken
-    except KeyboardInterrupt:
-        if not follow:
-            raise
-        progress("stopping")
-        return taken
+    def turn() -> None:
+        try:
+            retried(take, progress)
+        except Conflict as error:
+            progress(f"{error}: to be looked at again")
+
+    if follow:
+        followed(turn, stop or threading.Event(), progress)
+    else:
+        retried(take, progress)
+    return taken
 
 
 def _schema(source: LogStream, ddl: str | None) -> StructType:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.lake import Lake, Snapshot
+from gateway.pipeline.lake import LEAST_KEEP_S, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL
 from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
 
@@ -29,17 +28,6 @@ SMALL_BYTES: Final = 16 << 20
 """A file below this is small."""
 MANY: Final = 24
 """Small files of one day that an ingest compacts by itself."""
-LEAST_KEEP_S: Final = 3_600
-"""Shortest time that files are kept in seconds, so that those of a run in progress are."""
-
-
-@dataclass(slots=True)
-class Upkept:
-    """What was done: files before and after, and files removed."""
-
-    before: int = 0
-    after: int = 0
-    removed: int = 0
 
 
 def table_at(url: str) -> tuple[Lake, tuple[Table]]:
@@ -51,9 +39,11 @@ def table_at(url: str) -> tuple[Lake, tuple[Table]]:
     return lake, (table,)
 
 
-def optimize(lake: Lake, progress: Callable[[str], None], *, tables: Sequence[Table] = TABLES, many: int = 2) -> Upkept:
-    """Compact the days that have `many` small files or more, in these tables."""
-    done = Upkept()
+def optimize(
+    lake: Lake, progress: Callable[[str], None], tables: Sequence[Table] = TABLES, *, many: int = 2
+) -> tuple[int, int]:
+    """Compact the days that have `many` small files or more; return how many files were replaced, and by how many."""
+    before = after = 0
     for snapshot in _existing(lake, tables):
         small = Counter(file.path.rpartition("/")[0] for file in snapshot.files() if file.size < SMALL_BYTES)
         folders = sorted(folder for folder, count in small.items() if count >= many)
@@ -69,34 +59,35 @@ def optimize(lake: Lake, progress: Callable[[str], None], *, tables: Sequence[Ta
                 # Others have replaced these files meanwhile: there is nothing to compact any more.
                 progress(f"{snapshot.table.place}: {folder} is not compacted: {error}")
                 continue
-            done.before += found["numFilesRemoved"]
-            done.after += found["numFilesAdded"]
+            before += found["numFilesRemoved"]
+            after += found["numFilesAdded"]
         progress(f"{snapshot.table.place}: {len(folders)} compacted")
-    return done
+    return before, after
 
 
-def vacuum(lake: Lake, *, keep_s: float, now: float, tables: Sequence[Table] = TABLES) -> Upkept:
-    """Remove files that no version of these tables of the last `keep_s` seconds needs; `now` in Unix seconds."""
+def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: float) -> int:
+    """Remove files that no version of these tables of the last `keep_s` seconds needs; `now` in Unix seconds.
+
+    Returns how many.
+    """
     if keep_s < LEAST_KEEP_S:
         raise PipelineFailed(f"keep: at least {LEAST_KEEP_S / 3600:g} h, so that runs in progress keep their files")
-    done = Upkept()
+    removed = 0
     oldest_ms = (now - keep_s) * 1_000
     left = list(lake.store.listed(SPOOL.place)) if BRONZE in tables else []
     for snapshot in _existing(lake, tables):
         assert snapshot.delta is not None
         try:
             hours = math.ceil(keep_s / 3_600)
-            done.removed += len(
-                snapshot.delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-            )
+            removed += len(snapshot.delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
         except DeltaError as error:
             raise PipelineFailed(f"{lake.path(snapshot.table)}: {error}") from None
         left += snapshot.unused()
     for path, written_at in left:
         if written_at < oldest_ms:
             lake.store.remove(path)
-            done.removed += 1
-    return done
+            removed += 1
+    return removed
 
 
 def undo(lake: Lake, version: int) -> None:

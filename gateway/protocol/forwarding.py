@@ -115,6 +115,7 @@ _UNSTORABLE: Final = frozenset(
         "x-timer",
     }
 )
+_NEVER_REPLAYED: Final = HOP_BY_HOP | _UNSTORABLE
 _UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-ratelimit-")
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -220,10 +221,14 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
     Drops headers that hold for one reply only (dates, validators, lengths, codings, cookies, positions, traces) and
     headers that the gateway sets itself.
     """
-    kept = _end_to_end(headers, HOP_BY_HOP | _UNSTORABLE)
-    for name in {name for name in kept if name.lower().startswith(_UNSTORABLE_PREFIXES)}:
-        del kept[name]
-    return kept
+    dropped = _NEVER_REPLAYED | nominated(headers) if "Connection" in headers else _NEVER_REPLAYED
+    return CIMultiDict(
+        [
+            (name, value)
+            for name, value in headers.items()
+            if (lower := name.lower()) not in dropped and not lower.startswith(_UNSTORABLE_PREFIXES)
+        ]
+    )
 
 
 def _append(headers: CIMultiDict[str], name: str, member: str) -> None:

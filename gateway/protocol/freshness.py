@@ -77,9 +77,17 @@ def _parse_cache_control(values: str | None) -> CacheControl:
 
 def forbids_storing(cache_control: CacheControl | str | None) -> bool:
     """Whether a shared cache must not store the reply: `no-store` or `private`, even if it names fields."""
-    directives = (
-        parse_cache_control(cache_control) if cache_control is None or isinstance(cache_control, str) else cache_control
-    )
+    if cache_control is None or isinstance(cache_control, str):
+        return _forbids_storing(cache_control)
+    return _forbidding(cache_control)
+
+
+@lru_cache(maxsize=256)
+def _forbids_storing(cache_control: str | None) -> bool:
+    return _forbidding(parse_cache_control(cache_control))
+
+
+def _forbidding(directives: CacheControl) -> bool:
     return "no-store" in directives or "private" in directives
 
 

@@ -13,10 +13,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 SURROGATE_KEY: Final = "Surrogate-Key"
 CACHE_TAG: Final = "Cache-Tag"
+_NO_KEYS: Final[frozenset[str]] = frozenset()
 
 
 def surrogate_keys(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> frozenset[str]:
     """All keys in a reply's head: both fields, all their lines."""
+    if SURROGATE_KEY not in headers and CACHE_TAG not in headers:
+        return _NO_KEYS
     return frozenset(_keys(headers))
 
 

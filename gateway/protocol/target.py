@@ -12,19 +12,24 @@ decoding, so `%6Fffset` does not evade that rule.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _PROTOCOL_NAMES: Final = (QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR)
 _UNRESERVED: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-_PATH_SAFE: Final = "/!$&'()*+,;=:@"
+SEGMENT_SAFE: Final = "!$&'()*+,;=:@"
+"""The delimiters that a segment of a path may have unescaped (RFC 3986 section 3.3)."""
+
+_PATH_SAFE: Final = "/" + SEGMENT_SAFE
 _QUERY_SAFE: Final = "/?!$'()*+,;:@"
 
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9\-_~/!$&'()*+,;=:@]*")
 """A path that is already canonical: no escapes, no dots that could form a dot segment."""
+_PLAIN_OFFSET: Final = re.compile(rf"{QUERY_OFFSET}=([A-Za-z0-9\-_.~]*)")
+"""The query of most catch-up reads: an offset without escapes, and nothing else."""
+_UNRESERVED_TEXT: Final = re.compile(r"[A-Za-z0-9\-_.~]*")
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ENCODED_CONTROL: Final = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
@@ -33,12 +38,15 @@ _ABSOLUTE: Final = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)", re.DOTAL
 _AUTHORITY: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~]+)(?::[0-9]*)?")
 
 
+_DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
+"""One of `SEGMENT_SAFE`, escaped."""
+
+
 class BadTarget(ValueError):
     """The request target is invalid; the message is one line for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A request target in canonical form.
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
@@ -70,10 +78,17 @@ def parse_target(raw: str) -> Target:
         path = _canonical_path(path)
     if not question_mark:
         return Target(path, "", None, None, None, authority)
+    if (plain := _PLAIN_OFFSET.fullmatch(query)) is not None:
+        return Target(path, "", plain[1], None, None, authority)
     parameters, others = _split_query(query)
     return Target(
         path, others, parameters.get(QUERY_OFFSET), parameters.get(QUERY_LIVE), parameters.get(QUERY_CURSOR), authority
     )
+
+
+def unescaped_delimiters(path: str) -> str:
+    """A canonical path without the escapes that no segment needs, for origins to which the two spellings are one."""
+    return _DELIMITER.sub(lambda found: chr(int(found[0][1:], 16)), path) if "%" in path else path
 
 
 def upstream_query(target: Target, *, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
@@ -82,14 +97,20 @@ def upstream_query(target: Target, *, offset: str | None, live: str | None = Non
     Sorted, because caches between the gateway and the origin use the text as key (section 8.1).  None omits a
     parameter.
     """
+    if offset is not None and live is None and cursor is None and not target.query:
+        return f"{QUERY_OFFSET}={_escaped(offset)}"
     parameters = [
-        f"{name}={quote(value, safe='')}"
+        f"{name}={_escaped(value)}"
         for name, value in ((QUERY_CURSOR, cursor), (QUERY_LIVE, live), (QUERY_OFFSET, offset))
         if value is not None
     ]
     if not target.query:
         return "&".join(parameters)
     return "&".join(sorted(parameters + target.query.split("&"), key=_name_of))
+
+
+def _escaped(value: str) -> str:
+    return value if _UNRESERVED_TEXT.fullmatch(value) else quote(value, safe="")
 
 
 def _name_of(pair: str) -> str:

@@ -83,6 +83,12 @@ class ReadQuery:
         """How long the read waits for more at the tail, in seconds; None is for ever."""
         return 0 if self.wait_s is None and self.is_bounded else self.wait_s
 
+    @property
+    def may_start_at_tail(self) -> bool:
+        """Whether S2 takes a start at the tail: it does so if the read may wait there, and for a read without limits,
+        which then ends at once if its wait is 0."""
+        return not self.is_bounded or bool(self.wait_s)
+
     def unary(self) -> ReadQuery:
         """The same read as one answer: at most 1,000 records and 1 MiB, with a wait of at most 60 s."""
         return replace(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
@@ -53,9 +53,10 @@ class RequestBody:
         "is_whole",
     )
 
-    def __init__(self, flow: Flow, head: RequestHead) -> None:
+    def __init__(self, flow: Flow, length: int | None) -> None:
+        """`length` is the announced length in bytes; None for a chunked body."""
         self._flow = flow
-        self._length = head.length
+        self._length = length
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._received = 0
@@ -68,6 +69,15 @@ class RequestBody:
         self.error: GatewayError | None = None
         self.is_whole = False
         """Whether the last byte has arrived."""
+
+    @classmethod
+    def arrived(cls, flow: Flow, content: bytes) -> Self:
+        """A body that has arrived together with its head."""
+        body = cls(flow, len(content))
+        body._pieces.append(content)
+        body._size = body._received = len(content)
+        body.is_whole = True
+        return body
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "whole" if self.is_whole else "incomplete"
@@ -108,9 +118,10 @@ class RequestBody:
         """Raise BodyTooLarge or UnknownTransferCoding if the head shows that the body must not be read."""
         if (self._length or 0) > limits.max_request_bytes:
             raise BodyTooLarge
-        codings = ",".join(head.headers.getall("Transfer-Encoding", ()))
-        if codings and codings.strip(" \t").lower() != "chunked":
-            raise UnknownTransferCoding
+        if self._length is None:
+            codings = ",".join(head.headers.getall("Transfer-Encoding", ()))
+            if codings and codings.strip(" \t").lower() != "chunked":
+                raise UnknownTransferCoding
 
     async def gather(self, limits: LimitsConfig) -> bytes | None:
         """The whole body, if it is small and the rest arrives in time.  None for a body that is to be streamed."""
@@ -129,14 +140,21 @@ class RequestBody:
 
     def take(self) -> bytes:
         """The bytes that have arrived and were not taken yet."""
-        return self._take() if self._pieces else b""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._size = 0
+        self._flow.unread(0)
+        return piece
 
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
         """The body as it arrives."""
         size = 0
         while True:
             while self._pieces:
-                piece = self._take()
+                piece = self.take()
                 size += len(piece)
                 if size > limits.max_request_bytes:
                     self.error = BodyTooLarge()
@@ -181,11 +199,3 @@ class RequestBody:
         except TimeoutError:
             return False
         return True
-
-    def _take(self) -> bytes:
-        pieces = self._pieces
-        piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._size = 0
-        self._flow.unread(0)
-        return piece

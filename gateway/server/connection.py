@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from gateway.errors import BadRequest
 from gateway.http.http2 import frames
-from gateway.http.request import Mark, RequestHead
+from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
@@ -155,22 +155,48 @@ class Connection(ReadingConnection, Handling):
         self._unparsed += data
         if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
-        if is_first and clients.bans and clients.is_banned(self):
+        if not is_first:
+            self._read()
+        elif clients.bans and clients.is_banned(self):
             self.abort()
-            return
-        if is_first and clients.turns.must_wait(self):
+        elif clients.turns.must_wait(self):
             self._is_waiting = self._is_busy = True
-            return
-        self._read(is_first)
+        else:
+            self._begin()
 
     def take_turn(self) -> None:
         """Begin the request that had to wait for its turn."""
         is_first, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
-        if not is_first:
+        if is_first:
+            self._begin()
+        else:
             self._take_pending()
-        self._read(is_first)
+            self._read()
+
+    def _begin(self) -> None:
+        """Take the input, which begins with a request that nothing stands before."""
+        data = self._unparsed
+        if (events := self._clients.header_cache.lookup(data)) is None:
+            self._read(is_first=True)
+        else:
+            self._unparsed = b""
+            if self._is_paused:
+                # It arrived in parts while it waited for its turn.
+                self._end_pause()
+            self._take_known(events, data)
+
+    def _take_known(self, events: list[Event], data: bytes) -> None:
+        """Answer a request that arrived whole and alone, and whose header section has been parsed before."""
+        self._is_active = True
+        self._may_remember(events, data)
+        head = cast("RequestHead", events[0])
+        body = None if len(events) == 2 else RequestBody.arrived(self, cast("bytes", events[1]))
+        self._is_taking = True
+        self._answer(head, body)
+        self._is_taking = False
+        self._update_deadline()
 
     def _is_http2(self) -> bool:
         """Whether the connection's first bytes are those of HTTP/2 so far (RFC 9113 section 3.3)."""
@@ -281,16 +307,19 @@ class Connection(ReadingConnection, Handling):
             self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
-        if self._shared_bytes and self.transport is not None:
-            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
             body = self._body = None
         else:
-            body = self._body = RequestBody(self, head)
+            body = self._body = RequestBody(self, head.length)
             # Feed all that has arrived, so that a small body is whole before the handler waits for it.
             self._take_body(body, pending)
+        self._answer(head, body)
+
+    def _answer(self, head: RequestHead, body: RequestBody | None) -> None:
+        if self._shared_bytes and self.transport is not None:
+            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
         if (task := self._handle(request)) is not None:
@@ -347,7 +376,7 @@ class Connection(ReadingConnection, Handling):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking:
-            # `_take_pending` is on the stack and takes what was parsed behind this request.
+            # What began this request is on the stack, and takes what was parsed behind it.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.

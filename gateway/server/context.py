@@ -109,15 +109,15 @@ class ResponseRecorder:
 
     def record(self, context: RequestContext) -> None:
         """Record the end of the request in the metrics, the span and the access log."""
-        mode, outcome, delivery, span = context.mode, context.outcome, context.delivery, current()
+        mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
         route = context.route.config.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
-        first_byte_s = delivery.first_byte_at - context.began if delivery.first_byte_at is not None else None
+        first_byte_s = delivery.first_byte_at - began if delivery.first_byte_at is not None else None
         self.metrics.request(
             mode,
             outcome,
-            self.now() - context.began,
-            context.route_name,
+            self.now() - began,
+            route or NO_ROUTE,
             first_byte_s=first_byte_s,
             sent_bytes=sent_bytes,
             saved_bytes=context.saved_bytes,
@@ -126,7 +126,7 @@ class ResponseRecorder:
             self.metrics.client_limited(body.exceeded)
         if sent_bytes and route is not None:
             self._admission.charge(context.client, route, sent_bytes)
-        span.describe(mode, outcome, route)
+        current().describe(mode, outcome, route)
         note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:

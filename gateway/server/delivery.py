@@ -47,7 +47,7 @@ class Delivery:
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
             # Nothing has been written yet, so a failure here can still become an error response.
-            held = answer.parts.held(answer.is_json)
+            held = answer.parts.complete_body(answer.is_json)
             body = b"".join(held if held is not None else [p async for p in answer.parts.stream(answer.is_json)])
             if answer.run is not None:
                 answer.run.stream.count_sent(len(body))

@@ -43,7 +43,7 @@ from gateway.server.relaying import Relays
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import AccessLog, note_request
+from gateway.telemetry.access_record import AccessLog, has_record, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.front")
@@ -147,7 +147,8 @@ class RequestHandler:
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             self._admit(context, parsed)
-            note_request(context.mode, parsed.recorded, parsed.start)
+            if has_record():
+                note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
                 return self._answer_s2(context, parsed, parsed.s2)
             read = parsed.read
@@ -181,9 +182,11 @@ class RequestHandler:
 
     def _preflight(self, context: RequestContext, route: Route) -> Answered | None:
         request = context.request
+        if route.config.cors is None or request.method != "OPTIONS":
+            return None
         origin = request.headers.get("Origin")
         wanted = request.headers.get("Access-Control-Request-Method")
-        if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
+        if not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
             route.config.cors,

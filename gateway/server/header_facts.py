@@ -80,18 +80,18 @@ class HeaderFacts:
 
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
         """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
-        peer, is_from_proxy = request.peer, request.is_from_proxy
-        sender = (peer, is_from_proxy, request.scheme, request.version, is_plain)
+        sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain)
         headers = self._forwarded.get(sender)
         if headers is None:
+            peer, is_from_proxy, scheme, version, _ = sender
             made = request_headers_for_origin(
                 self._headers,
                 node=self._node,
                 client=peer,
                 is_from_proxy=is_from_proxy,
                 host=self.host,
-                scheme=request.scheme,
-                http_version=request.version,
+                scheme=scheme,
+                http_version=version,
             )
             if is_plain:
                 made["Accept-Encoding"] = "identity"

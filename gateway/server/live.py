@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from multidict import CIMultiDict
 
@@ -64,19 +65,14 @@ class LiveAnswers:
                 subscription.close()
                 raise
             join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
-        subscriber = subscription.start(channel)
-
-        def fill(into: Record) -> None:
-            into.status, into.first_byte_s = 200, channel.live_first_byte_s
-            into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
-            readers = subscriber.topic.readers_now
-            into.subscribers = len(readers) + (subscriber not in readers)
-
+        opening = _Opening(channel, head)
+        subscriber = subscription.start(opening)
         name = route.config.name
-        note = self.note(Mode.SSE, name, began, fill)
+        note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
-        channel.write_head(head)
         _start(subscriber)
+        opening.write_head()
+        subscriber.wire = channel
 
     def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)
@@ -154,6 +150,45 @@ class LiveRecord:
         self._span.end()
         if self._note is not None:
             self._note.end(outcome, reason)
+
+
+class _Opening:
+    """The wire of a subscriber that starts: the head and the first piece of the body are one write."""
+
+    __slots__ = ("_channel", "_head")
+
+    def __init__(self, channel: Channel, head: bytes) -> None:
+        self._channel = channel
+        self._head = head
+        """Empty once it is written."""
+
+    @property
+    def is_full(self) -> bool:
+        return self._channel.is_full
+
+    def send(self, chunk: bytes, size: int) -> None:
+        head, self._head = self._head, b""
+        if head:
+            self._channel.write_head(head, chunk, size)
+        else:
+            self._channel.send(chunk, size)
+
+    def over(self, reason: CloseReason, *, in_order: bool) -> None:
+        self.write_head()
+        self._channel.over(reason, in_order=in_order)
+
+    def write_head(self) -> None:
+        """Write the head, unless it is written."""
+        head, self._head = self._head, b""
+        if head:
+            self._channel.write_head(head)
+
+
+def _fill_sse(channel: Channel, subscriber: Subscriber, into: Record) -> None:
+    into.status, into.first_byte_s = 200, channel.live_first_byte_s
+    into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
+    readers = subscriber.topic.readers_now
+    into.subscribers = len(readers) + (subscriber not in readers)
 
 
 def _start(reader: Subscriber | Waiter) -> None:

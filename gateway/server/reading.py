@@ -60,7 +60,7 @@ class ReadingConnection(WritingConnection):
         self._is_busy = False
         """Whether something may stand before the next request here; a remembered answer has to wait for it."""
         self._is_taking = False
-        """Whether `_take_pending` is taking pending events now."""
+        """Whether requests are being begun now; one that is answered meanwhile begins no other."""
         self._is_waiting = False
         """Whether the unparsed input begins with a request that waits for its turn."""
         self._is_body_full = False
@@ -91,6 +91,15 @@ class ReadingConnection(WritingConnection):
         return held
 
     @property
+    def is_idle(self) -> bool:
+        return not self._is_waiting and super().is_idle
+
+    def close_if_idle(self) -> None:
+        # A request that waits for its turn has arrived before the drain began: it is answered.
+        if not self._is_waiting:
+            super().close_if_idle()
+
+    @property
     def alias(self) -> bytes | None:
         """The request's bytes, if it arrived whole and alone and may still be remembered."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
@@ -107,9 +116,13 @@ class ReadingConnection(WritingConnection):
         if self._pending:
             self._limit_unparsed()
         elif self._is_paused:
-            self._is_paused = False
-            if not self._is_body_full:
-                self._resume_reading()
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        """Read on: no input waits any more."""
+        self._is_paused = False
+        if not self._is_body_full:
+            self._resume_reading()
 
     def _limit_unparsed(self) -> None:
         """Pause reading if much waits already."""
@@ -120,26 +133,29 @@ class ReadingConnection(WritingConnection):
 
     def _parse(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
-        events = clients.header_cache.lookup(data) if is_first else None
-        if events is None:
-            parser = self._parser or clients.parser()
-            events = parser.feed(data)
-            if parser.state is State.IDLE:
-                self._parser = None
-                clients.spare(parser)
-                if is_first:
-                    clients.header_cache.store(data, events)
-            else:
-                self._parser = parser
+        parser = self._parser or clients.parser()
+        events = parser.feed(data)
+        if parser.state is State.IDLE:
+            self._parser = None
+            clients.spare(parser)
+            if is_first:
+                clients.header_cache.store(data, events)
+        else:
+            self._parser = parser
         if events:
             # Line breaks between requests produce no event and are no sign of life.
             self._is_active = True
         # The parser must be empty, or its rest would be missing from what is remembered.
-        if is_first and self._parser is None and _is_one_plain_get(events, data):
-            self._candidate = data
-            self._candidate_generation = clients.joins.generation
+        if is_first and self._parser is None:
+            self._may_remember(events, data)
         self._pending = deque(events)
         self._take_pending()
+
+    def _may_remember(self, events: Sequence[Event], data: bytes) -> None:
+        """Let the answer to these events, all of what has arrived, be remembered if they are one plain GET."""
+        if _is_one_plain_get(events, data):
+            self._candidate = data
+            self._candidate_generation = self._clients.joins.generation
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
         """Feed a body the pending events that belong to it."""

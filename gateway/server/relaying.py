@@ -95,25 +95,26 @@ class Relays:
     ) -> None:
         request, body = context.request, context.request.body
         route, target, key, shares, facts, _, client, _, _ = parsed
+        mode = context.mode
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
-        is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
+        is_plain = request.method in ("GET", "HEAD") and mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
         passed = RelayedRequest(
             route,
             key.group,
             key if shares else None,
-            context.mode,
+            mode,
             request.method,
             target.path,
             target.query,
-            request.target.partition("?")[2].partition("#")[0],
+            request.target.partition("?")[2].partition("#")[0] if "?" in request.target else "",
             headers,
             upload,
             client,
             _is_whole if body is None else lambda: body.error is not None,
             context.is_session,
         )
-        if context.is_session or context.mode in (Mode.LONGPOLL, Mode.SSE):
+        if context.is_session or mode is Mode.LONGPOLL or mode is Mode.SSE:
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
@@ -188,10 +189,10 @@ class Relaying:
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
         """Take a step; if it fails, end the client's answer."""
         try:
-            if self._context_vars is not None:
-                self._context_vars.run(step, *with_)
-            else:
+            if self._context_vars is None:
                 step(*with_)
+            else:
+                self._context_vars.run(step, *with_)
         except GatewayError as error:
             self._refuse(error)
         except Exception:
@@ -236,7 +237,9 @@ class Relaying:
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
-        headers["Cache-Status"] = ", ".join([*headers.popall("Cache-Status", []), said])
+        if "Cache-Status" in headers:
+            said = ", ".join([*headers.popall("Cache-Status"), said])
+        headers["Cache-Status"] = said
         if (location := headers.get("Location")) is not None:
             headers["Location"] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.finish(context, headers)

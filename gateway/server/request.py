@@ -140,8 +140,8 @@ class Channel(Protocol):
     ) -> None:
         """Have `live` give an SSE answer, until `over`."""
 
-    def write_head(self, head: bytes) -> None:
-        """Write the head of a live answer."""
+    def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
+        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""

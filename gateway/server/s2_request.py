@@ -22,7 +22,7 @@ from gateway.engine.s2.request import (
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_key import Group, StreamKey
-from gateway.protocol.target import Target
+from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.s2 import sse
 from gateway.s2.numbers import fixed_width
 from gateway.s2.read_query import FromSeqNum, FromTailOffset
@@ -58,7 +58,7 @@ def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None)
 
 def recorded_stream(request: Request, target: Target, route: Route, sharing: SharingFacts) -> RecordedStream:
     """The stream that a request names, whatever it asks of it, as records show it."""
-    config, path = route.config, parse_path(target.path)
+    config, path = route.config, parse_path(unescaped_delimiters(target.path))
     if path is None:
         return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
     query = key_query(request.headers.get(BASIN_HEADER))

@@ -192,12 +192,17 @@ class WritingConnection(TimedConnection, ABC):
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self._sse = SseAccounting(self._clients, route, began, note)
 
-    def write_head(self, head: bytes) -> None:
-        """Write the head of a live answer."""
+    def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
+        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
         assert self._sse is not None
         self.live_first_byte_s = self._now() - self._sse.began
-        if self.transport is not None:
-            self.transport.write(head)
+        if self.transport is None:
+            return
+        if not self._is_chunked:
+            chunk = _unframed(chunk)
+        self.transport.write(head + chunk)
+        self.live_bytes += size
+        self._clients.sent_bytes += size
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
@@ -205,7 +210,7 @@ class WritingConnection(TimedConnection, ABC):
         if transport is None:
             return
         if not self._is_chunked:
-            chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
+            chunk = _unframed(chunk)
         transport.write(chunk)
         self.live_bytes += size
         self._clients.sent_bytes += size
@@ -230,3 +235,8 @@ class WritingConnection(TimedConnection, ABC):
             self.transport.write(response)
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes
+
+
+def _unframed(chunk: bytes) -> bytes:
+    """The data of a chunk (RFC 9112 section 7.1)."""
+    return chunk[chunk.index(b"\r\n") + 2 : -2] if chunk else chunk

@@ -405,9 +405,13 @@ class TapeStore:
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int) -> None:
-        self.cost += delta
-        self._account(stream, 0, 0, delta)
-        self._make_room(stream, may_shorten=True)
+        if delta:
+            self.cost += delta
+            self._account(stream, 0, 0, delta)
+        if self.cost + self.lent > self.budget_bytes:
+            self._make_room(stream, may_shorten=True)
+        else:
+            self._metrics.cache(self.cost + self.lent, self._count)
 
     def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
         """Evict until the budget is met: other streams first, then bytes of `stream` itself if it may be shortened."""

@@ -265,13 +265,15 @@ class Stream:
 
     def weigh(self) -> int:
         """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
-        return (
-            key_cost(self.key)
-            + headers_cost(self.headers)
-            + headers_cost(self.head_headers)
-            + surrogate_keys_cost(self.surrogate_keys)
-            + texts_cost((self.cache_control, self.identity, *self.other_queries, *self.beyond))
-        )
+        cost = key_cost(self.key) + headers_cost(self.headers) + texts_cost((self.cache_control, self.identity))
+        # Most streams have none of these, and the weight is taken for every stream that is begun.
+        if self.head_headers:
+            cost += headers_cost(self.head_headers)
+        if self.surrogate_keys:
+            cost += surrogate_keys_cost(self.surrogate_keys)
+        if self.other_queries or self.beyond:
+            cost += texts_cost((*self.other_queries, *self.beyond))
+        return cost
 
     @property
     def is_closing(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.offsets import is_before
@@ -28,8 +29,7 @@ def token_cost(token: str) -> int:
     return TOKEN_COST + len(token)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A run of the tape: the bytes from the requested token to `end` (for JSON: messages joined by commas)."""
 
     pieces: tuple[bytes, ...] = ()

@@ -187,6 +187,11 @@ record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
 """The record of the request that the running task answers."""
 
 
+def has_record() -> bool:
+    """Whether the current request is recorded."""
+    return record_now.get() is not None
+
+
 def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
     """Record what the current request asks for, once it is parsed."""
     if (record := record_now.get()) is not None:

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 _BUCKETS: Final = 10
 """The window advances by a tenth of its length."""
@@ -78,8 +78,7 @@ class Policy:
     """Concurrent requests that pass while it is half-open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Permit:
+class Permit(NamedTuple):
     """Permission to send one request."""
 
     term: int
@@ -97,12 +96,12 @@ class _Window:
         """The number of each bucket, and its successes and failures."""
 
     def add(self, now: float, *, is_failure: bool) -> None:
-        number = int(now // self._width_s)
-        if not self._buckets or self._buckets[-1][0] != number:
-            self._buckets.append((number, [0, 0]))
-            while self._buckets[0][0] <= number - _BUCKETS:
-                self._buckets.popleft()
-        self._buckets[-1][1][is_failure] += 1
+        buckets, number = self._buckets, int(now // self._width_s)
+        if not buckets or buckets[-1][0] != number:
+            buckets.append((number, [0, 0]))
+            while buckets[0][0] <= number - _BUCKETS:
+                buckets.popleft()
+        buckets[-1][1][is_failure] += 1
 
     def take_back(self) -> None:
         """Remove one success that turned out to be a failure."""

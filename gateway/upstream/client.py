@@ -82,7 +82,7 @@ class OriginClient:
         if self._origins is None or not url.startswith(ROUTE_URL):
             return self.exchanges.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client)
         pending = _RoutedRequest(
-            self.exchanges, self._origins, requester, method, url, headers, bounds, body, is_live, client
+            self.exchanges, self._origins, requester, method, *split_url(url), headers, bounds, body, is_live, client
         )
         pending.begin()
         return pending
@@ -134,10 +134,11 @@ class _RoutedRequest:
         "_path",
         "_pool",
         "_requester",
+        "_route_url",
         "_sent",
         "_target",
         "_tried",
-        "_url",
+        "sent",
     )
 
     def __init__(
@@ -146,7 +147,8 @@ class _RoutedRequest:
         origins: Origins,
         requester: Requester,
         method: str,
-        url: str,
+        route_url: str,
+        target: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body,
@@ -156,15 +158,16 @@ class _RoutedRequest:
         self._exchanges = exchanges
         self._origins = origins
         self._requester = requester
+        self.sent = requester.sent
         self._method = method
-        self._url = url
+        self._route_url = route_url
         self._headers = headers
         self._bounds = bounds
         self._body = body
         self._is_live = is_live
         self._client = client
-        self._target = split_url(url)[1]
-        self._path = self._target.partition("?")[0]
+        self._target = target
+        self._path = target.partition("?")[0]
         self._pool: OriginPool | None = None
         self._sent: OriginRequest | None = None
         """The current attempt, as its origin tracks it."""
@@ -179,18 +182,19 @@ class _RoutedRequest:
 
     def begin(self) -> None:
         try:
-            pool = self._pool = self._origins.pool(self._url)
+            pool = self._pool = self._origins.pool(self._route_url)
         except GatewayError as error:
             self._requester.failed(error)
             return
-        self._headers = pool.with_credentials(self._headers)
+        if pool.credentials is not None:
+            self._headers = pool.with_credentials(self._headers)
         if pool.follows_redirects:
             self._context = copy_context()
-        body = self._body
-        if pool.follows_redirects and body is not None and not isinstance(body, bytes):
-            self._buffering = self._exchanges.tasks.start(self._buffer(body), f"buffer {self._path}")
-        else:
-            self._send_next()
+            body = self._body
+            if body is not None and not isinstance(body, bytes):
+                self._buffering = self._exchanges.tasks.start(self._buffer(body), f"buffer {self._path}")
+                return
+        self._send_next()
 
     async def _buffer(self, body: AsyncIterator[bytes]) -> None:
         try:
@@ -218,17 +222,18 @@ class _RoutedRequest:
         except GatewayError as error:
             self._requester.failed(error)
             return
-        exchange = self._exchanges.ask(
+        exchange = self._exchanges.ask_at(
             self,
             self._method,
-            sent.origin.authority + self._target,
+            sent.origin.authority,
+            self._target,
             self._headers,
             self._bounds,
             self._body,
             OutcomeReport(sent, self._origins.clock.now),
-            is_live=self._is_live,
-            client=self._client,
-            route=self._pool.route,
+            self._is_live,
+            self._client,
+            self._pool.route,
         )
         # If the exchange failed at once, `failed` may have started another one by now.
         if self._sent is sent and not exchange.is_over:
@@ -243,9 +248,6 @@ class _RoutedRequest:
             exchange.leave()
 
     # -- from the exchange
-
-    def sent(self) -> None:
-        self._requester.sent()
 
     def answered(self, reply: Reply) -> None:
         self._exchange = None

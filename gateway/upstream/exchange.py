@@ -46,7 +46,7 @@ from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.asking import Requester
 from gateway.upstream.connections import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer
-from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
+from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import (
     ConnectionLost,
     ConnectTimedOut,
@@ -142,8 +142,8 @@ class Exchange:
         self.is_over = False
         """Whether it has failed, been answered or been left."""
 
-    def begin(self, url: str, headers: CIMultiDict[str], route: str, purpose: Purpose) -> None:
-        """Send the request."""
+    def begin(self, origin: str, target: str, headers: CIMultiDict[str], route: str, purpose: Purpose) -> None:
+        """Send the request, to `target` in origin form at `origin`, as in `http://host:port`."""
         began = asyncio.get_running_loop().time()
         bounds, body = self._bounds, self._body
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
@@ -158,7 +158,6 @@ class Exchange:
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_chunked = length is None
-            origin, target = split_url(url)
             endpoint = endpoint_of(origin)
             self._request = request_head(
                 self._method, target, endpoint.host_header, headers, length, is_chunked=is_chunked

@@ -15,7 +15,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
-from gateway.upstream.endpoint import Endpoint, endpoint_of
+from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import no_op
@@ -105,13 +105,31 @@ class Exchanges:
 
         A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
         """
-        span = self._tracer.exchange(method, url, headers)
-        if span is not None:
+        origin, target = split_url(url)
+        return self.ask_at(requester, method, origin, target, headers, bounds, body, sending, is_live, client, route)
+
+    def ask_at(
+        self,
+        requester: Requester,
+        method: str,
+        origin: str,
+        target: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body,
+        sending: OutcomeReport | None,
+        is_live: bool,
+        client: str | Askers,
+        route: str,
+    ) -> Exchange:
+        """The same for a target in origin form at an origin, as in `http://host:port`."""
+        span = None
+        if self._tracer is not NO_TRACER and (span := self._tracer.exchange(method, origin + target, headers)):
             headers = span.headers
         pool = self._live if is_live else self._shared
         purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
         exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
-        exchange.begin(url, headers, route, purpose)
+        exchange.begin(origin, target, headers, route, purpose)
         return exchange
 
     async def send(

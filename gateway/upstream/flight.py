@@ -229,11 +229,19 @@ class Flight:
         """The fetch ended without a result, because no reader was left or its task stopped."""
         self.fail(UpstreamUnreachable("Fetch was given up"))
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the fastest reader is within a window of what has arrived."""
+        return (
+            self.size < WINDOW_BYTES
+            or bool(self._watchers)
+            or not self._readers
+            or self.size - max(reader.position for reader in self._readers) < WINDOW_BYTES
+        )
+
     async def until_wanted(self) -> None:
         """Wait while the fastest reader is more than a window behind."""
-        while not self._watchers and self._readers:
-            if self.size - max(reader.position for reader in self._readers) < WINDOW_BYTES:
-                return
+        while not self.is_wanted:
             await self.room.wait()
 
     # -- the readers' side

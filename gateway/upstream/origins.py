@@ -128,7 +128,8 @@ class Origin:
         self._sent: dict[OriginRequest, None] = {}
         self._ejected: dict[object, float] = {}
         """The health checks that have ejected it, and since when."""
-        self._heard_at: float | None = None
+        self.heard_at: float | None = None
+        """When data last arrived from it."""
         self._reason: str | None = None
 
     def __repr__(self) -> str:
@@ -165,7 +166,7 @@ class Origin:
             transitions={state: self.breaker.transitions[state] for state in State},
             in_flight=len(self._sent),
             waiting=self.waiting,
-            last_heard_s=None if self._heard_at is None else max(0.0, now - self._heard_at),
+            last_heard_s=None if self.heard_at is None else max(0.0, now - self.heard_at),
         )
 
     # -- availability
@@ -183,8 +184,7 @@ class Origin:
         """A request that may be sent now; None if the breaker is open.
 
         CircuitOpen if too many requests wait.  Uploads, which may wait for long, leave room for others."""
-        most = three_quarters(self._most_waiting) if is_upload else self._most_waiting
-        if not is_live and self.waiting >= most:
+        if not is_live and self.waiting >= (three_quarters(self._most_waiting) if is_upload else self._most_waiting):
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
         permit = self.breaker.admit(now)
@@ -209,10 +209,6 @@ class Origin:
         self.breaker.succeeded(permit, now)
         if not was_closed and self.breaker.state is State.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
-
-    def heard(self, now: float) -> None:
-        """Data arrived from it."""
-        self._heard_at = now
 
     # -- health checks
 
@@ -282,13 +278,15 @@ class OriginRequest:
 
     def answered(self, status: int, now: float) -> None:
         """The head of its answer has arrived."""
-        self._no_longer_waits()
+        origin = self.origin
+        origin.waiting -= self._is_waiting
+        self._is_waiting = False
         self._is_reported = True
-        self.origin.heard(now)
+        origin.heard_at = now
         if status in FAILING:
-            self.origin.failed(self._permit, reason_of_status(status), now, is_lost=False)
+            origin.failed(self._permit, reason_of_status(status), now, is_lost=False)
         else:
-            self.origin.succeeded(self._permit, now)
+            origin.succeeded(self._permit, now)
 
     def failed(self, reason: str, now: float) -> None:
         """No answer arrived, or none that could be parsed."""
@@ -308,7 +306,7 @@ class OriginRequest:
 
     def heard(self, now: float) -> None:
         """A part of its answer has arrived."""
-        self.origin.heard(now)
+        self.origin.heard_at = now
 
     def broke(self, now: float) -> None:
         """Its answer ended early.  For a live request this does not count: proxies cut those off after a while."""
@@ -323,7 +321,8 @@ class OriginRequest:
 
     def close(self) -> None:
         """The request and its answer are over.  May be called twice."""
-        self.abandoned()
+        if not self._is_reported:
+            self.abandoned()
         if self in self.origin._sent:
             del self.origin._sent[self]
             if self.on_close is not None:

@@ -28,7 +28,6 @@ from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
-from gateway.upstream.endpoint import split_url
 from gateway.upstream.origins import Origin, OriginRequest, OriginState, Say
 from gateway.upstream.rendezvous import ranked
 
@@ -117,7 +116,12 @@ class OriginPool:
         CircuitOpen if no origin may be used.
         """
         now = self._clock.now()
-        wanted = [leader] if leader is not None else [one for one in self.order(method, path) if one not in tried]
+        if leader is not None:
+            wanted = [leader]
+        else:
+            wanted = self.order(method, path)
+            if tried:
+                wanted = [one for one in wanted if one not in tried]
         for origin in wanted:
             sent = origin.admit(now, is_live=is_live, is_upload=is_upload)
             if sent is not None:
@@ -208,6 +212,7 @@ class Origins:
         """Called when a breaker opens, to start the probes."""
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
+        self._by_url: dict[str, OriginPool] = {}
 
     def __repr__(self) -> str:
         return f"<Origins {', '.join(map(repr, self._origins.values()))}>"
@@ -245,13 +250,14 @@ class Origins:
             pool = pools[route.name] = self._pools.get(route.name) or OriginPool(route.name, self.clock)
             pool.configure(hosts, members, credentials.get(route.name))
         before, self._origins, self._pools = self._origins, origins, pools
+        self._by_url = {route_url(name): pool for name, pool in pools.items()}
         for old in before.values():
             old.leave()
         return tuple(name for name in changed if name in pools)
 
     def pool(self, url: str) -> OriginPool:
-        """The pool of the route in a stream's URL; UpstreamUnreachable if the route no longer exists."""
-        pool = self._pools.get(split_url(url)[0].removeprefix(ROUTE_URL))
+        """The pool of the route with this URL (`route_url`); UpstreamUnreachable if the route no longer exists."""
+        pool = self._by_url.get(url)
         if pool is None:
             raise UpstreamUnreachable(is_unsent=True)
         return pool

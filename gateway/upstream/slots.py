@@ -234,7 +234,17 @@ class Slots:
 
     def may_take(self, lane: Lane, client: str) -> bool:
         """Whether there is a free slot for the client that no earlier request waits for."""
-        return not lane.queue.has_next and not self._is_at_bound(lane, client) and lane.has_room
+        if (
+            (lane.waiting and lane.queue.has_next)
+            or lane.taken_by.get(client, 0) >= self._client_host_limit
+            or self._all.taken_by.get(client, 0) >= self._client_limit
+        ):
+            return False
+        # Written out, because every request passes here.
+        for share in lane.shares:  # noqa: SIM110
+            if share.taken >= share.limit:
+                return False
+        return True
 
     def take(self, lane: Lane, client: str) -> None:
         """Take a slot for a client that may take one."""

@@ -7,7 +7,7 @@ reader's bytes to another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
@@ -15,8 +15,7 @@ from gateway.protocol.target import Target, upstream_query
 from gateway.upstream.reply import Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """One stream at its origin, as one partition requests it."""
 
     base: str

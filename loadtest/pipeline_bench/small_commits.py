@@ -51,7 +51,7 @@ def measure(commits: int, lines: int, out: Path, console: Console) -> None:
     commit_again(fresh, small, commits)
     before = len(small.snapshot(REQUESTS).files())
     began = time.perf_counter()
-    done = optimize(small, _silent)
+    many, few = optimize(small, _silent)
     compacted_s = time.perf_counter() - began
     bring_up(spark, small, _silent)
 
@@ -71,7 +71,7 @@ def measure(commits: int, lines: int, out: Path, console: Console) -> None:
         other = medians["small"][step]
         shown.add_row(step, f"{seconds:.2f}", f"{other:.2f}", f"{other / seconds:.2f}")
     console.print(shown)
-    console.print(f"compaction: {done.before:,} files to {done.after:,} in {compacted_s:.1f} s; silver had {before:,}")
+    console.print(f"compaction: {many:,} files to {few:,} in {compacted_s:.1f} s; silver had {before:,}")
     figures = {"commits": commits, "lines": lines, "compaction_s": compacted_s, "took": took}
     (out / "figures.json").write_text(json.dumps(figures, indent=1))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
+from collections.abc import Callable
 from urllib.parse import quote, unquote
 
 import orjson
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gateway.bridge.messages as messages_module
 from gateway.bridge.content import BadContent, BytesContent, Content, EnvelopeContent, JsonContent
-from gateway.bridge.messages import BadMessages, is_message, split_messages
+from gateway.bridge.messages import BadMessages, TooManyContainers, is_message, split_messages
 from gateway.bridge.names import MOST_NAME_BYTES, BadName, StreamName, parse_name
 from gateway.bridge.offsets import BadOffset, offset_at, parse_offset
 from gateway.bridge.page import CLOSE_RECORD, page_of
@@ -116,6 +119,62 @@ def test_of_too_many_messages_one_more_is_cut(messages: list[int], most: int) ->
 def test_these_are_not_json(body: bytes) -> None:
     with pytest.raises(BadMessages):
         split_messages(body)
+
+
+def containers(value: object) -> int:
+    """Arrays and objects in a value."""
+    match value:
+        case list():
+            return 1 + sum(map(containers, value))
+        case dict():
+            return 1 + sum(map(containers, value.values()))
+        case _:
+            return 0
+
+
+brackets = st.recursive(
+    st.text('[]{}"\\é', max_size=6) | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{"\\', max_size=3), inner, max_size=3),
+)
+
+
+@given(brackets, st.integers(0, 4), st.booleans())
+def test_arrays_and_objects_are_bounded_and_brackets_in_strings_are_none(
+    value: object, most: int, is_ascii: bool
+) -> None:
+    body = json.dumps(value, ensure_ascii=is_ascii).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages_module, "MOST_CONTAINERS", most)
+        if containers(value) > most:
+            with pytest.raises(TooManyContainers):
+                split_messages(body)
+        else:
+            split_messages(body)
+
+
+@pytest.mark.parametrize("read", [is_message, split_messages])
+def test_the_collector_does_not_look_through_what_a_parser_makes(read: Callable[[bytes], object]) -> None:
+    body = b"[" + b",".join([b"[[]]"] * 20_000) + b"]"
+    phases: list[str] = []
+
+    def collected(phase: str, _: object) -> None:
+        phases.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(collected)
+    try:
+        orjson.loads(body)
+        assert phases
+        phases.clear()
+        assert read(body)
+        assert not phases
+        assert gc.isenabled()
+        gc.disable()
+        read(body)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.callbacks.remove(collected)
 
 
 # -- content

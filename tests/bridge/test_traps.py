@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from yarl import URL
+
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.sightings import VERIFIED_S
 from gateway.origin.s2.calls import Call
@@ -191,3 +193,22 @@ async def test_what_is_known_of_a_stream_does_not_depend_on_who_passed_the_reque
         await bridged.reader.read(traceparent=trace, Via=f"1.1 proxy-{number}")
         await bridged.reader.send("HEAD", traceparent=trace, X_Forwarded_For=f"10.0.0.{number}")
     assert repr(bridged.gateway.engine.bridge.sightings) == "<Sightings of 1 streams>"
+
+
+async def test_a_name_escaped_in_another_way_is_the_same_stream(bridged: Bridged) -> None:
+    """Clients escape names in paths each in its own way, and S2 has one name for all of them."""
+    paths = "a%21%28b%29", "a!(b)"
+
+    async def send(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers = {"Authorization": "Bearer token", "Content-Type": "application/json"}
+        url = URL(f"{bridged.gateway.gateway_url}/{path}", encoded=True)
+        async with bridged.reader.http.request(method, url, data=body, headers=headers) as reply:
+            return reply.status, await reply.read()
+
+    assert (await send("PUT", paths[0]))[0] == 201
+    assert (await send("POST", paths[0], b'"old"'))[0] == 204
+    for path in paths:
+        assert await send("GET", path) == (200, b'["old"]')
+    assert bridged.counters.records_sent[Call.READ] == 1
+    assert (await send("DELETE", paths[0]))[0] == 204
+    assert (await send("GET", paths[1]))[0] == 404

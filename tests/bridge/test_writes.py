@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.bridge.messages import MOST_CONTAINERS
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.writes import MOST_BODY_BYTES
 from gateway.origin.s2.calls import Call
@@ -141,6 +142,16 @@ async def test_an_append_is_held_to_what_s2_takes_in_one_step(bridged: Bridged) 
     assert (await post(bridged, b" " * MOST_BODY_BYTES + b"1")).status == 413
     assert (await post(bridged, b" " * (MOST_BODY_BYTES - 1) + b"1")).status == 204
     assert bridged.counters.records_appended == MAX_BATCH_RECORDS + 2
+
+
+async def test_an_append_has_a_bound_on_what_a_parser_makes_of_it(bridged: Bridged) -> None:
+    await put(bridged)
+    inner = b",".join([b"[]"] * (MOST_CONTAINERS - 2))
+    assert (await post(bridged, b"[[%b,[]]]" % inner)).status == 413
+    assert (await post(bridged, b"[[%b]]" % inner)).status == 204
+    in_text = b'"' + b"[" * (MOST_CONTAINERS + 1) + b'"'
+    assert (await post(bridged, in_text)).status == 204
+    assert bridged.counters.records_appended == 2
 
 
 @pytest.mark.parametrize(

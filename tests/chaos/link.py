@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from tests.waiting import pause
+
 _PIECE_BYTES = 1 << 16
 _LATENCY_S = 0.02
 _STALL_S = (0.1, 1.2)
@@ -84,9 +86,9 @@ class Link:
         try:
             while data := await source.read(_PIECE_BYTES):
                 if rng.random() < weather.latency:
-                    await asyncio.sleep(rng.random() * _LATENCY_S)
+                    await pause(rng.random() * _LATENCY_S)
                 if rng.random() < weather.stall:
-                    await asyncio.sleep(rng.uniform(*_STALL_S))
+                    await pause(rng.uniform(*_STALL_S))
                 if rng.random() < weather.reset:
                     sink.write(data[: rng.randrange(len(data) + 1)])
                     break
@@ -112,7 +114,7 @@ class Link:
             cut = self._rng.randrange(1, len(data))
             sink.write(data[:cut])
             data = data[cut:]
-            await asyncio.sleep(0.001)
+            await pause(0.001)
             is_sliced = self._rng.random() < 0.7
         sink.write(data)
         await sink.drain()

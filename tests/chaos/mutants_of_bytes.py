@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -127,7 +126,7 @@ def offset_runs_ahead() -> Patches:
 
     def ahead(self: Tape, start: str, limit: int) -> Reading:
         reading = read(self, start, limit)
-        return replace(reading, end=self.tail or reading.end) if reading.size else reading
+        return reading._replace(end=self.tail or reading.end) if reading.size else reading
 
     return [(Tape, "read", ahead)]
 

@@ -190,10 +190,10 @@ def append_is_sent_twice() -> Patches:
     class Nobody:
         sent = answered = failed = staticmethod(nothing)
 
-    def twice(self: RelayExchange, upstream: Any, url: str, bounds: Any) -> None:
+    def twice(self: RelayExchange, upstream: Any, url: str, bounds: Any, *, is_live: bool) -> None:
         passed = self.request
         if passed.mode is Mode.APPEND and isinstance(passed.body, bytes):
             upstream.ask(Nobody(), passed.method, url, passed.headers, bounds, passed.body)
-        begin(self, upstream, url, bounds)
+        begin(self, upstream, url, bounds, is_live=is_live)
 
     return [(RelayExchange, "begin", twice)]

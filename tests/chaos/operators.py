@@ -10,6 +10,7 @@ from random import Random
 from gateway.origin.faults import GatedSwitch
 from tests.chaos.run import Run
 from tests.chaos.system import VARIANTS
+from tests.waiting import pause
 
 _KINDS = ("catchup", "catchup", "head", "longpoll", "sse", "create", "create", "append", "delete", "delete", None)
 _STATUSES = (429, 500, 502, 503, 504)
@@ -25,7 +26,7 @@ _STOPPED = "the machine stopped this process for a while: what waited meanwhile 
 async def origin_faults(run: Run, rng: Random) -> None:
     """Set switches at the origin, one after the other, while there is a storm."""
     while True:
-        await asyncio.sleep(rng.expovariate(25))
+        await pause(rng.expovariate(25))
         if not run.is_stormy:
             continue
         faults, kind, times = run.system.origin.faults, rng.choice(_KINDS), rng.randint(1, 3)
@@ -56,7 +57,7 @@ async def origin_faults(run: Run, rng: Random) -> None:
 async def lost_lives(run: Run, rng: Random) -> None:
     """Lose the answers to the next DELETE and PUT, while reads that were answered before are still on their way."""
     while True:
-        await asyncio.sleep(rng.expovariate(2))
+        await pause(rng.expovariate(2))
         if run.is_stormy:
             faults = run.system.origin.faults
             _release_later(run, rng, faults.hold(kind="catchup", when="reply", times=rng.randint(1, 4)))
@@ -67,7 +68,7 @@ async def lost_lives(run: Run, rng: Random) -> None:
 def _release_later(run: Run, rng: Random, switch: GatedSwitch) -> None:
     async def release() -> None:
         try:
-            await asyncio.sleep(rng.choice((0.02, 0.1, 0.3, 0.9)))
+            await pause(rng.choice((0.02, 0.1, 0.3, 0.9)))
         finally:
             switch.release()
 
@@ -77,7 +78,7 @@ def _release_later(run: Run, rng: Random, switch: GatedSwitch) -> None:
 async def networks(run: Run, rng: Random) -> None:
     """Let both networks be bad in turns, while there is a storm."""
     while True:
-        await asyncio.sleep(rng.uniform(0.1, 0.5))
+        await pause(rng.uniform(0.1, 0.5))
         for link in (run.system.origin_side, run.system.client_side):
             link.weather.calm()
             if run.is_stormy:
@@ -91,7 +92,7 @@ async def networks(run: Run, rng: Random) -> None:
 async def purges(run: Run, rng: Random) -> None:
     """Purge streams, hard and soft, at any time."""
     while True:
-        await asyncio.sleep(rng.expovariate(6))
+        await pause(rng.expovariate(6))
         place = rng.choice(run.places)
         is_soft = rng.random() < 0.5
         run.note(f"{'soft ' * is_soft}purge of {place.path}")
@@ -104,7 +105,7 @@ async def purges(run: Run, rng: Random) -> None:
 async def reloads(run: Run, rng: Random) -> None:
     """Change the configuration, at any time."""
     while True:
-        await asyncio.sleep(rng.expovariate(0.5))
+        await pause(rng.expovariate(0.5))
         variant = rng.choice(VARIANTS)
         run.note(f"reload: {variant}")
         await run.system.reload(variant)
@@ -117,7 +118,7 @@ async def seasons(run: Run, rng: Random) -> None:
         run.turn(is_calm=False)
         until = run.now() + rng.uniform(*_STORM_S)
         while run.now() < until:
-            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            await pause(rng.uniform(0.1, 0.8))
             choice = rng.random()
             if choice < 0.1:
                 run.note("restart of the origin")

@@ -17,6 +17,7 @@ from tests.chaos.history import History, Life
 from tests.chaos.judge import Asked, Following, Shown, Wrong
 from tests.chaos.run import Place, Run
 from tests.scenarios.wire import Event, Wire
+from tests.waiting import pause
 
 _PAUSE_S: Final = 0.1
 _CODINGS: Final = ((), (), (), (), ("gzip",), ("br", "gzip"), ("zstd",), ("zstd", "br", "gzip"))
@@ -138,7 +139,7 @@ class CatchUpReader(Reader):
         try:
             wire = await self.client.wire()
             await self.client.send(wire, asked, {})
-            await asyncio.sleep(self.rng.choice((0, 0.001, 0.01)))
+            await pause(self.rng.choice((0, 0.001, 0.01)))
         except (*LOST, TimeoutError):
             pass
         self.client.leave()
@@ -230,7 +231,7 @@ class SseReader(Reader):
         try:
             while run.now() < until or following.waiting is not None:
                 if stops:
-                    await asyncio.sleep(rng.uniform(0.1, 1.5))
+                    await pause(rng.uniform(0.1, 1.5))
                     return
                 upcoming = upcoming or asyncio.get_running_loop().create_task(wire.event())
                 done, _ = await asyncio.wait({upcoming}, timeout=_LOOK_S)
@@ -259,7 +260,7 @@ class SseReader(Reader):
                 if following.is_closed:
                     return
                 if is_slow:
-                    await asyncio.sleep(rng.random() * 0.2)
+                    await pause(rng.random() * 0.2)
         finally:
             if upcoming is not None:
                 upcoming.cancel()

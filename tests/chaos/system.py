@@ -19,6 +19,7 @@ from tests.chaos.link import Link
 from tests.chaos.parties import PartyOrigin
 from tests.fast_clock import FastClock
 from tests.scenarios.wire import Wire
+from tests.waiting import pause
 
 SPEED: Final = 20.0
 CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
@@ -134,7 +135,7 @@ class System:
         if self.served is not None:
             served, self.served = self.served, None
             await served.stop(grace_s=0)
-            await asyncio.sleep(down_s)
+            await pause(down_s)
             self.served = await start_origin(OriginSettings(port=self._origin_port), origin=self.origin)
 
     async def reload(self, variant: dict[str, Any]) -> None:
@@ -171,7 +172,7 @@ class System:
                 await wire.ask(f"/probe-{secrets.token_hex(4)}", {}, "HEAD")
                 await wire.answer("HEAD")
                 await wire.closed()
-                await asyncio.sleep(0.01)
+                await pause(0.01)
 
     # -- the end
 

@@ -7,7 +7,6 @@ with the same sequence number, until it is acknowledged or refused (section 5.2.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
@@ -18,6 +17,7 @@ from tests.chaos.client import HUNG, Client, Hung
 from tests.chaos.history import History, Life
 from tests.chaos.judge import Asked
 from tests.chaos.run import Place, Run
+from tests.waiting import pause
 
 _LARGE = 120
 """Positions after which a stream is deleted rather than appended to."""
@@ -73,7 +73,7 @@ class Writer:
         try:
             while True:
                 await self._turn()
-                await asyncio.sleep(self.rng.random() * _PAUSE_S)
+                await pause(self.rng.random() * _PAUSE_S)
         finally:
             self.client.leave()
 
@@ -85,7 +85,7 @@ class Writer:
             return
         if life is None or self.history.is_over(life):
             # For a while there is no stream to read.
-            await asyncio.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
+            await pause(rng.random() * rng.choice((0.02, 0.1, 0.4)))
             await self.create()
             return
         ends_at = life.stream.lifetime.expires_at
@@ -101,7 +101,7 @@ class Writer:
             if rng.random() < 0.7:
                 await self.create()
         elif life.is_closed or is_large:
-            await asyncio.sleep(rng.random() * 0.1)
+            await pause(rng.random() * 0.1)
         elif may_end and choice < 0.12:
             await self._append(is_closing=True, messages=rng.choice((0, 1)))
         else:
@@ -110,10 +110,10 @@ class Writer:
     async def _outlive(self, ends_at: float) -> None:
         """Let the stream's time run out, and have it read at that very moment."""
         clock = self.run.system.clock
-        await asyncio.sleep(max(0.0, ends_at - clock.wall()) / clock.speed)
+        await pause(max(0.0, ends_at - clock.wall()) / clock.speed)
         for _ in range(3):
             self.run.acknowledged(self.place)
-            await asyncio.sleep(0.03)
+            await pause(0.03)
 
     # -- one write each
 
@@ -151,7 +151,7 @@ class Writer:
                 return
             if answer.status is not None and answer.status < 500 and answer.status != 429:
                 return
-            await asyncio.sleep(self.rng.random() * 0.05)
+            await pause(self.rng.random() * 0.05)
 
     async def _delete(self) -> None:
         for _ in range(self.rng.choice((1, 20, 20))):
@@ -163,7 +163,7 @@ class Writer:
                 self.history.deleted(asked.since, answer.status)
                 self._check(asked, answer)
                 return
-            await asyncio.sleep(self.rng.random() * 0.05)
+            await pause(self.rng.random() * 0.05)
 
     async def _append(self, *, is_producer: bool = False, is_closing: bool = False, messages: int = 1) -> None:
         body = self.scribe.body(messages) if messages else b""
@@ -189,7 +189,7 @@ class Writer:
                 return
             if is_settled:
                 break
-            await asyncio.sleep(self.rng.random() * 0.05)
+            await pause(self.rng.random() * 0.05)
         if is_producer:
             # Refused by another life that has not heard of this producer, or given up: the number may be taken.
             self.epoch, self.producer_seq = self.epoch + 1, 0

@@ -19,6 +19,7 @@ from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, start_origin
 from tests.chromium import arguments, chromium
+from tests.waiting import pause
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOAD_S = 75.0
@@ -48,7 +49,7 @@ async def read_often(session: ClientSession, urls: list[str], rng: random.Random
     while True:
         async with session.get(f"{rng.choice(urls)}?offset=-1") as reply:
             await reply.read()
-        await asyncio.sleep(rng.expovariate(8))
+        await pause(rng.expovariate(8))
 
 
 async def write_on(session: ClientSession, url: str, rng: random.Random) -> None:
@@ -58,7 +59,7 @@ async def write_on(session: ClientSession, url: str, rng: random.Random) -> None
         order = {"order": number, "item": rng.choice(["tape", "reel", "splicer"]), "paid": rng.random() < 0.7}
         async with session.post(url, data=json.dumps(order), headers=JSON):
             pass
-        await asyncio.sleep(rng.expovariate(1))
+        await pause(rng.expovariate(1))
 
 
 async def main() -> None:
@@ -95,17 +96,17 @@ async def main() -> None:
             browser = await playwright.chromium.launch(executable_path=chromium(), args=arguments())
             dark = await browser.new_page(viewport={"width": 1180, "height": 760}, color_scheme="dark")
             await dark.goto(gateway.admin_url)
-            await asyncio.sleep(LOAD_S)
+            await pause(LOAD_S)
             await dark.screenshot(path=DOCS / "console-overview.png")
             light = await browser.new_page(viewport={"width": 1180, "height": 560}, color_scheme="light")
             await light.goto(f"{gateway.admin_url}/#/streams")
             await light.get_by_role("link", name=ORDERS[0]).first.click()
             await light.locator(".tape-block").first.wait_for()
-            await asyncio.sleep(2)
+            await pause(2)
             await light.screenshot(path=DOCS / "console-stream.png")
             phone = await browser.new_page(viewport={"width": 390, "height": 760}, color_scheme="dark")
             await phone.goto(f"{gateway.admin_url}/#/tail?path={ROOMS[0]}")
-            await asyncio.sleep(3)
+            await pause(3)
             await phone.screenshot(path=DOCS / "console-tail.png")
             await browser.close()
         await load.close()

@@ -26,6 +26,7 @@ from tests.chromium import arguments, chromium
 from tests.console.pictures import DOCS, JSON, ORDERS, ROOMS, read_often, read_on, write_on
 from tests.grafana.prometheus import Prometheus, running_prometheus
 from tests.grafana.queries import GRAFANA
+from tests.waiting import pause
 
 LOAD_S = 120.0
 VISITORS = 24
@@ -115,7 +116,7 @@ async def answered(prometheus: Prometheus, shown: Shown, start: float, end: floa
 async def come_and_go(session: ClientSession, urls: list[str], live: str, rng: random.Random) -> None:
     """Run a live reader that reads one stream for a while, and later others."""
     while True:
-        await asyncio.sleep(rng.expovariate(2 / STAY_S))
+        await pause(rng.expovariate(2 / STAY_S))
         with suppress(TimeoutError):
             async with asyncio.timeout(rng.expovariate(1 / STAY_S)):
                 await read_on(session, rng.choice(urls), live)
@@ -174,7 +175,7 @@ async def main() -> None:
             await prometheus.scrapes(2)
             start = time.time()
             await under_load(session, gateway.gateway_url, rng, load)
-            await asyncio.sleep(LOAD_S)
+            await pause(LOAD_S)
             end = time.time()
             panels = [await answered(prometheus, shown, start, end) for shown in SHOWN]
             await load.close()

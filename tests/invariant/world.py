@@ -24,7 +24,7 @@ from gateway.origin.store import AppendParams, CreateParams, Store
 from tests.answers import BROKEN, Answer
 from tests.fast_clock import FastClock
 from tests.invariant.log import Incarnation, Log, Moment
-from tests.waiting import eventually, pass_turns
+from tests.waiting import eventually, pass_turns, pause
 
 PATH: Final = "/s"
 SPEED: Final = 50.0
@@ -414,7 +414,7 @@ class World:
 
     async def rest(self, seconds: float = 0.5) -> None:
         """Let some system time pass."""
-        await asyncio.sleep(seconds / SPEED)
+        await pause(seconds / SPEED)
 
     # -- the end
 

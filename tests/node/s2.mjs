@@ -17,9 +17,11 @@ import { fileURLToPath } from "node:url"
 import * as sdk from "@s2-dev/streamstore"
 import * as patterns from "@s2-dev/streamstore-patterns"
 
+const { DeserializingReadSession, FrameSizeError, SerializingAppendSession } = patterns.serialization
 const { AppendInput, AppendRecord, BatchTransform, Producer, S2 } = sdk
 const [url, transport] = process.argv.slice(2)
 const encoder = new TextEncoder()
+const toBytes = (message) => encoder.encode(message)
 
 const s2 = new S2({
   accessToken: "token",
@@ -53,25 +55,40 @@ const rejects = async (promise, status, code) => {
 
 // What sends no request of its own.
 const LOCAL = new Set([
+  "BatchTransform.flush", "CaughtUpBoundary.markDelivered", "CaughtUpTracker.caughtUp", "CaughtUpTracker.end",
+  "CaughtUpTracker.isCaughtUp", "CaughtUpTracker.observeBatch", "CaughtUpTracker.reconnect", "EndpointTemplate.baseUrl",
+  "S2Endpoints.accountBaseUrl", "S2Endpoints.basinBaseUrl", "S2Error.hasNoSideEffects",
   "S2.basin", "S2Basin.stream", "IndexedAppendAck.batchAppendAck", "IndexedAppendAck.seqNum", "SessionTransport.close",
   "SessionTransport.makeAppendSession", "SessionTransport.makeReadSession", "TransportAppendSession.close",
   "TransportAppendSession.effectSignalled", "TransportAppendSession.submit", "TransportReadSession.lastObservedTail",
 ])
 
+// The files that the SDK's own index exports from, but for the messages of its API.
+const exportedFiles = (folder) => {
+  const index = readFileSync(join(folder, "index.d.ts"), "utf8")
+  return [...new Set([...index.matchAll(/ from "\.\/([^"]+)\.js"/g)].map((found) => found[1]))]
+    .filter((file) => !file.startsWith("generated/"))
+}
+
 // The public calls, as the SDK's own declarations have them.
 const declared = () => {
   const folder = dirname(fileURLToPath(import.meta.resolve("@s2-dev/streamstore")))
-  const files = ["s2", "basin", "basins", "stream", "streams", "accessTokens", "locations", "metrics", "producer", "lib/stream/types"]
   const calls = new Set()
-  for (const file of files) {
+  for (const file of exportedFiles(folder)) {
     let kind = ""
     for (const line of readFileSync(join(folder, `${file}.d.ts`), "utf8").split("\n")) {
-      kind = line.match(/^export (?:declare class|interface) (\w+)/)?.[1] ?? kind
-      const name = line.match(/^    (?!constructor|private|static)(\w+)[<(]/)?.[1]
+      kind = line.match(/^export (?:declare (?:abstract )?class|interface) (\w+)/)?.[1] ?? kind
+      const name = line.match(/^    (?!constructor|private|static|protected)(\w+)[<(]/)?.[1]
       if (name !== undefined) calls.add(`${kind}.${name}`)
     }
   }
-  return [...calls].filter((call) => !LOCAL.has(call))
+  // The patterns' own calls: those of what is a stream to read or to write messages.
+  for (const [kind, { prototype }] of Object.entries(patterns.serialization)) {
+    if (!(prototype instanceof WritableStream || prototype instanceof ReadableStream)) continue
+    calls.add(kind)
+    for (const name of Object.getOwnPropertyNames(prototype)) calls.add(`${kind}.${name}`)
+  }
+  return [...calls].filter((call) => !LOCAL.has(call) && !call.endsWith(".constructor"))
 }
 
 const rows = {
@@ -308,6 +325,54 @@ const rows = {
     await stream.close()
     await assert.rejects(stream.checkTail())
   },
+  "SerializingAppendSession": async (stream) => {
+    const session = await stream.appendSession()
+    const writer = new SerializingAppendSession(session, toBytes, { chunkSize: 1_000, matchSeqNum: 0 }).getWriter()
+    for (const message of ["short", "x".repeat(5_500)]) await writer.write(message)
+    await writer.close()
+    // A frame of six records after one of one.
+    assert.equal((await stream.checkTail()).tail.seqNum, 7)
+  },
+  "SerializingAppendSession.submit": async (stream) => {
+    const writing = new SerializingAppendSession(await stream.appendSession(), toBytes, { chunkSize: 10, matchSeqNum: 0 })
+    assert.deepEqual(await writing.submit("x".repeat(25)), { start: 0, end: 3 })
+    await stream.append(input("of another writer"))
+    await rejects(writing.submit("late"), 412)
+  },
+  "SerializingAppendSession.toRecords": async (stream) => {
+    const session = await stream.appendSession()
+    const writing = new SerializingAppendSession(session, toBytes, { maxFrameBytes: 10 })
+    await assert.rejects(writing.submit("x".repeat(11)), FrameSizeError)
+    await writing.submit("x".repeat(10))
+    await session.close()
+  },
+  "SerializingAppendSession.nextDedupeSeq": async (stream) => {
+    const session = await stream.appendSession()
+    await new SerializingAppendSession(session, toBytes, { chunkSize: 1, dedupeSeq: 5 }).submit("ab")
+    await session.close()
+    const { records } = await stream.read({ start: { from: { seqNum: 0 } } }, { as: "bytes" })
+    const seqs = records.map((record) => patterns.serialization.extractDedupeSeq(record.headers)[1])
+    assert.deepEqual(seqs, [5, 6])
+  },
+  "DeserializingReadSession": async (stream) => {
+    const written = ["a", "b".repeat(2_000_000), "c"]
+    const appends = await stream.appendSession()
+    const writing = new SerializingAppendSession(appends, toBytes, { dedupeSeq: 0 })
+    for (const message of written) await writing.submit(message)
+    // What is appended a second time, as after an answer that was lost, is read once.
+    const { records } = await stream.read({ start: { from: { seqNum: 0 } }, stop: { limits: { count: 1 } } }, { as: "bytes" })
+    await stream.append(AppendInput.create(records.map(({ body, headers }) => AppendRecord.bytes({ body, headers }))))
+    await writing.submit("d")
+    await appends.close()
+    const { tail } = await stream.checkTail()
+    const stop = { limits: { count: tail.seqNum } }
+    const session = await stream.readSession({ start: { from: { seqNum: 0 } }, stop }, { as: "bytes" })
+    const read = []
+    for await (const message of new DeserializingReadSession(session, (payload) => new TextDecoder().decode(payload))) {
+      read.push(message)
+    }
+    assert.deepEqual(read, [...written, "d"])
+  },
   "S2Basins": async () => {
     const { basins } = s2
     const basin = `another-${transport}`
@@ -403,11 +468,8 @@ const commands = {
     return { seqNums: records.map((record) => record.seqNum), bodies: records.map((record) => record.body) }
   },
   messages: async ({ stream: name, count }) => {
-    const { DeserializingReadSession, SerializingAppendSession } = patterns.serialization ?? patterns
     const stream = streamOf(name)
-    const writer = new SerializingAppendSession(await stream.appendSession(), (message) => encoder.encode(message), {
-      chunkSize: 50, dedupeSeq: 0,
-    }).getWriter()
+    const writer = new SerializingAppendSession(await stream.appendSession(), toBytes, { chunkSize: 50, dedupeSeq: 0 }).getWriter()
     for (let number = 0; number < count; number += 1) await writer.write(`${number}:`.padEnd(40 + number, "x"))
     await writer.close()
     const session = await stream.readSession({ start: { from: { seqNum: 0 } } }, { as: "bytes" })

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
+from tests.effort import IS_LONG
 from tests.pipeline.access_log import access_log
 from tests.spark import MASTER, SharedJava, settings
 
@@ -38,7 +39,9 @@ def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path, shared_java: Sha
     log, lake, plan, report = (tmp_path / name for name in ("access.log", "lake", "plan.json", "report.html"))
     log.write_text(access_log(400) + "no line at all\n")
     flags: list[str | Path] = [log, "--lake", lake, "--plan", plan, "--report", report]
-    done = told("run", *flags, *quick(tmp_path, compiles=True), environ={**os.environ, **shared_java.environ})
+    # To write, compile and warm up code for each of some hundred queries over a few rows takes half a minute of a
+    # processor, and shows what Spark's own tests do: that the code computes what the expressions say.
+    done = told("run", *flags, *quick(tmp_path, compiles=IS_LONG), environ={**os.environ, **shared_java.environ})
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "ingest", "gold", "curve", "plan", "report"

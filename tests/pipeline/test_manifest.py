@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,3 +52,14 @@ def test_a_copy_that_lacks_the_end_of_what_was_taken_is_another_file() -> None:
     assert take(manifest, b"one\ntwo\n") == b"one\ntwo\n"
     assert take(manifest, b"one\n") == b"one\n"
     assert take(manifest, b"one\ntwo\nthree\n") == b"three\n"
+
+
+def test_the_files_that_have_not_grown_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pipeline.manifest.MOST", 2)
+    manifest = Manifest()
+    for content in (b"one\n", b"two\n", b"one\nmore\n", b"three\n"):
+        take(manifest, content)
+    manifest = read_manifest(json.loads(json.dumps(manifest.to_json())))
+    assert len(manifest.taken) == 2
+    assert take(manifest, b"one\nmore\n") == b""
+    assert take(manifest, b"two\n") == b"two\n"

@@ -16,7 +16,7 @@ from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.curve.measure import measure_curve
 from gateway.pipeline.events import source_of
 from gateway.pipeline.ingest import ingest
-from gateway.pipeline.lake import Conflict, Lake, Snapshot
+from gateway.pipeline.lake import LEAST_KEEP_S, Conflict, Lake, Snapshot
 from gateway.pipeline.planner import make_plan
 from gateway.pipeline.report.gather import gather, gold_of
 from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
@@ -175,5 +175,5 @@ def test_every_step_works_on_an_object_store(
         assert all(exact.is_same(one, other) for one, other in zip(found, expected, strict=True)), table.name
 
     upkeep.optimize(lake, quiet)
-    upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON)
+    upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=NOON)
     assert rows(lake, REQUESTS) == rows(calm, REQUESTS)

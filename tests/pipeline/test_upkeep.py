@@ -18,7 +18,7 @@ import zstandard
 from gateway.pipeline import upkeep
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.ingest import bring_up
-from gateway.pipeline.lake import Lake
+from gateway.pipeline.lake import LEAST_KEEP_S, File, Lake
 from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import BRONZE, LINES, REJECTS, REQUESTS
 from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
@@ -52,11 +52,10 @@ def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkS
         take(spark, lake, log)
     before = contents(lake)
     files = len(lake.snapshot(BRONZE).files())
-    done = upkeep.optimize(lake, quiet)
-    assert (done.before, done.after) == (6, 3)
+    assert upkeep.optimize(lake, quiet) == (6, 3)
     assert len(lake.snapshot(BRONZE).files()) == files - 2
     assert contents(lake) == before
-    assert upkeep.optimize(lake, quiet).before == 0
+    assert upkeep.optimize(lake, quiet) == (0, 0)
     # Compaction is no change that silver and the sessions have to follow.
     told: list[str] = []
     bring_up(spark, lake, told.append)
@@ -72,7 +71,7 @@ def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkS
         db.register("requests", requests)
         assert db.execute("select count(*), sum(sent_bytes) from requests").fetchone() == (3, 306)
 
-    removed = upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=FAR).removed
+    removed = upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=FAR)
     assert removed == 0  # the files are younger than that, by the machine's clock
     with pytest.raises(PipelineFailed, match=r"^keep: at least 1 h"):
         upkeep.vacuum(lake, keep_s=60, now=FAR)
@@ -97,11 +96,19 @@ def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
     lake.store.write("spool/dead/000000.parquet", b"left")
     lake.store.write("bronze/_progress/0123.json", b'{"of":"files","state":null}')
     lake.store.write("bronze/kind=lines/day=2026-09-24/dead.parquet", b"left")
-    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=0).removed == 0
+    assert upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=0) == 0
     for path in Path(lake.url).rglob("*"):
         os.utime(path, (NOON - DAY_S, NOON - DAY_S))
-    assert upkeep.vacuum(lake, keep_s=upkeep.LEAST_KEEP_S, now=NOON).removed == 3
+    assert upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=NOON) == 3
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
+
+
+def test_files_that_are_gone_before_their_commit_are_in_no_table(lake: Lake) -> None:
+    first = lake.snapshot(BRONZE).commit()
+    gone = File("kind=lines/day=2026-09-24/gone.parquet", size=1, written_at=0, rows=1)
+    with pytest.raises(PipelineFailed, match=r"^[^\n]*/bronze: vacuum has removed files of this run, .* --keep"):
+        first.commit([gone])
+    assert lake.snapshot(BRONZE).files() == []
 
 
 def test_undo_leads_all_tables_back_and_again_reads_a_file_again(spark: SparkSession, lake: Lake, log: Path) -> None:

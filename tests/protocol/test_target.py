@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.target import BadTarget, Target, parse_target, upstream_query, without_authority
+from gateway.protocol.target import (
+    SEGMENT_SAFE,
+    BadTarget,
+    Target,
+    parse_target,
+    unescaped_delimiters,
+    upstream_query,
+    without_authority,
+)
 
 
 def again(target: Target) -> str:
@@ -228,3 +236,13 @@ def test_any_text_raises_at_most_bad_target(raw: str) -> None:
 )
 def test_a_target_without_authority_holds_no_password(target: str, path: str) -> None:
     assert without_authority(target) == path
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), st.sampled_from(["", "!'()*", SEGMENT_SAFE])
+)
+def test_all_spellings_of_a_segment_have_one_without_needless_escapes(name: str, unescaped: str) -> None:
+    path = parse_target(f"/streams/{quote(name, safe=unescaped)}/x").path
+    if name not in (".", ".."):
+        assert unescaped_delimiters(path) == f"/streams/{quote(name, safe=SEGMENT_SAFE)}/x"
+        assert unquote(unescaped_delimiters(path)) == f"/streams/{name}/x"

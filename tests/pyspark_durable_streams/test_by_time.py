@@ -16,23 +16,11 @@ from pyspark_durable_streams.errors import BadOption
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
 from tests.pyspark_durable_streams.beside import Beside, beside
+from tests.pyspark_durable_streams.hands import Hands
 
 _SCHEMA: Final = StructType().add("stream", StringType()).add("pos", LongType()).add("value", StringType())
 _NOON_MS: Final = 1_790_251_200_000
 """2026-09-24T12:00:00Z."""
-
-
-class Hands:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def now(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += seconds
 
 
 @pytest.fixture(scope="module", params=[300, 1 << 20], ids=["small replies", "one reply"])

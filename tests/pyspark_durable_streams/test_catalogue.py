@@ -38,12 +38,15 @@ def reader(urls: Mapping[str, str], **options: str) -> StreamReader:
     return StreamReader(_SCHEMA, read_options(given, is_streaming=True))
 
 
-def test_streams_below_a_prefix_and_those_that_come_later(urls: Mapping[str, str], gateway: Client) -> None:
+def test_streams_below_a_prefix_and_those_that_come_later(
+    urls: Mapping[str, str], gateway: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a/1", "a/2", "b/1"):
         append(gateway, name, name)
     read = reader(urls, streamsPrefix="a/")
     end = read.latestOffset(read.initialOffset(), ReadAllAvailable())
     assert sorted(end["streams"]) == ["a/1", "a/2"]
+    assert "which lacks streams that were not read through it" in caplog.text
     append(gateway, "a/é 3", 3)
     later = read.latestOffset(end, ReadAllAvailable())
     assert sorted(later["batch"]) == ["a/é 3"]

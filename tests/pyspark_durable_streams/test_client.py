@@ -13,6 +13,7 @@ from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import BadOption, Refused, Unreachable
 from pyspark_durable_streams.places import Place
 from pyspark_durable_streams.walk import Walk
+from tests.pyspark_durable_streams.hands import Hands
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
@@ -53,21 +54,6 @@ class Scripted:
         self._thread.join(10)
 
 
-class Stopwatch:
-    """A clock that sleeping alone moves."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.at += seconds
-
-
 @pytest.fixture
 def server() -> Iterator[Scripted]:
     running = Scripted()
@@ -76,12 +62,12 @@ def server() -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def clock() -> Stopwatch:
-    return Stopwatch()
+def clock() -> Hands:
+    return Hands()
 
 
 @pytest.fixture
-def client(server: Scripted, clock: Stopwatch) -> Iterator[Client]:
+def client(server: Scripted, clock: Hands) -> Iterator[Client]:
     made = Client(
         ClientConfig(server.url, {"Authorization": "Bearer s3cret"}, tries=4), clock=clock, uniform=lambda: 1.0
     )
@@ -145,13 +131,13 @@ def test_a_refused_walk_is_told_so_whatever_the_body(server: Scripted, client: C
     assert client.requests == 1
 
 
-def test_429_and_5xx_are_tried_again_with_pauses_that_grow(server: Scripted, client: Client, clock: Stopwatch) -> None:
+def test_429_and_5xx_are_tried_again_with_pauses_that_grow(server: Scripted, client: Client, clock: Hands) -> None:
     server.replies = [b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 429 No\r\nContent-Length: 0\r\n\r\n"]
     assert client.request("GET", "/a").status == 200
     assert clock.slept == [0.1, 0.2]
 
 
-def test_retry_after_is_the_floor_of_a_pause(server: Scripted, client: Client, clock: Stopwatch) -> None:
+def test_retry_after_is_the_floor_of_a_pause(server: Scripted, client: Client, clock: Hands) -> None:
     server.replies = [b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"]
     assert client.request("GET", "/a").status == 200
     assert clock.slept == [7.0]

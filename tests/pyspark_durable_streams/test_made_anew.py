@@ -17,21 +17,9 @@ from pyspark_durable_streams.errors import BadOption, DataLost
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
 from tests.pyspark_durable_streams.beside import Beside, beside
+from tests.pyspark_durable_streams.hands import Hands
 
 _SCHEMA: Final = StructType().add("stream", StringType()).add("pos", LongType()).add("value", StringType())
-
-
-class Hands:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def now(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += seconds
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.scenarios.hostile import answer
+from tests.waiting import pause
 
 GOOD: Final = b"good bytes"
 END: Final = "0010"
@@ -64,7 +65,7 @@ def _endless(begin: bytes, piece: bytes, pause_s: float = 0.0) -> Reply:
         while not writer.is_closing():
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(pause_s)
+            await pause(pause_s)
 
     return write
 

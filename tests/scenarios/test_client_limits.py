@@ -14,7 +14,7 @@ from tests.scenarios.conftest import Edge, Start
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Dropped, Wire
 from tests.transports import EDGE
-from tests.waiting import eventually
+from tests.waiting import eventually, pause
 
 MINE = {"X-Forwarded-For": "192.0.2.1"}
 OTHERS = {"X-Forwarded-For": "192.0.2.2"}
@@ -544,7 +544,7 @@ async def read_slowly(wire: Wire, size: int, pause_s: float) -> bool:
                 if not piece:
                     return False
                 got += len(piece)
-                await asyncio.sleep(pause_s)
+                await pause(pause_s)
     except (ConnectionError, Dropped):
         return False
     return True

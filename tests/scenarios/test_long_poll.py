@@ -76,7 +76,8 @@ async def test_a_closed_stream_is_answered_at_once_and_closing_wakes_waiting_rea
     await edge.put("/s", b"0123456789")
     tail = (await edge.get("/s")).next_offset
     waiting = edge.asking(f"/s?offset={tail}&live=long-poll")
-    await readers_are(edge, 1)
+    # On a busy machine the origin may hear of the reader after all else, and count it then.
+    await bounded(counters.parked_is(1))
     assert (await edge.post("/s", b"", Stream_Closed="true")).status == 204
     for answer in (await bounded(waiting), await edge.get(f"/s?offset={tail}&live=long-poll")):
         assert (answer.status, answer.is_closed, answer.is_up_to_date, answer.next_offset) == (204, True, True, tail)

@@ -34,7 +34,7 @@ from tests.server.conftest import (
     stop_pair,
     write,
 )
-from tests.waiting import eventually, pass_turns
+from tests.waiting import eventually, pass_turns, pause
 
 
 def clients_of(gateway: RunningGateway) -> list[Connection]:
@@ -225,7 +225,7 @@ async def test_a_slow_client_that_keeps_reading_is_not_cut_off(kind: str) -> Non
                 assert data, f"cut off at {got}"
                 got += len(data)
                 # A client that reads a third of a megabyte a second: in total longer than the bound, at a time never.
-                await asyncio.sleep(0.1)
+                await pause(0.1)
         await close(writer)
     finally:
         await stop_pair(pair)

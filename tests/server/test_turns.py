@@ -9,9 +9,9 @@ import pytest
 
 from gateway.app import RunningGateway
 from gateway.limits.usage import NetUse, Usage
-from gateway.server.turns import LATE_S, SHARE_S, Turns
+from gateway.server.turns import LATE_S, SHARE_S, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
-from tests.server.conftest import BOUND_S, Pair, always_late, connect, get, write
+from tests.server.conftest import BOUND_S, Pair, always_late, connect, get, read_response, write
 from tests.waiting import eventually
 
 LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -147,6 +147,18 @@ def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCapture
 # -- connections
 
 
+class Held(Turns):
+    """Turns that nobody gets unless the test gives one."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None, lambda: 0.0)
+        self.takers: list[TurnTaker] = []
+
+    def must_wait(self, taker: TurnTaker) -> bool:
+        self.takers.append(taker)
+        return True
+
+
 async def test_pipelined_requests_wait_one_by_one(pair: Pair) -> None:
     gateway = pair.strict
     turns = gateway.clients.turns = always_late(asyncio.get_running_loop())
@@ -213,3 +225,45 @@ async def test_requests_of_one_http_2_connection_wait_and_are_all_answered(pair:
             assert (await wire.answer_of(call)).body == b"abc"
     assert turns.waited - before >= 19
     wire.writer.close()
+
+
+async def test_a_known_request_that_arrives_in_parts_while_it_waits_is_not_the_last(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    request = b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 8192\r\n\r\n" + b"x" * 8_192
+    reader, writer = await connect(gateway)
+    writer.write(request)
+    assert (await read_response(reader)).status in (200, 204)
+    (client,) = gateway.clients
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    writer.write(request[:1_000])
+    await eventually(lambda: bool(waiting.takers))
+    writer.write(request[1_000:])
+    await eventually(lambda: client.held_bytes >= len(request))
+    gateway.clients.turns = turns
+    waiting.takers[0].take_turn()
+    assert (await read_response(reader)).status in (200, 204)
+    writer.write(LAST)
+    async with asyncio.timeout(BOUND_S):
+        assert b"HTTP/1.1 404" in await reader.read()
+    writer.close()
+
+
+async def test_a_request_that_waits_when_a_drain_begins_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    waiting = gateway.clients.turns = Held()
+    writer.write(get("/s?offset=-1"))
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    assert not client.is_idle
+    gateway.clients.begin_drain()
+    waiting.takers[0].take_turn()
+    async with asyncio.timeout(BOUND_S):
+        said = await reader.read()
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"Connection: close" in said
+    assert said.endswith(b"abc")
+    writer.close()

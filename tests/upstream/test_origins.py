@@ -34,7 +34,7 @@ class Bench:
         return self.origins.configure(configs, self.config, credentials)
 
     def pool(self, route: str = "default") -> OriginPool:
-        return self.origins.pool(route_url(route) + "/s")
+        return self.origins.pool(route_url(route))
 
     def origin(self, authority: str) -> Origin:
         found = self.origins.find(authority)

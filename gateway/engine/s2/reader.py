@@ -244,15 +244,16 @@ class SessionReader:
         if found.tail.seq_num < self.at:
             # The client has more than there is.
             self.lost(LOST)
-        elif not self.may_wait:
-            self._finish(CloseReason.CLOSED)
         else:
             # The records up to there have been removed.
             self.at = found.tail.seq_num
             self._reached(found.tail)
 
     def _reached(self, tail: StreamPosition) -> None:
-        """The client is at the tail: follow the stream from now on."""
+        """The client is at the tail: follow the stream from now on, or end if it does not wait."""
+        if not self.may_wait:
+            self._finish(CloseReason.CLOSED)
+            return
         if self.topic is None:
             self.topic = self._context.follow(self, tail)
             if self.topic is None:

@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from multidict import CIMultiDict
+
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
@@ -18,7 +20,7 @@ from gateway.engine.cold_reads import ColdReads
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
-from gateway.engine.s2.request import ReadRecords, key_query, parse_basin
+from gateway.engine.s2.request import BASIN_HEADER, ReadRecords, created_basin, created_stream, key_query, parse_basin
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
@@ -176,7 +178,7 @@ class S2Reads:
             if at > tail.seq_num and not query.is_clamped:
                 return unwritten_answer(tail)
             at = min(at, tail.seq_num)
-            if at == tail.seq_num and query.longest_wait_s == 0:
+            if at == tail.seq_num and not query.may_start_at_tail:
                 return unwritten_answer(tail)
         return Session(stream, asked.form, at, limits, query.longest_wait_s, start.tail if tail is None else tail)
 
@@ -243,6 +245,17 @@ class S2Reads:
                 key = stream.key
                 if stream.records is not None and key.group.origin == group.origin and key.query == key_query(basin):
                     self._store.drop(stream, End.DELETED)
+
+    def created(self, group: Group, headers: CIMultiDict[str], body: bytes) -> None:
+        """A POST to this path has, or may have, created the basin or the stream that its body names: what was held of
+        another of that name is gone."""
+        if (basin := created_basin(group.path, body)) is not None:
+            self.deleted(Group(group.origin, basin))
+        if (path := created_stream(group.path, body)) is not None:
+            query = key_query(headers.get(BASIN_HEADER))
+            for stream in self._store.group(Group(group.origin, path)):
+                if stream.records is not None and stream.key.query == query:
+                    self._store.drop(stream, End.RECREATED)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

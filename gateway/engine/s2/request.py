@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from urllib.parse import quote
 
+import orjson
 from multidict import CIMultiDict
 
+from gateway.protocol.target import SEGMENT_SAFE
 from gateway.s2 import session, sse
 from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
 from gateway.s2.read_query import BadQuery, ReadQuery, parse_read_query
@@ -28,6 +31,11 @@ _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
 
 _PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(?:/records(/tail)?)?/?")
 _BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)/?")
+_BASINS_PATH: Final = re.compile(r"(.*/v1/basins)/?")
+_STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)/?")
+_MOST_CREATED_BYTES: Final = 1 << 16
+"""The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
+
 _PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
 
@@ -89,6 +97,32 @@ def parse_basin(path: str) -> str | None:
     """The basin that a path at the origin names; None if it is not of one basin."""
     found = _BASIN_PATH.fullmatch(path)
     return found[1] if found is not None else None
+
+
+def created_basin(path: str, body: bytes) -> str | None:
+    """The path of the basin that a POST creates; None if it creates none."""
+    found = _BASINS_PATH.fullmatch(path)
+    name = _named(body, "basin") if found is not None else None
+    return f"{found[1]}/{name}" if found is not None and name is not None else None
+
+
+def created_stream(path: str, body: bytes) -> str | None:
+    """The path of the stream that a POST creates; None if it creates none."""
+    found = _STREAMS_PATH.fullmatch(path)
+    name = _named(body, "stream") if found is not None else None
+    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if found is not None and name is not None else None
+
+
+def _named(body: bytes, field: str) -> str | None:
+    """What a request to create something names in this field."""
+    if len(body) > _MOST_CREATED_BYTES:
+        return None
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    name = fields.get(field) if isinstance(fields, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def key_query(basin: str | None) -> str:

@@ -22,7 +22,7 @@ from gateway.engine.core import Engine
 from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.stream_key import Group
-from gateway.protocol.target import BadTarget, parse_target
+from gateway.protocol.target import BadTarget, parse_target, unescaped_delimiters
 from gateway.tape.stream import Stream
 
 _SLICE: Final = 500
@@ -110,10 +110,17 @@ class Directory:
         return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
 
     def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
-        """Every stream of a path, of all queries and partitions, and of all origins or one."""
-        store = self._engine.store
+        """Every stream of a path, of all queries and partitions, and of all origins or one.
+
+        S2 streams are held by one spelling of their names.
+        """
+        store, spelled = self._engine.store, unescaped_delimiters(path)
         origins = store.origins if origin is None else [origin]
-        return [stream for one in origins for stream in store.group(Group(one, path))]
+        found = [stream for one in origins for stream in store.group(Group(one, path))]
+        if spelled != path:
+            streams = (stream for one in origins for stream in store.group(Group(one, spelled)))
+            found += (stream for stream in streams if stream.records is not None)
+        return found
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:

@@ -10,7 +10,8 @@ changes only itself; the caller sends, waits and keeps the time.
     over      a limit is reached, or the tail is and the read may not wait
 
 A batch that reaches the tail has it.  A read may wait at the tail if it has neither limit nor `until`, or if `wait` is
-above 0.  One that starts before the tail is not refused, even if no record is left between the two.
+above 0.  With a `wait` of 0 it is over there.  One that starts before the tail is not refused, even if no record is
+left between the two.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Reading:
             is_at_tail = self._next == stream.tail.seq_num
             self._is_live = self._is_live and is_at_tail
             return ReadBatch(tuple(records), stream.tail if is_at_tail else None)
-        if not self._may_wait:
+        if not self._may_wait or self.wait_s == 0:
             return Pause.OVER
         if not self._is_live:
             self._is_live = True

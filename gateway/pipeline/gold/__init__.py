@@ -1,10 +1,10 @@
 """The gold tables: figures computed from silver's lines, by window of time.
 
-Each module computes one table, or several from the same sums, as a function from data frames to data frames; its caller
-reads and writes them.  Some tables need more than the lines of their own day:
+Each module computes one table, or (`windows`) several, as functions from data frames to data frames; their caller reads
+and writes them.  Some tables need more than the lines of their own day:
 
     table             from                          looks back on
-    traffic, errors   sums a minute (`traffic`)     nothing
+    traffic, errors   sums a minute (`windows`)     nothing
     offload           the same                      nothing
     latency           lines                         nothing
     top_streams       lines                         nothing

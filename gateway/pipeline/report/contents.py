@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.pipeline.report import curve_panels, findings, panels
 from gateway.pipeline.report.panel import Panel
-from gateway.pipeline.report.wording import count, size
+from gateway.pipeline.wording import count, size
 
 _NO_CURVE: Final = (
     "No curve was measured: `durable-gateway pipeline curve` does it, from reads that began at a known offset."

@@ -13,7 +13,7 @@ from gateway.pipeline.report.figures import Figures, Row
 from gateway.pipeline.report.markup import element
 from gateway.pipeline.report.panel import Column, Content, Key, name
 from gateway.pipeline.report.panels import line_keys
-from gateway.pipeline.report.wording import many, share, size, span, times
+from gateway.pipeline.wording import many, share, size, span, times
 
 _COLOURS: Final = ("tape", "follow", "origin", "collapse")
 _DASHES: Final = ("", "long", "short", "mixed")

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.pipeline.report.figures import Figures, Found, Row
 from gateway.pipeline.report.markup import Child, Html, element, joined
 from gateway.pipeline.report.panel import Column, Content, Panel, name
-from gateway.pipeline.report.wording import count, many, moment, share, size, span, times
+from gateway.pipeline.wording import count, many, moment, share, size, span, times
 
 _MOST_ITEMS: Final = 5
 """Most sentences shown of one list, and most advice; its numbers have more."""

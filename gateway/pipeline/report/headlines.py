@@ -15,7 +15,7 @@ from typing import Final
 import duckdb
 
 from gateway.pipeline.report.figures import Figures, Percentiles, Share
-from gateway.pipeline.report.wording import count, many, share, size, span, times
+from gateway.pipeline.wording import count, many, share, size, span, times
 from gateway.protocol.mode import Mode
 
 READS: Final = "mode IN ('catchup', 'longpoll', 'sse')"

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from importlib import resources
 from string import Template
 
-from gateway.pipeline.report import wording
+from gateway.pipeline import wording
 from gateway.pipeline.report.contents import PARTS
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.headlines import headlines

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.pipeline.report import wording
+from gateway.pipeline import wording
 from gateway.pipeline.report.charts import Chart
 from gateway.pipeline.report.drawing import figure
 from gateway.pipeline.report.figures import Figures, Row

@@ -10,7 +10,7 @@ from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.charts import Series
 from gateway.pipeline.report.figures import Figures, Row, Rows
 from gateway.pipeline.report.panel import BEGAN, Column, Content, Key, shortened
-from gateway.pipeline.report.wording import count, many, share, size, span, times
+from gateway.pipeline.wording import count, many, share, size, span, times
 
 OFFLOAD = (
     Series("spared_ratio", "Reads without a request", "tape"),

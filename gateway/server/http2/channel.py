@@ -188,7 +188,7 @@ class StreamChannel(Handling):
 
     def read_body(self) -> None:
         """Keep the request's body for the handler to read."""
-        self._body = RequestBody(self, self._http2_request.head(has_body=True))
+        self._body = RequestBody(self, self._http2_request.head(has_body=True).length)
 
     def answer(self) -> None:
         """Answer the request as far as possible without waiting."""
@@ -403,12 +403,14 @@ class StreamChannel(Handling):
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self._sse = SseAccounting(self._clients, route, began, note)
 
-    def write_head(self, head: bytes) -> None:
-        """Write the head of a live answer."""
+    def write_head(self, head: bytes, chunk: bytes = b"", size: int = 0) -> None:
+        """Write the head of a live answer, with the first piece of its body as in `send`, if there is one."""
         assert self._sse is not None
         self.live_first_byte_s = self._clients.now() - self._sse.began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
+        if chunk:
+            self.send(chunk, size)
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""

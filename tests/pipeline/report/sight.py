@@ -30,6 +30,7 @@ _CHARTS = """() => JSON.stringify([...document.querySelectorAll("svg.chart")].fi
     name: chart.closest("article").id,
     card: box(chart.closest("article")),
     plot: box(chart),
+    clips: getComputedStyle(chart).overflow !== "visible",
     labels: chart.querySelectorAll(".role-axis-label text").length,
     texts: [...chart.querySelectorAll("text")].map(
       (node) => ({ ...box(node), size: size(node), text: node.textContent })

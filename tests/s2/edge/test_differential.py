@@ -29,6 +29,7 @@ def query(random: Random, tail: int, now: int) -> str:
         (0.3, f"bytes={random.choice([1, 8, 9, 20, 100, 3_000, 1_000_000, 2_000_000])}"),
         (0.2, f"until={random.randint(max(0, now - 30), now + 2)}"),
         (0.3, "clamp=true"),
+        (0.2, "wait=0"),
     ):
         if random.random() < chance:
             parts.append(part)

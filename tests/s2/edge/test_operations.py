@@ -85,6 +85,19 @@ async def test_each_read_has_its_line(edge: Edge, log: Path) -> None:
     ]
 
 
+async def test_a_stream_has_one_name_in_the_log_however_it_is_spelled(edge: Edge, log: Path) -> None:
+    for spelled in ("a!b", "a%21b"):
+        await edge.client.append("a", stream=spelled)
+        await edge.client.read("seq_num=0", stream=spelled)
+
+    def names() -> list[object]:
+        edge.clock.advance(0.1)
+        return [json.loads(line)["stream"] for line in log.read_text().splitlines()] if log.exists() else []
+
+    await eventually(lambda: len(names()) == 4)
+    assert set(names()) == {f"/v1/streams/a!b?s2-basin={BASIN}"}
+
+
 async def test_streams_are_listed_and_purged(edge: Edge) -> None:
     await edge.client.append("a")
     session = await edge.client.session()
@@ -207,3 +220,12 @@ class TestReload:
             await gateway.stop()
             for origin in origins:
                 await origin.stop(grace_s=0)
+
+
+async def test_a_stream_is_purged_by_any_spelling_of_its_name(edge: Edge) -> None:
+    await edge.client.append("a", stream="a!b")
+    for spelled in ("a!b", "a%21b"):
+        await edge.client.read("seq_num=0&count=1", stream="a!b")
+        await admin(edge, "POST", "/api/purge", {"stream": f"/v1/streams/{spelled}?s2-basin={BASIN}"})
+        again = await edge.client.read("seq_num=0&count=1", stream="a!b")
+        assert "fwd=uri-miss" in again.headers["Cache-Status"]

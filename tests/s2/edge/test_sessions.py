@@ -125,6 +125,22 @@ async def test_a_session_that_starts_beyond_the_tail_is_refused(edge: Edge) -> N
     clamped.close()
 
 
+async def test_a_session_without_limits_that_does_not_wait_ends_at_the_tail(edge: Edge) -> None:
+    """S2 refuses a start at the tail only where a limit says that the read wants records."""
+    await edge.client.append("a")
+    for start, texts in (("seq_num=0", ["a"]), ("seq_num=1", []), ("tail_offset=0", []), ("seq_num=9&clamp=true", [])):
+        session = await edge.client.session(f"{start}&wait=0")
+        assert session.status == 200
+        assert await session.texts(len(texts)) == texts
+        assert await session.next() is None
+        events = await edge.client.events(f"{start}&wait=0")
+        assert (await events.rest())[-1] == Done()
+    for limited in ("seq_num=1&wait=0&count=1", "seq_num=1&until=9"):
+        assert (await edge.client.session(limited)).status == 416
+    assert edge.counters.requests[Call.READ_SESSION] == 0
+    assert edge.gateway.engine.s2.sessions == 0
+
+
 async def test_a_stream_that_is_not_there_is_said_by_the_origin(edge: Edge) -> None:
     for reader in (await edge.client.session(), await edge.client.events()):
         assert reader.status == 404

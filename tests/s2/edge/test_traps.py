@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -14,7 +15,7 @@ from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Done, Failure
-from tests.s2.edge.clients import BASIN, STREAM, Client, Edge
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge
 from tests.waiting import eventually, time_passing
 
 
@@ -150,7 +151,8 @@ async def test_a_tail_is_never_told_from_memory(edge: Edge) -> None:
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     gate = edge.faults.hold(kind=Call.CHECK_TAIL, when=When.REPLY)
     first = asyncio.ensure_future(edge.client.tail())
-    await gate.waiting(1)
+    async with asyncio.timeout(BOUND_S):
+        await gate.waiting(1)
     await edge.direct.append("b")
     rest = [asyncio.ensure_future(edge.client.tail()) for _ in range(30)]
     await eventually(lambda: "30 for the next" in "".join(map(repr, edge.gateway.engine.s2.streams)))
@@ -227,6 +229,65 @@ class TestRecreation:
         assert (await edge.client.send("PUT", f"/v1/streams/{STREAM}", {})).status == 201
         await edge.direct.append("new", timestamp=1)
         assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    @pytest.mark.parametrize(
+        ("name", "path"),
+        [("a/b ü", "a%2Fb%20%C3%BC"), ("(a)!'*", "%28a%29%21%27%2A"), ("(a)!'*", "(a)!'*"), ("a&b", "a&b")],
+    )
+    async def test_a_stream_created_by_its_name_is_a_new_one(self, edge: Edge, name: str, path: str) -> None:
+        """The SDKs create streams by a POST with the name in its body, and escape it in paths each in its own way."""
+        await edge.client.append("old", timestamp=1, stream=path)
+        session = await edge.client.session(stream=path)
+        assert await session.texts(1) == ["old"]
+        assert isinstance(await session.next(), ReadBatch)
+        gate = edge.faults.hold(kind=Call.READ_SESSION)
+        await edge.direct.send("DELETE", f"/v1/streams/{quote(name, safe='')}")
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": name})).status == 201
+        await edge.direct.append("new", timestamp=1, stream=path)
+        assert (await edge.client.read("seq_num=0&count=1", stream=path)).texts == ["new"]
+        assert isinstance(await session.next(), Terminal)
+        gate.release()
+
+    @pytest.mark.parametrize("change", ["DELETE", "PUT"])
+    async def test_a_name_escaped_in_another_way_is_the_same_stream(self, edge: Edge, change: str) -> None:
+        """S2's SDKs escape names in paths each in its own way."""
+        written, read = "a%21%28b%29%2Ac", "a!(b)*c"
+        await edge.client.append("old", timestamp=1, stream=written)
+        assert (await edge.client.read("seq_num=0&count=1", stream=read)).texts == ["old"]
+        edge.counters.reset()
+        assert (await edge.client.read("seq_num=0&count=1", stream=written)).texts == ["old"]
+        assert edge.counters.total_requests == 0
+        await (edge.client if change == "DELETE" else edge.direct).send("DELETE", f"/v1/streams/{written}")
+        if change == "PUT":
+            assert (await edge.client.send("PUT", f"/v1/streams/{written}", {})).status == 201
+        await edge.direct.append("new", timestamp=1, stream=written)
+        assert (await edge.client.read("seq_num=0&count=1", stream=read)).texts == ["new"]
+
+    @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/basins"), ("PUT", f"/v1/basins/{BASIN}")])
+    async def test_the_streams_of_a_basin_created_through_the_gateway_are_new_ones(
+        self, edge: Edge, method: str, path: str
+    ) -> None:
+        await edge.client.append("old", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        config = {"create_stream_on_append": True}
+        body = {"basin": BASIN, "config": config} if method == "POST" else {"config": config}
+        # An answer that says that it is there changes nothing.
+        assert (await edge.client.send(method, path, body)).status in (200, 409)
+        assert "hit" in (await edge.client.read("seq_num=0&count=1")).headers["Cache-Status"]
+        await edge.direct.send("DELETE", f"/v1/basins/{BASIN}")
+        assert (await edge.client.send(method, path, body)).status == 201
+        await edge.direct.append("new", timestamp=1)
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["new"]
+
+    async def test_a_stream_that_is_not_created_is_the_old_one(self, edge: Edge) -> None:
+        await edge.client.append("old")
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        edge.counters.reset()
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": unquote(STREAM)})).status == 409
+        assert (await edge.client.send("POST", "/v1/streams", {"stream": "another"})).status == 201
+        assert (await edge.client.send("POST", "/v1/streams", [])).status == 400
+        assert (await edge.client.read("seq_num=0&count=1")).texts == ["old"]
+        assert edge.counters.total_records_sent == 0
 
     async def test_a_delete_ends_live_readers_with_an_error(self, edge: Edge) -> None:
         await edge.client.append("old")
@@ -322,11 +383,13 @@ class TestRecreation:
             assert (answer.status, answer.json["code"]) == (409, code.code)
 
 
-async def test_a_read_of_an_unknown_stream_may_create_it(edge: Edge) -> None:
+@pytest.mark.parametrize("query", ["?seq_num=0", "?tail_offset=0", "?timestamp=0", "", "/tail"])
+async def test_a_read_of_an_unknown_stream_may_create_it(edge: Edge, query: str) -> None:
     """Trap 6: a GET is not free of effects."""
     change = {"create_stream_on_read": True, "create_stream_on_append": True}
     assert (await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", change)).status == 200
-    assert (await edge.client.read(stream="unknown")).status == 416
+    answer = await edge.client.send("GET", f"/v1/streams/unknown/records{query}")
+    assert answer.status == (200 if query == "/tail" else 416)
     listed = await edge.direct.send("GET", "/v1/streams?prefix=unknown")
     assert [one["name"] for one in listed.json["streams"]] == ["unknown"]  # type: ignore[attr-defined]
 

@@ -8,6 +8,7 @@ from typing import Final
 import aiohttp
 
 from gateway.s2.session import BadFrame
+from tests.waiting import pause
 
 BOUND_S: Final = 10.0
 """Longest call of a client; the outcome of a longer one is unknown."""
@@ -32,7 +33,7 @@ class Progress:
 
     async def failed(self) -> None:
         """A call got no answer, or was refused: wait as a client does before it tries again."""
-        await asyncio.sleep(_PAUSE_S)
+        await pause(_PAUSE_S)
 
     async def more(self, calls: int) -> None:
         """Wait for so many calls more."""

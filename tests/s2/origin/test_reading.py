@@ -24,6 +24,8 @@ def abc() -> Stream:
     ("query", "found"),
     [
         (ReadQuery(FromSeqNum(1), wait_s=0), "bc"),
+        (ReadQuery(FromSeqNum(3), wait_s=0), ""),
+        (ReadQuery(FromSeqNum(9), wait_s=0, is_clamped=True), ""),
         (ReadQuery(FromTailOffset(2)), "bc"),
         (ReadQuery(FromTailOffset(9)), "abc"),
         (ReadQuery(FromTimestamp(0)), "abc"),

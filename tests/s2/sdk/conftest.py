@@ -13,7 +13,7 @@ from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import RunningS2Origin, start_s2_origin
 
-pytest.register_assert_rewrite("tests.s2.sdk.python_rows")
+pytest.register_assert_rewrite("tests.s2.sdk.python_rows", "tests.s2.sdk.python_control_rows")
 
 BASIN = "basin-of-tests"
 BOUND_S = 30.0

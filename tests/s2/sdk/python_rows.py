@@ -1,29 +1,19 @@
-"""What PyPI's `s2-sdk` can do, one row for each call and each way to make it.
-
-The name of a row begins with the call, as in `S2Stream.read`; `CALLS` is taken from the SDK itself.
-"""
+"""The data plane of PyPI's `s2-sdk`, one row for each call and each way to make it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Final
 
 import pytest
 import s2_sdk
 from s2_sdk import (
     S2,
-    AccessTokenScope,
-    AccountMetricSet,
     AppendInput,
-    BasinConfig,
-    BasinMetricSet,
     Batching,
     CommandRecord,
-    EnsureStatus,
     FencingTokenMismatchError,
-    Operation,
     ReadLimit,
     ReadUnwrittenError,
     Record,
@@ -32,7 +22,6 @@ from s2_sdk import (
     SeqNum,
     SeqNumMismatchError,
     StreamConfig,
-    StreamMetricSet,
     StreamPosition,
     TailOffset,
     Timestamp,
@@ -42,43 +31,15 @@ from s2_sdk import (
 )
 
 from tests.s2.sdk.conftest import BASIN
+from tests.s2.sdk.python_matrix import bodies, filled, row
 
-Row = Callable[[S2, S2Stream], Awaitable[None]]
-
-_CLASSES: Final = (
-    "S2",
-    "S2Basin",
-    "S2Stream",
-    "AppendSession",
-    "Producer",
-    "ReadSession",
-)
-_LOCAL: Final = {"S2.basin", "S2.close", "S2Basin.name", "S2Basin.stream", "S2Stream.name"}
-"""What sends no request of its own; every row uses it."""
-
-CALLS: Final = {
-    f"{kind}.{name}" for kind in _CLASSES for name in vars(getattr(s2_sdk, kind)) if not name.startswith("_")
-} - _LOCAL
-"""Every public call of the SDK."""
-
-ROWS: dict[str, Row] = {}
+ONCE_FOUND = StreamConfig(retention_policy=3_600, delete_on_empty_min_age=300)
+"""A configuration for a stream that a call creates."""
 
 
-def row(name: str) -> Callable[[Row], Row]:
-    def add(function: Row) -> Row:
-        assert name not in ROWS
-        ROWS[name] = function
-        return function
-
-    return add
-
-
-async def filled(stream: S2Stream, *bodies: str) -> None:
-    await stream.append(AppendInput([Record(body.encode()) for body in bodies]))
-
-
-def bodies(batch: s2_sdk.ReadBatch) -> list[str]:
-    return [record.body.decode() for record in batch.records]
+async def config_of(s2: S2, stream: S2Stream) -> tuple[object, object]:
+    found = await s2.basin(BASIN).get_stream_config(stream.name)
+    return found.retention_policy, found.delete_on_empty_min_age
 
 
 async def records_of(session: s2_sdk.ReadSession, count: int) -> list[s2_sdk.SequencedRecord]:
@@ -154,6 +115,17 @@ async def append_to_nothing(s2: S2, stream: S2Stream) -> None:
     with pytest.raises(S2ServerError) as refused:
         await s2.basin("basin-that-creates-nothing").stream("s").append(AppendInput([Record(b"")]))
     assert (refused.value.status_code, refused.value.code) == (404, "stream_not_found")
+
+
+@row("S2Stream.append: encryption key")
+async def append_encrypted(s2: S2, stream: S2Stream) -> None:
+    keyed = s2.basin(BASIN).stream(stream.name, encryption_key=bytes(range(32)))
+    await filled(keyed, "a", "b")
+    assert bodies(await keyed.read(start=SeqNum(0))) == ["a", "b"]
+    async with keyed.append_session() as session:
+        assert (await (await session.submit(AppendInput([Record(b"c")])))).end.seq_num == 3
+    async with keyed.read_session(start=SeqNum(0)) as read:
+        assert [record.body for record in await records_of(read, 3)] == [b"a", b"b", b"c"]
 
 
 @row("S2Stream.read: seq_num")
@@ -232,6 +204,14 @@ async def append_session_poisoned(s2: S2, stream: S2Stream) -> None:
     assert bodies(await stream.read(start=SeqNum(0))) == ["a"]
 
 
+@row("S2Stream.append_session: few unacknowledged bytes, and a configuration")
+async def append_session_tight(s2: S2, stream: S2Stream) -> None:
+    async with stream.append_session(max_unacked_bytes=1 << 20, stream_config=ONCE_FOUND) as session:
+        tickets = [await session.submit(AppendInput([Record(b"x" * 600_000)])) for _ in range(8)]
+        assert [(await ticket).end.seq_num for ticket in tickets] == list(range(1, 9))
+    assert await config_of(s2, stream) == (3_600, 300)
+
+
 @row("AppendSession.close")
 async def append_session_close(s2: S2, stream: S2Stream) -> None:
     session = stream.append_session()
@@ -255,6 +235,18 @@ async def producer_conditions(s2: S2, stream: S2Stream) -> None:
     async with stream.producer(match_seq_num=1, fencing_token="mine", batching=Batching(max_records=2)) as producing:
         tickets = [await producing.submit(Record(b"x")) for _ in range(10)]
         assert [(await ticket).seq_num for ticket in tickets] == list(range(1, 11))
+
+
+@row("S2Stream.producer: bounds in bytes, and a configuration")
+async def producer_bounded(s2: S2, stream: S2Stream) -> None:
+    batching = Batching(max_bytes=100, linger=timedelta(milliseconds=1))
+    async with stream.producer(batching=batching, max_unacked_bytes=1 << 20, stream_config=ONCE_FOUND) as producing:
+        tickets = [await producing.submit(Record(b"x" * 40)) for _ in range(20)]
+        acks = [await ticket for ticket in tickets]
+    assert [ack.seq_num for ack in acks] == list(range(20))
+    # Two records of 48 metered bytes fit.
+    assert [ack.batch.end.seq_num for ack in acks] == [at for end in range(2, 21, 2) for at in (end, end)]
+    assert await config_of(s2, stream) == (3_600, 300)
 
 
 @row("Producer.flush")
@@ -335,6 +327,24 @@ async def read_session_beyond(s2: S2, stream: S2Stream) -> None:
         assert bodies(await anext(session)) == ["b"]
 
 
+@row("S2Stream.read_session: a configuration")
+async def read_session_configured(s2: S2, stream: S2Stream) -> None:
+    async with stream.read_session(start=SeqNum(0), stream_config=ONCE_FOUND) as session:
+        assert (await session.caught_up()).seq_num == 0
+        assert await config_of(s2, stream) == (3_600, 300)
+        await filled(stream, "a")
+        assert bodies(await anext(session)) == ["a"]
+
+
+@row("S2Stream.read: a configuration")
+async def read_configured(s2: S2, stream: S2Stream) -> None:
+    with pytest.raises(ReadUnwrittenError):
+        await stream.read(start=SeqNum(0), stream_config=ONCE_FOUND)
+    assert await config_of(s2, stream) == (3_600, 300)
+    await filled(stream, "a")
+    assert bodies(await stream.read(start=SeqNum(0), stream_config=ONCE_FOUND)) == ["a"]
+
+
 @row("S2Stream.read_session: command records")
 async def read_session_commands(s2: S2, stream: S2Stream) -> None:
     await stream.append(AppendInput([CommandRecord.fence("t"), Record(b"a"), CommandRecord.trim(0)]))
@@ -372,100 +382,3 @@ async def read_session_close(s2: S2, stream: S2Stream) -> None:
     session = stream.read_session(start=TailOffset(0))
     await session.caught_up()
     await session.close()
-
-
-# -- the control plane
-
-
-@row("S2.create_basin")
-@row("S2.get_basin_config")
-@row("S2.delete_basin")
-async def basins(s2: S2, stream: S2Stream) -> None:
-    config = BasinConfig(default_stream_config=StreamConfig(retention_policy=60), create_stream_on_read=True)
-    assert (await s2.create_basin("another-basin", config=config)).name == "another-basin"
-    held = await s2.get_basin_config("another-basin")
-    assert held.default_stream_config is not None
-    assert (held.default_stream_config.retention_policy, held.create_stream_on_read) == (60, True)
-    await s2.delete_basin("another-basin")
-    await s2.delete_basin("another-basin", ignore_not_found=True)
-    with pytest.raises(S2ServerError):
-        await s2.get_basin_config("another-basin")
-
-
-@row("S2.ensure_basin")
-@row("S2.reconfigure_basin")
-async def ensured_basins(s2: S2, stream: S2Stream) -> None:
-    assert (await s2.ensure_basin("another-basin")).status is EnsureStatus.CREATED
-    assert (await s2.ensure_basin("another-basin")).status is EnsureStatus.CONFIG_UNCHANGED
-    changed = BasinConfig(create_stream_on_append=True)
-    assert (await s2.ensure_basin("another-basin", config=changed)).status is EnsureStatus.CONFIG_UPDATED
-    held = await s2.reconfigure_basin("another-basin", config=BasinConfig(create_stream_on_read=True))
-    assert (held.create_stream_on_append, held.create_stream_on_read) == (True, True)
-
-
-@row("S2.list_basins")
-@row("S2.list_all_basins")
-async def listed_basins(s2: S2, stream: S2Stream) -> None:
-    for name in ("many-basins-1", "many-basins-2"):
-        await s2.create_basin(name)
-    page = await s2.list_basins(prefix="many", limit=1)
-    assert ([info.name for info in page.items], page.has_more) == (["many-basins-1"], True)
-    assert len([info async for info in s2.list_all_basins()]) == 3
-
-
-@row("S2.list_locations")
-@row("S2.get_default_location")
-@row("S2.set_default_location")
-async def locations(s2: S2, stream: S2Stream) -> None:
-    (location,) = await s2.list_locations()
-    assert await s2.get_default_location() == location
-    assert await s2.set_default_location(location.name) == location
-
-
-@row("S2.issue_access_token")
-@row("S2.list_access_tokens")
-@row("S2.list_all_access_tokens")
-@row("S2.revoke_access_token")
-async def access_tokens(s2: S2, stream: S2Stream) -> None:
-    assert await s2.issue_access_token("t", scope=AccessTokenScope(ops=[Operation.READ]))
-    assert [info.id for info in (await s2.list_access_tokens()).items] == ["t"]
-    assert [info.id async for info in s2.list_all_access_tokens()] == ["t"]
-    await s2.revoke_access_token("t")
-    assert (await s2.list_access_tokens()).items == []
-
-
-@row("S2.account_metrics")
-@row("S2.basin_metrics")
-@row("S2.stream_metrics")
-async def metrics(s2: S2, stream: S2Stream) -> None:
-    assert await s2.account_metrics(set=AccountMetricSet.ACTIVE_BASINS) == []
-    assert await s2.basin_metrics(BASIN, set=BasinMetricSet.STORAGE) == []
-    assert await s2.stream_metrics(BASIN, stream.name, set=StreamMetricSet.STORAGE) == []
-
-
-@row("S2Basin.create_stream")
-@row("S2Basin.get_stream_config")
-@row("S2Basin.reconfigure_stream")
-@row("S2Basin.delete_stream")
-async def streams(s2: S2, stream: S2Stream) -> None:
-    basin = s2.basin(BASIN)
-    assert (await basin.create_stream(stream.name)).name == stream.name
-    config = await basin.get_stream_config(stream.name)
-    assert (config.storage_class, config.retention_policy) == ("express", 7 * 86_400)
-    config = await basin.reconfigure_stream(stream.name, config=StreamConfig(retention_policy="infinite"))
-    assert config.retention_policy == "infinite"
-    await filled(stream, "a")
-    await basin.delete_stream(stream.name)
-    assert (await basin.create_stream(stream.name)).deleted_at is None
-    assert await stream.check_tail() == StreamPosition(0, 0)
-
-
-@row("S2Basin.ensure_stream")
-@row("S2Basin.list_streams")
-@row("S2Basin.list_all_streams")
-async def listed_streams(s2: S2, stream: S2Stream) -> None:
-    basin = s2.basin(BASIN)
-    for name in ("a/1", "a/2", "b"):
-        assert (await basin.ensure_stream(name)).status is EnsureStatus.CREATED
-    assert [info.name for info in (await basin.list_streams(prefix="a/")).items] == ["a/1", "a/2"]
-    assert [info.name async for info in basin.list_all_streams()] == ["a/1", "a/2", "b"]

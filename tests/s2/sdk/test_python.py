@@ -7,12 +7,17 @@ import asyncio
 import pytest
 from s2_sdk import S2, S2Stream
 
+from tests.s2.sdk import python_control_rows, python_rows
 from tests.s2.sdk.conftest import BOTH_WAYS, BOUND_S
-from tests.s2.sdk.python_rows import CALLS, ROWS
+from tests.s2.sdk.python_matrix import CALLS, OPTIONS, ROWS, given_options
 
 
 def test_no_call_of_the_sdk_is_left_out() -> None:
     assert {name.partition(":")[0] for name in ROWS} == CALLS
+
+
+def test_no_option_of_a_call_is_left_out() -> None:
+    assert OPTIONS - given_options(python_rows.__file__, python_control_rows.__file__) == set()
 
 
 @BOTH_WAYS

@@ -48,7 +48,8 @@ def share(value: float | None) -> str:
         return "<0.1 %"
     # 1 - 0.9 has to be 10 %.
     percent = round(value * 100, 9)
-    return f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"
+    text = f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"
+    return text.replace("-", "−")
 
 
 def span(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.report import wording
+from gateway.pipeline import wording
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_sizes(value: float | None, text: str) -> None:
         (0.0001, "<0.1 %"),
         (0.931, "93.1 %"),
         (1 - 0.9, "10 %"),
-        (-0.5, "-50 %"),
+        (-0.5, "−50 %"),
     ],
 )
 def test_shares_are_never_rounded_to_all_or_nothing(value: float | None, text: str) -> None:

@@ -1,0 +1,114 @@
+"""Tables that add up the lines of a window of time, and look back on nothing.
+
+Traffic, offload and errors are derived from `sums`, one pass over the lines: a row for each minute, route, protocol,
+mode, outcome and status.  A minute's `origin_requests` and `fetched_bytes` are those of the lines written in it.  The
+bytes of a live request are logged with the next line of a reader, so the offload of a single minute may include parts
+of its neighbours.  A ratio is negative if the origin was asked for more than was delivered (retries, a first reader
+that left).
+
+Latency leaves long-polls and SSE connections out, because their duration is the time they waited; `delivery` covers
+them.  A remembered answer takes 0 s in the log, which rounds down to microseconds.
+
+Fan-out is how many readers one answer of the origin served, as a distribution by powers of two.  A live read shares the
+stream's one live request with its `subscribers`; a catch-up read shares its fetch with those it was `collapsed` with.
+Catch-up reads without a fetch (hits) shared nothing and are not among these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from gateway.pipeline.gold.lines import HOUR, MINUTE, count_of, is_live, is_read, known, ratio, total, window
+from gateway.pipeline.gold.sketches import filled, quantiles, sketch_of
+from gateway.pipeline.tables import ANSWERED_BY, ERRORS, OFFLOAD, TRAFFIC
+from gateway.telemetry.access_record import CloseReason
+
+SUMMED: Final = ("sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
+"""The columns of silver that are added up."""
+
+
+def sums(requests: DataFrame) -> DataFrame:
+    """`tables.REQUESTS` added up, as the source of the tables here."""
+    is_final = f.col("is_final")
+    return requests.groupBy("day", window(MINUTE), "route", "protocol", "mode", "outcome", "status").agg(
+        count_of(is_final).alias("requests"),
+        *map(total, SUMMED),
+        count_of(is_final & (f.col("origin_requests") == 0)).alias("spared_requests"),
+    )
+
+
+def traffic(sums: DataFrame) -> DataFrame:
+    """`tables.TRAFFIC`."""
+    return sums.groupBy(*TRAFFIC.key, "day").agg(*map(total, ("requests", *SUMMED, "spared_requests")))
+
+
+def offload(sums: DataFrame) -> DataFrame:
+    """`tables.OFFLOAD`."""
+    requests, read = f.col("requests"), f.col("sent_bytes") + f.col("saved_bytes")
+    by = {
+        f"by_{name}": f.sum(f.when(f.col("outcome").isin(*outcomes), requests))
+        for name, outcomes in ANSWERED_BY.items()
+    }
+    return (
+        sums.where(is_read())
+        .groupBy(*OFFLOAD.key, "day")
+        .agg(
+            *map(total, ("requests", *SUMMED)),
+            *(f.coalesce(counted, f.lit(0)).alias(name) for name, counted in by.items()),
+        )
+        .withColumns(
+            {
+                "hit_ratio": ratio(f.col("by_tape"), requests),
+                "collapse_ratio": ratio(f.col("by_collapse") + f.col("by_follow"), requests),
+                "joined_ratio": ratio(f.col("by_join"), requests),
+                "request_offload": 1 - ratio(f.col("origin_requests"), requests),
+                "byte_offload": 1 - ratio(f.col("fetched_bytes"), read),
+            }
+        )
+    )
+
+
+def errors(sums: DataFrame) -> DataFrame:
+    """`tables.ERRORS`."""
+    is_error = (f.col("status") >= 400) | f.col("outcome").isin(*ANSWERED_BY["unanswered"])
+    return sums.where(is_error & (f.col("requests") > 0)).groupBy(*ERRORS.key, "day").agg(total("requests"))
+
+
+def latency(requests: DataFrame) -> DataFrame:
+    """`tables.LATENCY`, from `tables.REQUESTS`."""
+    figures = (
+        requests.where(f.col("is_final") & ~is_live())
+        .groupBy("day", window(MINUTE), "route", "mode")
+        .agg(
+            f.count("*").alias("requests"),
+            filled(sketch_of(f.col("duration_s"))).alias("duration_sketch"),
+            filled(sketch_of(f.col("first_byte_s"))).alias("first_byte_sketch"),
+        )
+    )
+    return quantiles(quantiles(figures, "duration_sketch", "duration"), "first_byte_sketch", "first_byte")
+
+
+def fan_out(requests: DataFrame) -> DataFrame:
+    """`tables.FAN_OUT`, from `tables.REQUESTS`."""
+    sharers = f.when(is_live(), f.col("subscribers")).otherwise(f.col("collapsed"))
+    # By binary digits, because a logarithm is not exact.
+    bucket = f.expr("shiftleft(bigint(1), length(bin(sharers)) - 1)")
+    return (
+        requests.where(f.col("is_final") & is_read())
+        .select("day", window(HOUR), "route", "mode", sharers.alias("sharers"))
+        .where(f.col("sharers") >= 1)
+        .groupBy("day", "hour", "route", "mode", bucket.alias("at_least"))
+        .agg(f.count("*").alias("requests"), f.max("sharers").alias("most"))
+    )
+
+
+def slow_consumers(requests: DataFrame) -> DataFrame:
+    """`tables.SLOW_CONSUMERS`: readers that were disconnected because they did not keep up."""
+    return (
+        requests.where(f.col("is_final") & (f.col("close_reason") == CloseReason.SLOW.value))
+        .groupBy("day", window(HOUR), "route", "stream", known("client"), known("user_agent"))
+        .agg(f.count("*").alias("cut_off"), total("sent_bytes"))
+    )
