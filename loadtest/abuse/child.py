@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import resource
 import signal
@@ -144,9 +143,6 @@ async def _main(role: str, arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] != "origin" and len(os.sched_getaffinity(0)) == 1:
-        # Pinned beside the measured clients: they run when those do not need the core.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvloop.run(_main(sys.argv[1], json.loads(sys.argv[2])))

@@ -35,6 +35,9 @@ REFUSALS_PER_S: Final = 5
 """Refusals per second above which it bans a client network."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TIMER_S: Final = 0.01
+_REALTIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+"""For the event loop alone: threads and processes that it starts are as others."""
+_PRIORITY: Final = 10
 _START_S: Final = 30.0
 _STOP_S: Final = 30.0
 
@@ -57,6 +60,8 @@ class Plan:
     """Time before a phase counts."""
     is_pinned: bool = True
     """Whether the gateway has a core of its own."""
+    is_realtime: bool = False
+    """Whether gateway, origin and good clients go before all other work on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +119,12 @@ def run(plan: Plan, folder: Path) -> Result:
     cores = Cores.of_this_machine() if plan.is_pinned else None
     server, load = (cores.server, cores.load) if cores else (None, None)
     used = (cores.server, cores.load) if cores else tuple(os.sched_getaffinity(0))
+    measured = _REALTIME if plan.is_realtime else os.SCHED_OTHER
     with (
         pinned(load) if load is not None else nullcontext(),
-        _child("origin", {"port": origin, "count_port": count}, folder, load, origin),
-        _process("gateway", command, folder, server, gateway) as pid,
+        _child("origin", {"port": origin, "count_port": count}, folder, load, measured, origin),
+        _process("gateway", command, folder, server, measured, gateway) as pid,
+        _scheduled(measured),
     ):
         return uvloop.run(_phases(plan, folder, ports, pid, load, used))
 
@@ -144,17 +151,19 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
 def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator[Path]:
     """Run the abusive clients, or the hostile origins and their callers, during the block; their outcomes are in the
     file after it."""
+    # Beside the measured clients, abusive ones run when those do not need the core.
+    policy = os.SCHED_IDLE if plan.is_pinned and not plan.is_realtime else os.SCHED_OTHER
     work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
     if plan.kinds:
         work |= {"origin_port": ports.origin, "kinds": plan.kinds, "flood": plan.flood}
-        with _child("abusers", work, folder, core):
+        with _child("abusers", work, folder, core, policy):
             yield folder / "abusers.log"
         return
     listening = {kind: port for kind, port in ports.hostile.items() if kind != hostile.REFUSES}
     work |= {"kinds": list(ports.hostile)}
     with (
-        _child("hostile", {"ports": listening}, folder, core, next(iter(listening.values()), 0)),
-        _child("callers", work, folder, core),
+        _child("hostile", {"ports": listening}, folder, core, policy, next(iter(listening.values()), 0)),
+        _child("callers", work, folder, core, policy),
     ):
         yield folder / "callers.log"
 
@@ -238,21 +247,26 @@ def _config(ports: Ports, admin: int) -> str:
 
 
 @contextmanager
-def _child(role: str, arguments: dict[str, Any], folder: Path, core: int | None, port: int = 0) -> Iterator[int]:
+def _child(
+    role: str, arguments: dict[str, Any], folder: Path, core: int | None, policy: int, port: int = 0
+) -> Iterator[int]:
     """Start a process of `loadtest.abuse.child`."""
     command = (sys.executable, "-m", "loadtest.abuse.child", role, json.dumps(arguments))
-    with _process(role, command, folder, core, port) as pid:
+    with _process(role, command, folder, core, policy, port) as pid:
         yield pid
 
 
 @contextmanager
-def _process(name: str, command: Sequence[str], folder: Path, core: int | None, port: int) -> Iterator[int]:
+def _process(
+    name: str, command: Sequence[str], folder: Path, core: int | None, policy: int, port: int
+) -> Iterator[int]:
     """A process until the end of the block; when it begins, the process accepts at `port`, or has printed something if
     that is 0.  Raises BenchError."""
     log = folder / f"{name}.log"
     with log.open("wb") as output, pinned(core) if core is not None else nullcontext():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
+        _schedule(process.pid, policy)
         deadline = time.monotonic() + _START_S
         while not (_accepts(port) if port else log.stat().st_size):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -268,6 +282,24 @@ def _process(name: str, command: Sequence[str], folder: Path, core: int | None, 
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def _scheduled(policy: int) -> Iterator[None]:
+    """Give this process's main thread a policy during the block."""
+    _schedule(0, policy)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _schedule(pid: int, policy: int) -> None:
+    """Give the main thread of a process, or of this one, a scheduling policy (sched(7)).  Raises BenchError."""
+    try:
+        os.sched_setscheduler(pid, policy, os.sched_param(_PRIORITY if policy == _REALTIME else 0))
+    except PermissionError:
+        raise BenchError("real-time priorities need CAP_SYS_NICE") from None
 
 
 def _free_ports(count: int) -> list[int]:

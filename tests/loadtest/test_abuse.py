@@ -13,6 +13,7 @@ import pytest
 from loadtest.abuse import abusers
 from loadtest.abuse.report import DOCS, document, faults, gateway_table, main, percentile, slow, tables
 from loadtest.abuse.stage import Phase, Plan, Result, run
+from loadtest.bench.machine import BenchError
 
 SHORT = {"seconds": 2.5, "good": 20, "abusive": 100, "flood": 0.5, "warm_s": 1.0, "is_pinned": False}
 
@@ -27,6 +28,17 @@ def test_good_clients_are_served_beside_hostile_origins(tmp_path: Path) -> None:
     figures = document(run(Plan(**SHORT, kinds=()), tmp_path))  # type: ignore[arg-type]
     assert faults(figures) == [], figures["examples"]
     assert len(figures["got"]) == 10
+
+
+def test_priorities_that_are_not_allowed_end_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.sched_setscheduler", refuse)
+    with pytest.raises(BenchError, match="real-time priorities need CAP_SYS_NICE"):
+        run(Plan(**SHORT, is_realtime=True), tmp_path)  # type: ignore[arg-type]
 
 
 def result(**figures: int) -> Result:
