@@ -372,7 +372,7 @@ class _Attempt:
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
             return origin_error_answer(self._read.route, head, Outcome.MISS)
-        is_there = stream.ended is None and not stream.may_have_ended
+        is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
         if is_walking and self.parts.size and is_there and stream.holds_acknowledged(self._at):
             # Send the immutable bytes without a statement about the tail: the reader continues from their end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)

@@ -92,7 +92,8 @@ class LiveReads:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
-            if not self.has_failed(reply) or not tape.knows_after(start) or stream.may_have_ended:
+            is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
+            if not self.has_failed(reply) or not tape.knows_after(start) or not is_there:
                 self.expect_stream(reply)
         if start == NOW:
             topic = self.live.find(stream)

@@ -134,7 +134,7 @@ class LongPoll:
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
             # The stream has been refused: send no more of it.
             raise StreamEnded(head)
-        if self._reads.has_failed(head) and stream.may_have_ended:
+        if self._reads.has_failed(head) and not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
             self._reads.expect_stream(head)
         if self._reads.has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR

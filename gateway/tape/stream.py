@@ -87,7 +87,9 @@ class Stream:
     identity: str | None = None
     """The origin's own name for the incarnation, if its ETag carries one."""
     lifetime: Lifetime | None = None
-    """None until a HEAD or a PUT reports it; until then no answer is given without the origin."""
+    """None until a HEAD or a PUT reports it; until then no hit is given without the origin."""
+    is_lifetime_lost: bool = False
+    """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
     contacted_at: float = 0.0
     """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
     used_at: float = 0.0
@@ -183,6 +185,7 @@ class Stream:
         """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
         self.mark_stale()
         self.lifetime = None
+        self.is_lifetime_lost = True
         self.head_headers = None
 
     def revalidated(self, stale_marks: int) -> None:
@@ -207,6 +210,7 @@ class Stream:
     def record_lifetime(self, headers: Mapping[str, str]) -> None:
         """Record the lifetime that the headers announce; without such headers it is unlimited."""
         self.lifetime = lifetime_from_headers(headers)
+        self.is_lifetime_lost = False
 
     def record_head(self, headers: Headers) -> None:
         """Record what only the answer to a HEAD reports."""
@@ -412,6 +416,12 @@ class Stream:
         if life.expires_at is not None and wall >= life.expires_at:
             return True
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
+
+    def outlasts_failure(self, now: float, wall: float) -> bool:
+        """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far
+        as is known, and is not another than the one whose lifetime was known."""
+        is_over = self.ended is not None or self.may_have_ended or self.has_expired(now, wall)
+        return not is_over and not self.is_lifetime_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
         """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted.  An S2 stream

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from tests.engine.bench import TEXT, BinaryOrigin, Start
+from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start
 from tests.waiting import eventually
 
 
@@ -153,3 +154,49 @@ async def test_a_stream_that_is_no_more_is_forgotten(start: Start, status: int) 
     bench.upstream.script = lambda asked: asked.answer(status, TEXT, b"gone")
     assert (await bench.body("/s?offset=0004"))[0] == status
     assert not any(stream.tape.size for stream in bench.engine.store)
+
+
+async def ask(bench: EngineBench, target: str) -> tuple[int, bytes]:
+    if "live" not in target:
+        return await bench.body(target)
+    client = await bench.poll(target)
+    return client.answers[0].status, client.bodies[0]
+
+
+@pytest.mark.parametrize("target", ["/s?offset=-1", "/s?offset=-1&live=long-poll"])
+async def test_a_stream_that_expires_while_the_origin_fails_is_given_no_more(start: Start, target: str) -> None:
+    bench = start(BinaryOrigin(b"abcd"), retry_attempts=0)
+    await bench.body()
+    bench.stream.record_head(CIMultiDict({"Stream-Expires-At": "2026-09-21T14:14:00Z"}))
+    bench.upstream.script = lambda asked: asked.fail(UpstreamBroken())
+    bench.clock.advance(39)
+    assert await ask(bench, target) == (200, b"abcd")
+    bench.upstream.script = lambda asked: None
+    asking = asyncio.create_task(ask(bench, target))
+    fetch = await bench.until(len(bench.upstream.asked) + 1)
+    bench.clock.advance(2)
+    fetch.fail(UpstreamBroken())
+    (found,) = await asyncio.gather(asking, return_exceptions=True)
+    # A long-poll has a topic, which notices the expiry by itself.
+    assert isinstance(found, UpstreamBroken) or found == (404, b"Stream not found\n")
+
+
+@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.DELETE])
+@pytest.mark.parametrize("target", ["/s?offset=-1", "/s?offset=-1&live=long-poll"])
+async def test_a_stream_that_may_be_another_is_given_no_more_until_its_lifetime_is_known(
+    start: Start, mode: Mode, target: str
+) -> None:
+    """A read has found it since, but does not say when it expires."""
+    origin = BinaryOrigin(b"abcd")
+    bench = start(origin, retry_attempts=0)
+    await bench.body()
+    bench.stream.record_head(CIMultiDict({"Stream-Expires-At": "2026-09-21T14:14:00Z"}))
+    bench.upstream.script = lambda asked: asked.fail(UpstreamBroken())
+    with pytest.raises(UpstreamBroken):
+        await bench.relay(mode)
+    bench.upstream.script = origin
+    assert await bench.body() == (200, b"abcd")
+    bench.upstream.script = lambda asked: asked.fail(UpstreamBroken())
+    bench.clock.advance(60)
+    with pytest.raises(UpstreamBroken):
+        await ask(bench, target)
