@@ -251,16 +251,15 @@ class Connection(ReadingConnection, Handling):
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
         self._has_room(ConnectionResetError("the client has left"))
+        self._client_left()
+        self._leave_if_gone()
+
+    def _leave_live(self) -> bool:
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
         self.end_live_use()
-        if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
-            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
-            self._clients.loop.call_soon(self._task.cancel)
-        elif self._request is not None and not self._request.is_detached:
-            self._request = None
-        self._leave_if_gone()
+        return live is not None
 
     # -- requests in order
 
@@ -333,7 +332,7 @@ class Connection(ReadingConnection, Handling):
             self._leave_if_gone()
 
     def _leave_if_gone(self) -> None:
-        if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
+        if self.transport is None and self._task is None and not self._is_detached:
             self._request = None
             self._clients.leave(self)
 

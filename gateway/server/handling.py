@@ -36,6 +36,8 @@ class Handling(ABC):
 
     _clients: Clients
     _live: LiveAnswer | None
+    _request: Request | None
+    _task: asyncio.Task[None] | None
 
     @property
     @abstractmethod
@@ -49,6 +51,10 @@ class Handling(ABC):
 
     @abstractmethod
     def abort(self) -> None: ...
+
+    @abstractmethod
+    def _leave_live(self) -> bool:
+        """End the answer that is given without a task, and its count; returns whether there was one."""
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -70,6 +76,24 @@ class Handling(ABC):
         task = self._clients.loop.create_task(self._work(request, work))
         task.add_done_callback(self._ended)
         return task
+
+    @property
+    def _is_detached(self) -> bool:
+        """Whether the request goes on although its client has left."""
+        return self._request is not None and self._request.is_detached
+
+    def _client_left(self) -> None:
+        """End the answer in progress: its client has left."""
+        if self._leave_live():
+            return
+        if self._task is not None and not self._is_detached:
+            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
+            self._clients.loop.call_soon(self._end_task)
+
+    def _end_task(self) -> None:
+        """Cancel the task.  It may have gone on since its client left, and have begun a live answer."""
+        if not self._leave_live() and self._task is not None and not self._is_detached:
+            self._task.cancel()
 
     async def _work(self, request: Request, work: Work) -> None:
         try:

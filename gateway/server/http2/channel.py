@@ -160,11 +160,6 @@ class StreamChannel(Handling):
         return is_released and (stream.is_ended or stream.reset_code is not None)
 
     @property
-    def _is_detached(self) -> bool:
-        """Whether the request goes on although its client has left."""
-        return self._request is not None and self._request.is_detached
-
-    @property
     def client(self) -> str | None:
         """The client's address without its port."""
         return self._connection.client
@@ -232,15 +227,16 @@ class StreamChannel(Handling):
         if body is not None:
             body.fail(BadRequest("Request body ended early" if is_by_client else "Malformed request body"))
         self._has_room(ConnectionResetError("the client has left"))
+        self._client_left()
+        if self.is_over:
+            self.close()
+
+    def _leave_live(self) -> bool:
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
         self.end_live_use()
-        if self._task is not None and live is None and not self._is_detached:
-            # In the next turn: a task that has just been made has begun by then, and ends what it was given.
-            self._clients.loop.call_soon(self._task.cancel)
-        if self.is_over:
-            self.close()
+        return live is not None
 
     def unread(self, size: int) -> None:
         """`size` bytes of the request's body wait to be read."""

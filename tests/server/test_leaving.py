@@ -1,0 +1,122 @@
+"""A client that leaves at any moment of its request leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import coroutine
+from typing import Any, cast
+
+import pytest
+from hyperframe.frame import RstStreamFrame
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.config.gateway import GatewayConfig
+from gateway.origin.app import start_origin
+from gateway.server.clients import Work
+from gateway.server.connection import Connection
+from gateway.server.http2.connection import Http2Connection
+from gateway.server.request import Answered, Request
+from tests.scenarios.http2_wire import Http2Wire
+from tests.server.conftest import connect, get, write
+from tests.waiting import eventually
+
+_MOST_WAITS = 40
+"""More than a request waits for."""
+
+
+@coroutine
+def _interrupted(work: Work, at: int, interrupt: Callable[[], None]) -> Generator[Any, Any, Answered | None]:
+    """The work of a request, interrupted in the loop's turn in which it goes on after its wait number `at` (0: in which
+    it begins)."""
+    waits = 0
+    error: BaseException | None = None
+    while True:
+        if waits == at and error is None:
+            interrupt()
+        waits += 1
+        try:
+            waited_for = work.send(None) if error is None else work.throw(error)
+        except StopIteration as ended:
+            return cast("Answered | None", ended.value)
+        try:
+            error = None
+            yield waited_for
+        except BaseException as raised:
+            error = raised
+
+
+def _lose(gateway: RunningGateway) -> None:
+    """End the client's connection, or its stream, as the loop does when it learns that the client has left."""
+    (client,) = gateway.clients
+    if isinstance(client, Http2Connection):
+        client.data_received(RstStreamFrame(1).serialize())
+    else:
+        assert isinstance(client, Connection)
+        transport = client.transport
+        assert transport is not None
+        # The loop tells a protocol of the end once.
+        transport.set_protocol(asyncio.Protocol())
+        transport.abort()
+        client.connection_lost(ConnectionResetError())
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+@pytest.mark.parametrize("is_logged", [False, True])
+async def test_a_live_reader_that_leaves_in_the_turn_in_which_its_request_goes_on_is_gone(
+    version: str, live: str, is_logged: bool, tmp_path: Path
+) -> None:
+    origin = await start_origin()
+    log = {"sink": "file", "path": str(tmp_path / "access.log")} if is_logged else {}
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(
+            origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", fast_path=False, live_linger_s=0, **log
+        )
+    )
+    engine, clients, handler = gateway.engine, gateway.clients, gateway.clients.handler
+    at = 0
+    is_lost = False
+
+    def lose() -> None:
+        nonlocal is_lost
+        is_lost = True
+        _lose(gateway)
+
+    def handle(request: Request) -> Work | None:
+        work = handler(request)
+        return _interrupted(work, at, lose) if work is not None and request.method == "GET" else work
+
+    def left_over() -> list[object]:
+        reads = clients.usage.live_reads("127.0.0.1")
+        return [held for held in (list(engine.live.topics()), engine.fetches, reads) if held]
+
+    async def read(target: str) -> None:
+        reader, writer = await connect(gateway)
+        try:
+            if version == "2":
+                await Http2Wire(reader, writer).ask(target)
+            else:
+                writer.write(get(target))
+            await eventually(lambda: is_lost or any(topic.readers_now for topic in engine.live.topics()))
+            if is_lost:
+                await eventually(lambda: not left_over(), state=lambda: f"at {at}: {left_over()}")
+        finally:
+            writer.transport.abort()
+
+    clients.handler = handle
+    try:
+        while is_lost or not at:
+            assert at < _MOST_WAITS
+            await write(gateway, "PUT", f"/{at}", Content_Type="text/plain")
+            await eventually(lambda: not clients.usage)
+            for stream in list(engine.store):
+                engine.purge.drop(stream)
+            is_lost = False
+            await read(f"/{at}?offset=now&live={live}")
+            at += 1
+        assert at > 1
+    finally:
+        await gateway.stop()
+        await origin.stop()
