@@ -45,6 +45,10 @@ class Link:
         self._rng = rng
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stalls_end = asyncio.Event()
+        """Set when the stalls of now end; those to come have another."""
+        self.stalls = 0
+        """The pieces that are held up now."""
         self._writers: set[asyncio.StreamWriter] = set()
 
     @property
@@ -88,7 +92,7 @@ class Link:
                 if rng.random() < weather.latency:
                     await pause(rng.random() * _LATENCY_S)
                 if rng.random() < weather.stall:
-                    await pause(rng.uniform(*_STALL_S))
+                    await self._stall(rng.uniform(*_STALL_S))
                 if rng.random() < weather.reset:
                     sink.write(data[: rng.randrange(len(data) + 1)])
                     break
@@ -108,6 +112,23 @@ class Link:
             self._writers.discard(sink)
         self._reset(sink)
         self._reset(other)
+
+    async def _stall(self, seconds: float) -> None:
+        self.stalls += 1
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stalls_end.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.stalls -= 1
+
+    def calm(self) -> None:
+        """Nothing goes wrong any more, and what is held up goes on: a connection that has ended behind a stall would
+        look alive."""
+        self.weather.calm()
+        self._stalls_end.set()
+        self._stalls_end = asyncio.Event()
 
     async def _pass(self, sink: asyncio.StreamWriter, data: bytes, *, is_sliced: bool) -> None:
         while is_sliced and len(data) > 1:

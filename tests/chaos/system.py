@@ -160,8 +160,8 @@ class System:
     def end_trouble(self) -> None:
         """No fault is left, and nothing is held."""
         self.origin.faults.clear()
-        self.origin_side.weather.calm()
-        self.client_side.weather.calm()
+        self.origin_side.calm()
+        self.client_side.calm()
 
     async def until_well(self) -> None:
         """Wait until the gateway takes its origin for well: requests alone make it look again.  Raises TimeoutError."""

@@ -8,7 +8,9 @@ from random import Random
 
 import pytest
 
+from tests.chaos import link as links
 from tests.chaos.link import Link, Weather
+from tests.waiting import eventually
 
 DATA = bytes(range(256)) * 400
 
@@ -69,3 +71,12 @@ async def test_a_calm_ends_every_mishap(link: Link) -> None:
     link.weather.reset = 1.0
     link.weather.calm()
     assert await sent(link) == DATA
+
+
+async def test_a_calm_ends_what_is_held_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_STALL_S", (1_000.0, 1_000.0))
+    link.weather.stall = 1.0
+    got = asyncio.get_running_loop().create_task(sent(link))
+    await eventually(lambda: link.stalls > 0)
+    link.calm()
+    assert await got == DATA
