@@ -14,7 +14,7 @@ wait for it and teaches nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -47,6 +47,8 @@ _EMPTY_BYTES = 16
 """A body longer than this is not empty, whatever its whitespace."""
 PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
+BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
+"""Bytes after an offset that the stream does not reach.  The client invented it, or has it from another stream."""
 
 
 class TapeFacts(NamedTuple):
@@ -128,8 +130,8 @@ class ReplyClassifier:
         # Where the tail was requested, an offset before a reached one belongs to another stream.
         is_beyond = is_fetch and not facts.has_seen and is_before(offset, flight.start)
         if is_beyond and not await _is_empty(reply):
-            # The client invented the offset and bytes lead to no later one: the answer is for this client alone.
-            return NotShareable("offset beyond the tail", is_lasting=False)
+            # The bytes lead to no later offset: the answer is for this client alone.
+            return BEYOND_TAIL
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):

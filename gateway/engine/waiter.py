@@ -15,6 +15,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.engine.answer import Answer
+from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
@@ -339,8 +340,14 @@ class Waiter:
         that the origin has now, and so does every client if it is not known whether the stream was replaced."""
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended is not End.PURGED:
-            return origin_error_answer(waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
-        found = await waiting.polls.answer(waiting.read)
+            return self._replaced()
+        try:
+            found = await waiting.polls.answer(waiting.read)
+        except Uncacheable as error:
+            if error.why is BEYOND_TAIL:
+                # The old stream had named the offset.
+                return self._replaced()
+            raise
         if isinstance(found, Answer):
             return found
         if self._is_over:
@@ -353,6 +360,9 @@ class Waiter:
         found.topic.readers += self.clients - 1
         found.topic.extra_clients += self.clients - 1
         return Poll.ASK
+
+    def _replaced(self) -> Answer:
+        return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
 
     async def _past_tape(self) -> Answer:
         """Fetch for this client alone what is not on the tape, because it was too large or evicted at once."""

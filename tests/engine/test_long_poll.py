@@ -114,6 +114,27 @@ async def test_a_ttl_that_others_may_have_renewed_ends_no_one_who_waits(start: S
     assert {(client.answers[0].status, *client.bodies) for client in clients} == {(200, b"cd")}
 
 
+async def test_who_starts_again_on_a_stream_that_was_replaced_is_told_that_his_has_ended(start: Start) -> None:
+    bench = start(BinaryOrigin(b"abcd"))
+    await bench.body()
+    client = await bench.poll("/s?offset=0004&live=long-poll")
+    confirm(await bench.live_request(), "0004")
+    await eventually(lambda: all(topic.is_confirmed for topic in bench.engine.live.topics()), look_s=0)
+    # The stream that is there now takes the client's offset for one before its tail, which sorts before that offset.
+    new = BinaryOrigin(b"xyz")
+
+    def replaced(asked: Asked) -> None:
+        if asked.query.get("offset") == "0004":
+            asked.answer(200, {"Content-Type": "application/octet-stream", "Stream-Next-Offset": "0003"}, b"z")
+        else:
+            new(asked)
+
+    bench.upstream.script = replaced
+    bench.engine.live.drop(bench.stream, End.PURGED)
+    await eventually(lambda: bool(client.answers), look_s=0)
+    assert client.answers[0].status == 404
+
+
 async def test_a_stream_that_closes_is_told_as_closed(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     (client,), live = await waiting(bench)
