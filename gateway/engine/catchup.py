@@ -203,16 +203,7 @@ class _Attempt:
         """Whether the tape may be used without the origin; asks the origin first if that is due."""
         stream, read = self._stream, self._read
         if stream.lifetime is None:
-            # First answer from memory: one HEAD reports how long the stream may be remembered.
-            if (flight := self._fetches.pending(stream, METADATA)) is not None:
-                flight.askers.join(read.source.client)
-                flight.watch()
-                try:
-                    await flight.until_over()
-                finally:
-                    flight.unwatch()
-            else:
-                await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
+            await self._fetches.learn_lifetime(stream, read.route, read.source)
         if stream.ended is not None:
             raise TailMovedBack
         if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):

@@ -228,6 +228,19 @@ class FetchTable:
         assert found is not None
         return found, flight
 
+    async def learn_lifetime(self, stream: Stream, route: Route, source: Source) -> None:
+        """Before the first answer from memory: one HEAD, for all that need it, reports how long the stream may be
+        remembered."""
+        if (flight := self.pending(stream, METADATA)) is None:
+            await self.fresh_head(stream, METADATA, route, source)
+            return
+        flight.askers.join(source.client)
+        flight.watch()
+        try:
+            await flight.until_over()
+        finally:
+            flight.unwatch()
+
     # -- one flight
 
     async def _run_flight(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:

@@ -73,6 +73,9 @@ class LongPoll:
                     is_current=head.up_to_date,
                 )
             read = read._replace(start=start)
+            if head is None and stream.lifetime is None and stream.tape.knows_after(start):
+                await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
+                self._reads.check_ended(stream)
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:

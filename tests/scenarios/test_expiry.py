@@ -52,6 +52,26 @@ async def test_hits_do_not_outlive_an_absolute_expiry(
     assert (await edge.get("/s", {"If-None-Match": hit.headers["ETag"]})).status == 404
 
 
+async def test_a_long_poll_is_answered_with_no_bytes_whose_lifetime_is_not_known(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock
+) -> None:
+    await create(edge, origin, "origin", Stream_Expires_At=instant(clock, 100))
+    # A read does not tell for how long the stream lives.
+    assert (await edge.get("/s")).body == b"0123456789"
+    clock.advance(100)
+    assert (await edge.get("/s?offset=-1&live=long-poll")).status == 404
+
+
+async def test_long_polls_from_memory_ask_for_the_lifetime_once(
+    edge: Edge, origin: RunningOrigin, counters: Counters
+) -> None:
+    await create(edge, origin, "origin")
+    first = await edge.get("/s")
+    for _ in range(3):
+        assert (await edge.get("/s?offset=-1&live=long-poll")).body == first.body
+    assert (counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]) == (1, 1)
+
+
 @pytest.mark.parametrize("through", ["gateway", "origin"])
 async def test_hits_do_not_outlive_a_sliding_ttl(
     edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock, through: str
