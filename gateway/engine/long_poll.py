@@ -71,17 +71,19 @@ class LongPoll:
                     Outcome.MISS,
                     stream.edition,
                     is_current=head.up_to_date,
+                    is_closed=head.is_closed,
                 )
-            read = read._replace(start=start)
+            read, outcome = read._replace(start=start), Outcome.HIT
             if head is None and stream.lifetime is None and stream.tape.knows_after(start):
                 await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
                 self._reads.check_ended(stream)
+                if stream.lifetime is None:
+                    outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:
                 if (answer := self._poll_fetched(read, stream, head)) is not None:
                     return answer
-                outcome = Outcome.HIT
                 while True:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
@@ -121,7 +123,8 @@ class LongPoll:
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
             return None
-        return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=True)
+        edition, is_closed = stream.edition, head.is_closed
+        return self._polled(read, stream, reading, Outcome.MISS, edition, is_current=True, is_closed=is_closed)
 
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
@@ -160,10 +163,19 @@ class LongPoll:
         return is_over or self._is_tail(stream, topic, end)
 
     def _polled(
-        self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, edition: Edition, *, is_current: bool
+        self,
+        read: Read,
+        stream: Stream,
+        reading: Reading,
+        outcome: Outcome,
+        edition: Edition,
+        *,
+        is_current: bool,
+        is_closed: bool = False,
     ) -> Answer:
+        """`is_closed` says that the origin has told this read of the closure; the tape's facts may be gone by now."""
         end = reading.end
-        is_closed = stream.tape.is_closed_at(end)
+        is_closed = is_closed or stream.tape.is_closed_at(end)
         cursor = self._reads.cursor(read, stream)
         headers = stream_headers(
             read,
@@ -224,7 +236,10 @@ class LongPoll:
         if reading.size:
             assert isinstance(head, StreamHead)
             is_current = head.up_to_date and head.next_offset == reading.end
-            return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=is_current)
+            edition, is_closed = stream.edition, is_current and head.is_closed
+            return self._polled(
+                read, stream, reading, Outcome.MISS, edition, is_current=is_current, is_closed=is_closed
+            )
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
             raise Uncacheable(TOO_LARGE)

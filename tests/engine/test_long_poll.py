@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.errors import UpstreamUnreachable
 from gateway.tape.stream import End
-from tests.engine.bench import BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns, time_passing
 
@@ -212,3 +214,26 @@ async def test_a_stream_that_is_deleted_while_a_large_answer_is_fetched_is_a_404
     origin(held[0])
     await eventually(lambda: bool(client.answers), look_s=0)
     assert client.answers[0].status == 404
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_closure_that_the_origin_named_is_told_whatever_happens_to_the_record(start: Start, turns: int) -> None:
+    origin = BinaryOrigin(b"abcd")
+    held: list[Asked] = []
+
+    def script(asked: Asked) -> None:
+        (held.append if asked.query.get("offset") == "0009" else origin)(asked)
+
+    bench = start(script)
+    await bench.body()
+    polling = asyncio.get_running_loop().create_task(bench.poll("/s?offset=0009&live=long-poll"))
+    await eventually(lambda: bool(held), look_s=0)
+    # An origin answers an offset beyond the tail with the tail.
+    held[0].answer(200, {**BINARY, "Stream-Next-Offset": "0004", "Stream-Closed": "true"})
+    await pass_turns(turns)
+    for stream in list(bench.engine.store):
+        bench.engine.store.forget_bytes(stream)
+        bench.engine.store.drop(stream, End.PURGED)
+    bench.upstream.script = lambda asked: asked.answer(404)
+    (answer,) = (await polling).answers
+    assert answer.status == 404 or answer.headers["Stream-Closed"] == "true"

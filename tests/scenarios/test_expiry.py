@@ -8,6 +8,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, bounded
 from tests.waiting import eventually
@@ -60,6 +61,20 @@ async def test_a_long_poll_is_answered_with_no_bytes_whose_lifetime_is_not_known
     assert (await edge.get("/s")).body == b"0123456789"
     clock.advance(100)
     assert (await edge.get("/s?offset=-1&live=long-poll")).status == 404
+
+
+async def test_a_long_poll_says_that_the_origin_did_not_tell_the_lifetime(
+    edge: Edge, origin: RunningOrigin, faults: Faults
+) -> None:
+    await create(edge, origin, "origin")
+    first = await edge.get("/s")
+    faults.status(503, kind=Kind.HEAD, times=None)
+    async with edge.time_passing():
+        answer = await edge.get("/s?offset=-1&live=long-poll")
+    assert (answer.body, answer.headers["Cache-Status"]) == (
+        first.body,
+        "durable-gateway; fwd=stale; detail=stale_if_error",
+    )
 
 
 async def test_long_polls_from_memory_ask_for_the_lifetime_once(
