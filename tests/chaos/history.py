@@ -39,6 +39,8 @@ class Life(Incarnation):
     """When a write to it was acknowledged first."""
     buried_at: float | None = None
     """The loop's time (seconds) when it became known to be dead."""
+    has_only_expired: bool = False
+    """Whether nothing but the time says that it is over."""
 
     def __repr__(self) -> str:
         state = "alive" if self.died_at is None else "dead" if self.known_dead_at is None else "known to be dead"
@@ -135,6 +137,7 @@ class History:
     def bury(self, dead: Life, why: str) -> None:
         """This life, and all before it, are known to be over."""
         for life in self.lives:
+            life.has_only_expired &= life.number > dead.number
             if life.number <= dead.number and life.known_dead_at is None and life.died_at is not None:
                 self.note(f"life {life.number} is known to be over: {why}")
                 life.known_dead_at, life.buried_at = self.tick, self.now()
@@ -203,14 +206,20 @@ class History:
                 self.note(f"life {life.number} is known to be over: Stream-Expires-At")
                 life.known_dead_at, life.buried_at = self.tick, self.now()
                 life.died_at = life.died_at or self.tick
+                life.has_only_expired = True
 
-    def showable(self, since: Moment, party: str) -> list[Life]:
-        """The lives that an answer to a request sent at that moment may show, the latest first."""
+    def showable(self, since: Moment, party: str, *, is_stale: bool = False) -> list[Life]:
+        """The lives that an answer to a request sent at that moment may show, the latest first.
+
+        If `is_stale`, the answer says that the origin has failed.  It may show a life that has only expired: reads do
+        not tell a lifetime, so a gateway need not know of it.
+        """
         floor = since.floors.get(party, 0)
         return [
             life
             for life in reversed(self.lives)
-            if (life.known_dead_at is None or life.known_dead_at > since.tick) and life.number >= floor
+            if life.number >= floor
+            and (life.known_dead_at is None or life.known_dead_at > since.tick or (is_stale and life.has_only_expired))
         ]
 
     def was_shown(self, party: str, lives: list[Life]) -> None:

@@ -128,7 +128,8 @@ def read(history: History, asked: Asked, answer: Answer, *, is_json: bool, is_ca
     if refusal(history, asked, answer.status, is_calm=is_calm):
         return []
     is_now = asked.offset == "now"
-    showable = history.showable(asked.since, asked.party)
+    is_stale = "stale_if_error" in answer.headers.get("Cache-Status", "")
+    showable = history.showable(asked.since, asked.party, is_stale=is_stale)
     candidates = [life for life in showable if is_now or life.begin(asked.offset) is not None]
     alive = asked.since.alive
     was_here = alive is not None and alive in candidates and not history.is_over(alive)

@@ -161,6 +161,16 @@ def test_what_has_expired_is_not_shown(course: Course) -> None:
         course.read(course.asked(), answer)
 
 
+def test_what_has_expired_is_shown_while_the_origin_fails_until_a_write_has_ended_it(course: Course) -> None:
+    end = course.create(b"x", Lifetime(expires_at=10.0, expires_at_text="then")).tail.token
+    stale = found(b"x", end, more={"Cache-Status": "edge; fwd=stale; detail=stale_if_error"})
+    course.wall = 100.0
+    assert course.read(course.asked(), stale) == [1]
+    course.create(b"y")
+    with pytest.raises(Wrong):
+        course.read(course.asked(), stale)
+
+
 def test_closure_is_said_when_it_is_true_and_not_before(course: Course) -> None:
     course.create()
     end = course.append(b"x")
