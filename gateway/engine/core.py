@@ -29,6 +29,7 @@ from gateway.engine.relay import Relay
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
+from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack
@@ -142,8 +143,7 @@ class Engine:
             self.absences,
             clock,
             metrics,
-            lambda group: self.s2.deleted(group),
-            lambda group, headers, body: self.s2.created(group, headers, body),
+            S2Writes(self.store).written,
         )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)

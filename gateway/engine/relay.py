@@ -153,8 +153,7 @@ class Relay:
         absences: Absences,
         clock: Clock,
         metrics: MetricsRecorder,
-        s2_deleted: Callable[[Group], object],
-        s2_created: Callable[[Group, CIMultiDict[str], bytes], object],
+        s2_written: Callable[[RelayedRequest, int | None], object],
     ) -> None:
         self._absences = absences
         self._upstream = upstream
@@ -162,10 +161,8 @@ class Relay:
         self._live = live
         self._clock = clock
         self.metrics = metrics
-        self._s2_deleted = s2_deleted
-        """Called when a path at an S2 origin was, or may have been, deleted."""
-        self._s2_created = s2_created
-        """Called when an S2 origin has, or may have, created what a POST to a path names: with its headers and body."""
+        self._s2_written = s2_written
+        """Called when an S2 origin has answered a write, with the status, or may have done it, without one."""
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
@@ -232,8 +229,8 @@ class Relay:
 
     def _record(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if request.route.is_s2:
-            self._record_s2(request, reply.status)
-        if write.is_overtaken:
+            self._s2_written(request, reply.status)
+        elif write.is_overtaken:
             # The answer may concern the stream before or the one now, and their offsets may coincide.
             self._invalidate(request)
         elif request.mode is Mode.DELETE:
@@ -254,15 +251,6 @@ class Relay:
             self._acknowledge(request, reply, write)
         elif request.mode is Mode.APPEND:
             self._record_missing(write, reply.status)
-
-    def _record_s2(self, request: RelayedRequest, status: int | None) -> None:
-        """Record what an S2 origin has done beside the path of a request; without a status it may have done it."""
-        is_deleted = request.mode is Mode.DELETE and (status is None or status < 300)
-        if is_deleted or (request.mode is Mode.CREATE and status == 201):
-            # What is at the path now is not what was there before.
-            self._s2_deleted(request.group)
-        elif request.mode is Mode.APPEND and status in (None, 201) and isinstance(request.body, bytes):
-            self._s2_created(request.group, request.headers, request.body)
 
     def _end_group(self, write: RelayExchange, why: End) -> None:
         """Drop every stream at the path of a write that has ended the one before it.
@@ -328,7 +316,8 @@ class Relay:
     def _mark_stale(self, request: RelayedRequest) -> None:
         """The write may have been done: keep what is held, and ask the origin before the next hit."""
         if request.route.is_s2:
-            self._record_s2(request, None)
+            self._s2_written(request, None)
+            return
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 if stream.needs_revalidation:

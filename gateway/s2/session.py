@@ -181,7 +181,7 @@ class FrameReader:
                 raise BadFrame("a terminal frame has no status")
             self._end()
             return Terminal(int.from_bytes(body[:2]), body[2:])
-        return Message(_decompress(body, flags >> _COMPRESSION_SHIFT & _COMPRESSION_MASK), bool(flags & _RECONNECT))
+        return Message(decompress(body, flags >> _COMPRESSION_SHIFT & _COMPRESSION_MASK), bool(flags & _RECONNECT))
 
     def _end(self) -> None:
         self._is_ended = True
@@ -202,7 +202,8 @@ def _compress(body: bytes, compression: Compression) -> bytes:
     return coder.compress(body) + coder.flush()
 
 
-def _decompress(body: bytes, compression: int) -> bytes:
+def decompress(body: bytes, compression: int) -> bytes:
+    """A body without its compression, which is the value of a `Compression`.  Raises `BadFrame`."""
     match compression:
         case Compression.NONE:
             return body

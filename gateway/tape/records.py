@@ -168,6 +168,10 @@ class RecordTape:
     cost: int = 0
     verified_at: float = -math.inf
     """When the origin last confirmed that the stream is the one whose records are held (monotonic seconds)."""
+    doubts: int = 0
+    """How often something has raised a doubt about that."""
+    settled: int = 0
+    """How many of the doubts the origin has been asked about since."""
     _starts: list[int] = field(default_factory=list)
     """The starts of all blocks, in order."""
     _blocks: dict[int, _Block] = field(default_factory=dict)
@@ -269,6 +273,11 @@ class RecordTape:
             return True
         last = self.record(tail.seq_num - 1)
         return last is not None and last.timestamp != tail.timestamp
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the origin has to confirm the stream before any of the records is read again."""
+        return self.doubts > self.settled and bool(self._starts)
 
     # -- changes
 

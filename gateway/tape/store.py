@@ -220,6 +220,12 @@ class TapeStore:
             self._charge(stream, stream.cost - before)
             self.withdraw(stream)
 
+    def doubt_records(self, stream: Stream) -> None:
+        """The records of an S2 stream have to be confirmed before they are read again."""
+        if stream.ended is None and stream.records is not None:
+            stream.records.doubts += 1
+            self.withdraw(stream)
+
     def weigh(self, stream: Stream) -> None:
         """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing
         on an ended stream."""

@@ -10,8 +10,6 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from multidict import CIMultiDict
-
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
@@ -20,7 +18,7 @@ from gateway.engine.cold_reads import ColdReads
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
-from gateway.engine.s2.request import BASIN_HEADER, ReadRecords, created_basin, created_stream, key_query, parse_basin
+from gateway.engine.s2.request import ReadRecords
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
@@ -30,12 +28,11 @@ from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.places import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.stream_key import Group
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.upstream import Upstream
@@ -162,6 +159,8 @@ class S2Reads:
 
     async def _open(self, stream: S2Stream, read: S2Read, asked: ReadRecords) -> Session | S2Answer:
         query, limits = asked.query, limits_of(asked.query)
+        if (refused := await stream.confirmed(read.client)) is not None:
+            return refused_answer(refused, read)
         start = await start_of(stream, query, read)
         if isinstance(start, Refused):
             return refused_answer(start, read)
@@ -235,27 +234,6 @@ class S2Reads:
         """Bytes or records of the stream were dropped."""
         if stream.records is not None:
             self.streams.forget(stream)
-
-    def deleted(self, group: Group) -> None:
-        """A path at an origin was, or may have been, deleted through this gateway: if it is a basin's, so were its
-        streams."""
-        basin = parse_basin(group.path)
-        if basin is not None:
-            for stream in tuple(self._store):
-                key = stream.key
-                if stream.records is not None and key.group.origin == group.origin and key.query == key_query(basin):
-                    self._store.drop(stream, End.DELETED)
-
-    def created(self, group: Group, headers: CIMultiDict[str], body: bytes) -> None:
-        """A POST to this path has, or may have, created the basin or the stream that its body names: what was held of
-        another of that name is gone."""
-        if (basin := created_basin(group.path, body)) is not None:
-            self.deleted(Group(group.origin, basin))
-        if (path := created_stream(group.path, body)) is not None:
-            query = key_query(headers.get(BASIN_HEADER))
-            for stream in self._store.group(Group(group.origin, path)):
-                if stream.records is not None and stream.key.query == query:
-                    self._store.drop(stream, End.RECREATED)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

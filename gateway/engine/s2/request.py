@@ -29,12 +29,15 @@ BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
 """The headers of S2's own that do not keep a read from being shared."""
 
-_PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(?:/records(/tail)?)?/?")
-_BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)/?")
-_BASINS_PATH: Final = re.compile(r"(.*/v1/basins)/?")
-_STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)/?")
+_PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(/records(/tail)?)?")
+_BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)")
+_BASINS_PATH: Final = re.compile(r".*/v1/basins")
+_STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)")
 _MOST_CREATED_BYTES: Final = 1 << 16
 """The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
+
+_COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
+"""The codings of requests' bodies: S2's SDK for Python compresses all of them if it is told to compress."""
 
 _PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
@@ -89,8 +92,8 @@ def parse_path(path: str) -> StreamPath | None:
     found = _PATH.fullmatch(path)
     if found is None:
         return None
-    is_tail = found[2] is not None
-    return StreamPath(found[1], not is_tail and len(path.rstrip("/")) > len(found[1]), is_tail)
+    is_tail = found[3] is not None
+    return StreamPath(found[1], found[2] is not None and not is_tail, is_tail)
 
 
 def parse_basin(path: str) -> str | None:
@@ -99,27 +102,39 @@ def parse_basin(path: str) -> str | None:
     return found[1] if found is not None else None
 
 
-def created_basin(path: str, body: bytes) -> str | None:
-    """The path of the basin that a POST creates; None if it creates none."""
-    found = _BASINS_PATH.fullmatch(path)
-    name = _named(body, "basin") if found is not None else None
-    return f"{found[1]}/{name}" if found is not None and name is not None else None
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """Something is created whose name cannot be told."""
 
 
-def created_stream(path: str, body: bytes) -> str | None:
-    """The path of the stream that a POST creates; None if it creates none."""
+def created_basin(path: str, body: bytes | None, coding: str | None) -> str | Unnamed | None:
+    """The basin that a POST to this path creates, with its body in this coding; None if it creates no basin.
+
+    A body that was not kept is None.
+    """
+    if _BASINS_PATH.fullmatch(path) is None:
+        return None
+    return _named(body, coding, "basin") or Unnamed()
+
+
+def created_stream(path: str, body: bytes | None, coding: str | None) -> str | Unnamed | None:
+    """The path of the stream that a POST to this path creates; None if it creates none."""
     found = _STREAMS_PATH.fullmatch(path)
-    name = _named(body, "stream") if found is not None else None
-    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if found is not None and name is not None else None
+    if found is None:
+        return None
+    name = _named(body, coding, "stream")
+    return f"{found[1]}/{quote(name, safe=SEGMENT_SAFE)}" if name is not None else Unnamed()
 
 
-def _named(body: bytes, field: str) -> str | None:
+def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
     """What a request to create something names in this field."""
-    if len(body) > _MOST_CREATED_BYTES:
+    compression = _COMPRESSIONS.get((coding or "identity").strip().lower())
+    if body is None or compression is None or len(body) > _MOST_CREATED_BYTES:
         return None
     try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        plain = session.decompress(body, compression)
+        fields = orjson.loads(plain) if len(plain) <= _MOST_CREATED_BYTES else None
+    except (session.BadFrame, orjson.JSONDecodeError):
         return None
     name = fields.get(field) if isinstance(fields, dict) else None
     return name if isinstance(name, str) else None

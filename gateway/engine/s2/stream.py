@@ -103,6 +103,7 @@ class S2Stream:
         self._checked_tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(
             shared.tasks, f"check tail of {name}"
         )
+        self._confirmation: SharedQuestion[Refused | None] = SharedQuestion(shared.tasks, f"confirm {name}")
 
     def __repr__(self) -> str:
         return (
@@ -269,12 +270,14 @@ class S2Stream:
             question.changed.fire()
 
     async def verify(self, end: int, askers: Askers) -> Refused | None:
-        """Ask for the last record held again, unless the stream was confirmed lately; `end` is what `end` was before.
+        """Ask for the last record held again, unless the stream was confirmed lately and is not in doubt; `end` is what
+        `end` was before.
 
         Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if it is another record.
         """
-        held = self.tape.last
-        if held is None or self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S:
+        held, doubts = self.tape.last, self.tape.doubts
+        is_sure = not self.tape.is_doubted and self._shared.clock.now() - self.tape.verified_at <= VERIFIED_S
+        if held is None or is_sure:
             return None
         start = FromSeqNum(held.seq_num)
         outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
@@ -282,7 +285,17 @@ class S2Stream:
             return outcome
         # If it has been trimmed, so has everything that was held.
         self.tape.verified_at = self._shared.clock.now()
+        self.tape.settled = max(self.tape.settled, doubts)
         return None
+
+    async def confirmed(self, client: str) -> Refused | None:
+        """Have the origin confirm the records held, for a client of this net, if they are in doubt.
+
+        Returns its error if it refuses.  Raises a GatewayError; TailMovedBack if they are of another stream.
+        """
+        if not self.tape.is_doubted:
+            return None
+        return self._checked(await self._confirmation.ask(lambda askers: self.verify(self.end, askers), client))
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""

@@ -46,7 +46,9 @@ def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
     It depends on the tail in nothing, so it is true for as long as the records are those of the stream.
     """
     start = asked.query.start
-    if stream.records is None or stream.needs_revalidation or not isinstance(start, FromSeqNum):
+    if stream.records is None or stream.needs_revalidation or stream.records.is_doubted:
+        return None
+    if not isinstance(start, FromSeqNum):
         return None
     edition = stream.edition
     part = stream.records.read(start.seq_num, limits_of(asked.query))
@@ -91,6 +93,8 @@ class UnaryRead:
     async def answer(self) -> S2Answer:
         """Answer the read.  Raises a GatewayError."""
         query = self._query
+        if (refused := await self._stream.confirmed(self._read.client)) is not None:
+            return refused_answer(refused, self._read)
         start = await start_of(self._stream, query, self._read)
         if isinstance(start, Refused):
             return refused_answer(start, self._read)

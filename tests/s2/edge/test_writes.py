@@ -1,0 +1,217 @@
+"""What is created and deleted through the gateway: what is held of another stream is not read any more, and whoever
+reads a stream that nothing has happened to goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+import zstandard
+from yarl import URL
+
+from gateway.origin.s2.app import S2OriginSettings
+from gateway.origin.s2.calls import Call
+from gateway.s2.records import ReadBatch
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, SessionReader
+
+RANGE = "seq_num=0&count=1"
+CREATING = {"create_stream_on_append": True}
+
+
+@pytest.fixture
+async def held(edge: Edge) -> Edge:
+    """A gateway that holds a record."""
+    await edge.client.append("old", timestamp=1)
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    edge.counters.reset()
+    return edge
+
+
+async def follow(edge: Edge) -> SessionReader:
+    """A session at the tail of the stream, whose first record it has been sent."""
+    session = await edge.client.session()
+    assert await session.texts(1) == ["old"]
+    assert isinstance(await session.next(), ReadBatch)
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    return session
+
+
+async def post(client: Client, path: str, body: bytes | AsyncIterator[bytes], **headers: str) -> int:
+    """The status of a POST of this body, which need not be all that a client would send."""
+    named = {"Authorization": f"Bearer {client.token}", "s2-basin": BASIN, "Content-Type": "application/json"}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    data = io.BytesIO(body) if isinstance(body, bytes) else body
+    async with asyncio.timeout(BOUND_S), client.http.post(URL(client.url + path), data=data, headers=named) as reply:
+        await reply.read()
+        return reply.status
+
+
+@pytest.mark.parametrize("fault", ["no answer", "502"])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/basins"), ("PUT", f"/v1/basins/{BASIN}")])
+async def test_a_creation_of_a_basin_whose_outcome_is_not_known_drops_what_is_held(
+    held: Edge, method: str, path: str, fault: str
+) -> None:
+    edge = held
+    await edge.direct.send("DELETE", f"/v1/basins/{BASIN}")
+    if fault == "502":
+        edge.faults.replace(502, {}, b"", kind=Call.CONTROL, times=1)
+    else:
+        edge.faults.refuse(kind=Call.CONTROL, times=1)
+    body = {"basin": BASIN, "config": CREATING} if method == "POST" else {"config": CREATING}
+    assert (await edge.client.send(method, path, body)).status == 502
+    assert (await edge.direct.send(method, path, body)).status == 201
+    await edge.direct.append("new", timestamp=1)
+    assert (await edge.client.read(RANGE)).texts == ["new"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@pytest.mark.parametrize("path", ["/v1/streams", "/v1/basins"])
+async def test_a_name_in_a_compressed_body_is_seen(held: Edge, path: str, coding: str) -> None:
+    """S2's SDK for Python compresses every body if it is told to compress."""
+    edge = held
+    of_basin = path == "/v1/basins"
+    await edge.direct.send("DELETE", f"/v1/basins/{BASIN}" if of_basin else f"/v1/streams/{STREAM}")
+    body = orjson.dumps({"basin": BASIN, "config": CREATING} if of_basin else {"stream": "a/stream"})
+    body = gzip.compress(body) if coding == "gzip" else zstandard.ZstdCompressor().compress(body)
+    assert await post(edge.client, path, body, Content_Encoding=coding) == 201
+    await edge.direct.append("new", timestamp=1)
+    assert (await edge.client.read(RANGE)).texts == ["new"]
+
+
+async def _in_parts(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), 1 << 15):
+        yield body[at : at + (1 << 15)]
+
+
+@pytest.mark.parametrize("how", ["large", "in parts", "compressed to little"])
+@pytest.mark.parametrize("path", ["/v1/streams", "/v1/basins"])
+@pytest.mark.parametrize("read", ["unary", "session"])
+async def test_a_creation_whose_name_is_not_known_has_what_is_held_confirmed(
+    held: Edge, path: str, how: str, read: str
+) -> None:
+    edge = held
+    of_basin = path == "/v1/basins"
+    await edge.direct.send("DELETE", f"/v1/basins/{BASIN}" if of_basin else f"/v1/streams/{STREAM}")
+    body = orjson.dumps({"basin": BASIN, "config": CREATING} if of_basin else {"stream": "a/stream"}) + b" " * 100_000
+    match how:
+        case "large":
+            status = await post(edge.client, path, body)
+        case "in parts":
+            status = await post(edge.client, path, _in_parts(body))
+        case _:
+            status = await post(edge.client, path, gzip.compress(body), Content_Encoding="gzip")
+    assert status == 201
+    await edge.direct.append("new", timestamp=2)
+    if read == "unary":
+        assert (await edge.client.read(RANGE)).texts == ["new"]
+    else:
+        session = await edge.client.session(RANGE)
+        assert await session.texts(1) == ["new"]
+
+
+async def test_what_is_confirmed_is_read_from_memory_again_and_live_readers_go_on(held: Edge) -> None:
+    edge = held
+    session = await follow(edge)
+    for _ in range(4):
+        assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert await post(edge.client, "/v1/streams", orjson.dumps({"stream": "other"}) + b" " * 100_000) == 201
+    edge.counters.reset()
+    readings = [asyncio.ensure_future(edge.client.read(RANGE)) for _ in range(20)]
+    assert [(await one).texts for one in readings] == [["old"]] * 20
+    assert 1 <= edge.counters.requests[Call.READ] <= 2
+    edge.counters.reset()
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.total_requests == 0
+    await edge.client.append("more")
+    assert await session.texts(1) == ["more"]
+    session.close()
+
+
+async def test_an_origin_that_does_not_confirm_what_is_held_is_not_passed_over(held: Edge) -> None:
+    edge = held
+    assert await post(edge.client, "/v1/streams", orjson.dumps({"stream": "other"}) + b" " * 100_000) == 201
+    edge.faults.replace(503, {}, b"", kind=Call.READ, times=1)
+    assert (await edge.client.read(RANGE)).status == 503
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    edge.counters.reset()
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.total_requests == 0
+
+
+@pytest.mark.parametrize("change", ["DELETE", "PUT", "POST", "a DELETE without an answer"])
+async def test_a_stream_of_the_same_name_in_another_basin_is_left_alone(held: Edge, change: str) -> None:
+    edge = held
+    session = await follow(edge)
+    basin = "another-basin"
+    await edge.client.send("POST", "/v1/basins", {"basin": basin})
+    match change:
+        case "PUT":
+            assert (await edge.client.send("PUT", f"/v1/streams/{STREAM}", {}, s2_basin=basin)).status == 201
+        case "POST":
+            created = await edge.client.send("POST", "/v1/streams", {"stream": "a/stream"}, s2_basin=basin)
+            assert created.status == 201
+        case "DELETE":
+            await edge.direct.send("PUT", f"/v1/streams/{STREAM}", {}, s2_basin=basin)
+            assert (await edge.client.send("DELETE", f"/v1/streams/{STREAM}", s2_basin=basin)).status == 202
+        case _:
+            edge.faults.refuse(kind=Call.CONTROL, method="DELETE", times=1)
+            assert (await edge.client.send("DELETE", f"/v1/streams/{STREAM}", s2_basin=basin)).status == 502
+    edge.counters.reset()
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.total_requests == 0
+    await edge.client.append("more")
+    assert await session.texts(1) == ["more"]
+    session.close()
+
+
+async def test_a_delete_that_names_two_basins_is_of_either(held: Edge) -> None:
+    edge = held
+    headers = [("Authorization", "Bearer token"), ("s2-basin", "another-basin"), ("s2-basin", BASIN)]
+    url = URL(f"{edge.client.url}/v1/streams/{STREAM}", encoded=True)
+    edge.faults.replace(202, {}, b"", kind=Call.CONTROL, method="DELETE", times=1)
+    async with asyncio.timeout(BOUND_S), edge.client.http.delete(url, headers=headers) as reply:
+        assert reply.status == 202
+    edge.counters.reset()
+    assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.total_requests == 1
+
+
+class TestStrangers:
+    """A token under which there is no such stream."""
+
+    @pytest.fixture
+    def origin_settings(self) -> S2OriginSettings:
+        return S2OriginSettings(has_account_per_token=True)
+
+    @pytest.mark.parametrize("path", [f"/v1/streams/{STREAM}", f"/v1/basins/{BASIN}"])
+    async def test_a_strangers_delete_of_nothing_ends_no_session(self, held: Edge, path: str) -> None:
+        edge = held
+        session = await follow(edge)
+        assert (await edge.as_("stranger").send("DELETE", path)).status == 404
+        edge.counters.reset()
+        for _ in range(2):
+            assert (await edge.client.read(RANGE)).texts == ["old"]
+        assert edge.counters.requests[Call.READ] == 1
+        await edge.client.append("more")
+        assert await session.texts(1) == ["more"]
+        session.close()
+
+
+@pytest.mark.parametrize("path", [f"/v1/streams/{STREAM}", f"/v1/basins/{BASIN}"])
+async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge, path: str) -> None:
+    edge = held
+    await edge.direct.send("DELETE", path)
+    assert (await edge.client.send("DELETE", path)).status == 404
+    assert (await edge.client.read(RANGE)).status == 404
+
+
+@pytest.mark.parametrize("path", ["records/?seq_num=0&count=1", "records/tail/", "records//tail", "/records"])
+async def test_a_path_that_is_not_s2s_gets_the_origins_answer(held: Edge, path: str) -> None:
+    target = f"/v1/streams/{STREAM}/{path}"
+    ours, theirs = [await client.send("GET", target) for client in (held.client, held.direct)]
+    assert (ours.status, ours.body) == (theirs.status, theirs.body)
+    assert ours.status == 404
