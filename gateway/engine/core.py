@@ -136,6 +136,7 @@ class Engine:
             tracer,
             access_log,
         )
+        self.s2_writes = S2Writes(self.store)
         self.relay = Relay(
             upstream,
             self.store,
@@ -143,7 +144,7 @@ class Engine:
             self.absences,
             clock,
             metrics,
-            S2Writes(self.store).written,
+            self.s2_writes.written,
         )
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)

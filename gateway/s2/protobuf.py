@@ -32,7 +32,10 @@ from gateway.s2.records import (
 )
 
 CONTENT_TYPE: Final = "application/protobuf"
-"""What answers are sent with.  Requests may say `application/x-protobuf` too."""
+"""What answers are sent with."""
+
+CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, "application/x-protobuf"})
+"""What requests may say."""
 
 M = TypeVar("M", bound=Message)
 

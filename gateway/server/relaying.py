@@ -19,6 +19,7 @@ from typing import Any, Final
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
+from gateway.engine.s2.acks import Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError
 from gateway.live.places import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -144,6 +145,7 @@ class Relaying:
     the `LiveAnswer` of the client's channel."""
 
     __slots__ = (
+        "_acks",
         "_answered",
         "_channel",
         "_context",
@@ -173,6 +175,8 @@ class Relaying:
         self._reply: Reply | None = None
         self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""
+        self._acks: Acknowledgements | None = None
+        """Looks at the answer to an append to an S2 stream."""
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
         self._is_over = False
@@ -182,6 +186,8 @@ class Relaying:
         # A client that leaves does not undo a write that may have happened.
         self._request.is_detached = passed.mode in WRITES
         self._channel.hand_over(self)
+        if passed.route.is_s2:
+            self._acks = self._relays.engine.s2_writes.appends(passed, self._parsed.key.partition)
         relayed = self._relays.engine.relay.ask(passed, self)
         if not self._is_over:
             self._relayed = relayed
@@ -247,6 +253,8 @@ class Relaying:
             self._end = CatchUpEnd()
             # The body may end earlier than the origin announced.
             headers.popall("Content-Length", None)
+        if self._acks is not None:
+            self._acks.begin(status, reply.headers)
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         reply.notify(self.pump)
@@ -278,6 +286,8 @@ class Relaying:
                 self._finish()
                 return
             self._count(len(chunk))
+            if self._acks is not None:
+                self._acks.see(chunk)
             if self._end is not None:
                 self._end.see(chunk)
             self._unwritten = chunk
@@ -300,6 +310,8 @@ class Relaying:
     def _finish(self) -> None:
         """End the answer in order."""
         context = self._context
+        if self._acks is not None:
+            self._acks.finish()
         self._close()
         context.delivery.end()
         self._answer_is_out()

@@ -19,7 +19,7 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.protocol.target import SEGMENT_SAFE
-from gateway.s2 import session, sse
+from gateway.s2 import protobuf, session, sse
 from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
 from gateway.s2.read_query import BadQuery, ReadQuery, parse_read_query
 from gateway.s2.session import Compression, choose_compression
@@ -38,8 +38,6 @@ _MOST_CREATED_BYTES: Final = 1 << 16
 
 _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
 """The codings of requests' bodies: S2's SDK for Python compresses all of them if it is told to compress."""
-
-_PROTOBUF: Final = ("application/protobuf", "application/x-protobuf")
 
 
 class Reply(Enum):
@@ -192,7 +190,7 @@ def _form(headers: CIMultiDict[str]) -> Form:
     accepted = {_media_type(one) for one in ",".join(headers.getall("Accept", ())).split(",")}
     if sse.CONTENT_TYPE in accepted:
         return Form(Reply.SSE, format_)
-    return Form(Reply.JSON if accepted.isdisjoint(_PROTOBUF) else Reply.PROTOBUF, format_)
+    return Form(Reply.JSON if accepted.isdisjoint(protobuf.CONTENT_TYPES) else Reply.PROTOBUF, format_)
 
 
 def _media_type(value: str) -> str:

@@ -1,7 +1,8 @@
 """What writes through the gateway do to the records held of S2 streams.
 
 A stream, or a whole basin, that was deleted or created is another one from then on, so what is held of it is dropped.
-Appends are no such writes: what they add is found by asking for the tail.
+Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
+stream is another (`Acknowledgements`).
 
 Some answers leave it open whether that has happened: a 404 may be due to the credentials of its asker, and the name of
 what was created may be in a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is
@@ -16,9 +17,18 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.relay import RelayedRequest
-from gateway.engine.s2.request import BASIN_HEADER, Unnamed, created_basin, created_stream, key_query, parse_basin
+from gateway.engine.s2.acks import Acknowledgements, Before
+from gateway.engine.s2.request import (
+    BASIN_HEADER,
+    Unnamed,
+    created_basin,
+    created_stream,
+    key_query,
+    parse_basin,
+    parse_path,
+)
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group
+from gateway.protocol.stream_key import Group, Partition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
@@ -33,6 +43,22 @@ class S2Writes:
 
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
+
+    def appends(self, request: RelayedRequest, partition: Partition) -> Acknowledgements | None:
+        """What the answer to this request, which is about to be sent by a client of this partition, may show; None if
+        it is no append to a stream of which anything is held.
+
+        To readers of other partitions the name may be another stream's.
+        """
+        if request.mode is not Mode.APPEND or (path := parse_path(request.group.path)) is None:
+            return None
+        of_stream = request._replace(group=Group(request.group.origin, path.stream))
+        before = [
+            Before(stream, stream.records.end)
+            for stream in self._at_path(of_stream)
+            if stream.records is not None and stream.records.end and stream.key.partition == partition
+        ]
+        return Acknowledgements(self._store, before) if before else None
 
     def written(self, request: RelayedRequest, status: int | None) -> None:
         """Record what the origin has done, by the status of its answer; without one it may have done it."""

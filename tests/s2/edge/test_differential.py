@@ -1,4 +1,4 @@
-"""Random reads of a stream that is appended to and trimmed: the gateway's answers are the origin's."""
+"""Random reads of a stream that is appended to, trimmed and created again: the gateway's answers are the origin's."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from random import Random
 
 import pytest
 
+from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, Record
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Batch, Done, Failure, Ping
-from tests.s2.edge.clients import BASIN, Client, Edge
+from tests.s2.edge.clients import BASIN, STREAM, Client, Edge
 from tests.s2.edge.test_trims import trim
 
 STEPS = 120
+CONFIG = {"create_stream_on_append": True, "default_stream_config": {"timestamping": {"uncapped": True}}}
 
 
 @pytest.fixture(params=["64MiB", "1MiB"])
@@ -47,6 +49,35 @@ async def append(edge: Edge, random: Random, now: int) -> None:
         return
     texts = ["x" * random.choice([0, 1, 5, 100, 2_000]) for _ in range(random.choice([1, 2, 3, 50]))]
     await client.append(*texts, timestamp=now)
+
+
+async def begin_another(edge: Edge, random: Random, now: int) -> None:
+    """Put another stream in the place of this one, in a way that the gateway can notice."""
+    stream, basin = f"/v1/streams/{STREAM}", f"/v1/basins/{BASIN}"
+    match random.choice(["delete", "put", "post", "basin", "basin put", "lost", "append"]):
+        case "delete":
+            assert (await edge.client.send("DELETE", stream)).status == 202
+        case "put":
+            await edge.direct.send("DELETE", stream)
+            assert (await edge.client.send("PUT", stream, {})).status == 201
+        case "post":
+            await edge.direct.send("DELETE", stream)
+            assert (await edge.client.send("POST", "/v1/streams", {"stream": "a/stream"})).status == 201
+        case "basin":
+            assert (await edge.client.send("DELETE", basin)).status == 202
+            assert (await edge.direct.send("PUT", basin, {"config": CONFIG})).status == 201
+        case "basin put":
+            await edge.direct.send("DELETE", basin)
+            assert (await edge.client.send("PUT", basin, {"config": CONFIG})).status == 201
+        case "lost":
+            edge.faults.refuse(kind=Call.CONTROL, method="DELETE", times=1)
+            assert (await edge.client.send("DELETE", stream)).status == 502
+            await edge.direct.send("DELETE", stream)
+        case _:
+            await edge.client.read("seq_num=0&count=1000")
+            await edge.direct.send("DELETE", stream)
+            await edge.client.append("first", timestamp=now)
+    await random.choice([edge.client, edge.direct]).append(*"abcd"[: random.randint(1, 4)], timestamp=now)
 
 
 async def tail_of(edge: Edge) -> int:
@@ -106,16 +137,18 @@ async def events(client: Client, asked: str) -> Seen:
                 return "broken off", records
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_answers_are_those_of_the_origin(edge: Edge, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "another"), [(0, 0.0), (1, 0.0), (2, 0.0), (0, 0.2), (1, 0.2)])
+async def test_answers_are_those_of_the_origin(edge: Edge, seed: int, another: float) -> None:
     random, now = Random(seed), 10
-    uncapped = {"default_stream_config": {"timestamping": {"uncapped": True}}}
-    assert (await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", uncapped)).status == 200
+    assert (await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", CONFIG)).status == 200
     await edge.direct.append("first", timestamp=now)
     for _ in range(STEPS):
         for _ in range(random.choice([0, 0, 1, 2])):
             now += random.choice([0, 0, 1, 5])
-            await append(edge, random, now)
+            if random.random() < another:
+                await begin_another(edge, random, now)
+            else:
+                await append(edge, random, now)
         edge.clock.advance(random.choice([0, 0, 3, 12]))
         asked = query(random, await tail_of(edge), now)
         match random.choice(["JSON", "base64", "protobuf", "session", "events"]):

@@ -1,0 +1,94 @@
+"""Acknowledgements of appends on their way to the client.
+
+A stream that was deleted and created again past the gateway numbers its records from 0 anew, and an append through the
+gateway may be what shows that first: records can only be appended after those that were held when it was sent.  It is
+noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gateway.s2 import protobuf, session
+from gateway.s2.json_format import BadJson, decode_append_ack
+from gateway.s2.records import AppendAck
+from gateway.s2.session import BadFrame, FrameReader, Message
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import End, Stream
+
+_MOST_BYTES: Final = 4_096
+"""More than any acknowledgement has: three positions."""
+
+
+class Before(NamedTuple):
+    """What was held of a stream when an append was sent."""
+
+    stream: Stream
+    end: int
+    """The number after the last record held."""
+
+
+class Acknowledgements:
+    """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
+
+    __slots__ = ("_before", "_bytes", "_frames", "_is_protobuf", "_length", "_store")
+
+    def __init__(self, store: TapeStore, before: Sequence[Before]) -> None:
+        self._store = store
+        self._before = before
+        """Empty once there is nothing more to see."""
+        self._bytes = b""
+        self._length = _MOST_BYTES
+        self._is_protobuf = False
+        self._frames: FrameReader | None = None
+
+    def __repr__(self) -> str:
+        return f"<Acknowledgements to {len(self._before)} streams>"
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """The head of the answer has come."""
+        if status != 200 or "Content-Encoding" in headers:
+            self._before = ()
+            return
+        type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        self._frames = FrameReader() if type_ == session.CONTENT_TYPE else None
+        self._is_protobuf = type_ in protobuf.CONTENT_TYPES
+        length = headers.get("Content-Length", "")
+        self._length = int(length) if length.isdigit() and len(length) < 10 else _MOST_BYTES
+
+    def see(self, chunk: bytes) -> None:
+        """A part of the body has come."""
+        if not self._before:
+            return
+        if self._frames is not None:
+            self._take(self._frames, chunk)
+            return
+        self._bytes += chunk
+        if len(self._bytes) > _MOST_BYTES:
+            self._before = ()
+        elif len(self._bytes) >= self._length:
+            self.finish()
+
+    def _take(self, frames: FrameReader, chunk: bytes) -> None:
+        try:
+            frame = next(frames.feed(chunk), None)
+            if isinstance(frame, Message):
+                self._judge(protobuf.decode_append_ack(frame.body))
+        except (BadFrame, protobuf.BadProtobuf):
+            self._before = ()
+
+    def finish(self) -> None:
+        """The body has ended."""
+        if not self._before or self._frames is not None:
+            return
+        try:
+            self._judge((protobuf.decode_append_ack if self._is_protobuf else decode_append_ack)(self._bytes))
+        except (BadJson, protobuf.BadProtobuf):
+            self._before = ()
+
+    def _judge(self, ack: AppendAck) -> None:
+        before, self._before = self._before, ()
+        for stream, end in before:
+            if ack.start.seq_num < end:
+                self._store.drop(stream, End.RECREATED)
