@@ -159,6 +159,7 @@ class Call:
 
     async def append(self, appended: AppendInput) -> AppendAck | Refused:
         """An append.  Raises a GatewayError; unless it `is_unsent`, the append may have happened."""
+        known = self.sighting.known()
         body = protobuf.encode_append_input(appended)
         headers = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
         async with await self._send("POST", f"{self._stream}/records", headers, body) as reply:
@@ -171,6 +172,7 @@ class Call:
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
             # Bytes that are not of S2 decode too: an empty body is a message of zeros.
             raise UpstreamBroken("Origin acknowledged other records than it was sent")
+        self.sighting.saw_append(known, ack, self.now())
         return ack
 
     async def create(self) -> Refused | None:

@@ -2,8 +2,8 @@
 
 An S2 stream that is deleted and created again counts from 0, and S2 has no name for the one life or the other.  What
 tells them apart is the timestamp of a record: a number that had another one before belongs to another stream, and so
-does a tail that lies before a record that was seen.  Each stream found in this way is another *incarnation*; entity
-tags name it, and the engine drops what it holds of the one before.
+does a tail that lies before a record that was seen, or an append that got such a number.  Each stream found in this way
+is another *incarnation*; entity tags name it, and the engine drops what it holds of the one before.
 
 A reply is compared with what was known when it was asked for, because replies overtake each other.  A reply that says
 nothing of a record that was seen proves nothing.  It is believed for `VERIFIED_S` after the last proof; then the
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.bridge.page import is_close
-from gateway.s2.records import Record, StreamPosition
+from gateway.s2.records import AppendAck, Record, StreamPosition
 
 MOST_SIGHTINGS: Final = 65_536
 """Streams in the table; the one that was used least recently falls out."""
@@ -107,6 +107,11 @@ class Sighting:
             if mark is not None:
                 # S2 writers may fence twice with the token: the first mark ends the stream.
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
+
+    def saw_append(self, known: Known, ack: AppendAck, now: float) -> None:
+        """Records were appended: in the same stream, behind all that was seen before they were sent."""
+        if known.position is not None and ack.start.seq_num < known.position.seq_num:
+            self._saw(known, ack.end, now, is_other=True, is_proof=False)
 
     def cannot_tell(self, now: float) -> None:
         """The record that was asked for again has been trimmed: take the stream for the same."""

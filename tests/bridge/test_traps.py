@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import pytest
 from yarl import URL
 
 from gateway.bridge.page import CLOSE_TOKEN
@@ -212,3 +214,34 @@ async def test_a_name_escaped_in_another_way_is_the_same_stream(bridged: Bridged
     assert bridged.counters.records_sent[Call.READ] == 1
     assert (await send("DELETE", paths[0]))[0] == 204
     assert (await send("GET", paths[1]))[0] == 404
+
+
+async def _begin_another(bridged: Bridged) -> None:
+    """Put another stream in the place of this one, past the gateway."""
+    path = "/v1/streams/a%2Fstream"
+    assert (await bridged.writer.client.send("DELETE", path)).status == 202
+    assert (await bridged.writer.client.send("PUT", path, {})).status == 201
+
+
+@pytest.mark.parametrize(("held", "appended"), [(1, 1), (1, 2), (1, 5), (3, 1), (3, 3), (3, 5)])
+async def test_an_append_shows_that_the_stream_is_another(bridged: Bridged, held: int, appended: int) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(*(b"%d" % number for number in range(held)))
+    assert (await bridged.reader.read()).json == list(range(held))
+    await _begin_another(bridged)
+    new = list(range(100, 100 + appended))
+    appending = await bridged.reader.send("POST", body=json.dumps(new).encode(), Content_Type="application/json")
+    assert (appending.status, appending.end) == (204, at(appended))
+    assert (await bridged.reader.read()).json == new
+
+
+async def test_an_append_beside_live_readers_shows_that_the_stream_is_another(bridged: Bridged) -> None:
+    await bridged.writer.create()
+    await bridged.writer.append(b"0")
+    events = await bridged.reader.events()
+    assert await events.messages(1) == [0]
+    hold = bridged.faults.hold(kind=Call.READ_SESSION)
+    await _begin_another(bridged)
+    assert (await bridged.reader.send("POST", body=b"[1, 2, 3]", Content_Type="application/json")).status == 204
+    assert (await bridged.reader.read()).json == [1, 2, 3]
+    hold.release()
