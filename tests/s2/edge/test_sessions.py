@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from itertools import cycle
+from urllib.parse import unquote
 
 import pytest
+from s2_sdk import S2, Endpoints, ReadSession, SeqNum
 
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import Terminal
 from gateway.s2.sse import Done, Failure, Ping
-from tests.s2.edge.clients import Client, Edge, SessionReader, SseReader
+from tests.s2.edge.clients import BASIN, STREAM, Client, Edge, SessionReader, SseReader
 from tests.waiting import eventually
 
 
-async def test_500_followers_in_mixed_formats_are_one_session_at_the_origin(edge: Edge) -> None:
+async def test_500_followers_in_mixed_transports_are_one_session_at_the_origin(edge: Edge) -> None:
+    """HTTP/1.1 and HTTP/2, SSE and sessions, each in all its formats, and reads that wait."""
     await edge.client.append("a")
     formats = cycle(["sse", "base64", "s2s", "zstd", "gzip"])
 
@@ -26,8 +29,20 @@ async def test_500_followers_in_mixed_formats_are_one_session_at_the_origin(edge
             return await edge.client.events("seq_num=1")
         return await edge.client.session(**({} if kind == "s2s" else {"Accept-Encoding": kind}))
 
-    kinds = [next(formats) for _ in range(500)]
+    kinds = [next(formats) for _ in range(400)]
     readers = await asyncio.gather(*map(follower, kinds))
+    url = edge.gateway.gateway_url
+    s2 = S2("token", endpoints=Endpoints(account=url, basin=url))
+    sessions = [s2.basin(BASIN).stream(unquote(STREAM)).read_session(start=SeqNum(0)) for _ in range(100)]
+    over_http2 = await asyncio.gather(*(session.__aenter__() for session in sessions))
+
+    async def texts(session: ReadSession) -> list[str]:
+        found: list[str] = []
+        while len(found) < 2:
+            found += [record.body.decode() for record in (await anext(session)).records]
+        return found
+
+    following = [asyncio.ensure_future(texts(session)) for session in over_http2]
     waiting = [asyncio.ensure_future(edge.client.read("seq_num=1&wait=60")) for _ in range(20)]
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     for _ in range(10):
@@ -38,11 +53,15 @@ async def test_500_followers_in_mixed_formats_are_one_session_at_the_origin(edge
         assert await reader.texts(1 if kind == "base64" else 2) == ([big] if kind == "base64" else ["a", big])
     for answer in await asyncio.gather(*waiting):
         assert answer.texts == [big]
+    assert await asyncio.gather(*following) == [["a", big]] * 100
     assert edge.counters.sessions_peak[Call.READ_SESSION] == 1
     assert edge.counters.requests[Call.READ_EVENTS] == 0
     assert edge.counters.records_sent[Call.READ_SESSION] == 1
     for reader in readers:
         reader.close()
+    for session in sessions:
+        await session.__aexit__(None, None, None)
+    await s2.close()
 
 
 async def test_a_session_catches_up_then_follows(edge: Edge) -> None:
