@@ -27,6 +27,9 @@ const s2 = new S2({
   accessToken: "token",
   endpoints: { account: url, basin: url },
   retry: { minBaseDelayMillis: 1, maxBaseDelayMillis: 20, maxAttempts: 10 },
+  // It runs from when a batch is handed to a session.  Over fetch a session sends one batch at a time, so on a busy machine
+  // the last of many would be sent again, and all that are on their way with it.
+  requestTimeoutMillis: 20_000,
 })
 const BASIN = "basin-of-typescript"
 let streams = 0
