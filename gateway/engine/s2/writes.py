@@ -77,9 +77,8 @@ class S2Writes:
                 if basin is not None and (is_done or status is None):
                     self._drop(self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
+                    # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
                     self._doubt(self._at_path(request))
-                    if basin is not None:
-                        self._doubt(self._of_basins(request.group.origin, {key_query(basin)}))
 
     def _created(self, request: RelayedRequest) -> None:
         """A POST has, or may have, created what its body names."""

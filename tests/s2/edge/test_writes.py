@@ -195,15 +195,14 @@ class TestStrangers:
         edge.counters.reset()
         for _ in range(2):
             assert (await edge.client.read(RANGE)).texts == ["old"]
-        assert edge.counters.requests[Call.READ] == 1
+        assert edge.counters.requests[Call.READ] == (1 if "streams" in path else 0)
         await edge.client.append("more")
         assert await session.texts(1) == ["more"]
         session.close()
 
 
-@pytest.mark.parametrize("path", [f"/v1/streams/{STREAM}", f"/v1/basins/{BASIN}"])
-async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge, path: str) -> None:
-    edge = held
+async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge) -> None:
+    edge, path = held, f"/v1/streams/{STREAM}"
     await edge.direct.send("DELETE", path)
     assert (await edge.client.send("DELETE", path)).status == 404
     assert (await edge.client.read(RANGE)).status == 404
