@@ -26,6 +26,7 @@ from gateway.pipeline.cli_options import (
     Conf,
     Curves,
     Follow,
+    Into,
     LakeUrl,
     Lines,
     Master,
@@ -40,7 +41,7 @@ from gateway.pipeline.cli_options import (
     seconds,
     settings,
 )
-from gateway.pipeline.cli_run import absolute, failing, lake_at, shown_progress, working, write_report
+from gateway.pipeline.cli_run import failing, shown_progress, working, write_report
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source, source_of
 
@@ -88,9 +89,7 @@ def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) 
 @pipeline.command()
 def table(
     source: Annotated[str, typer.Argument(metavar="URL", help="The stream.")],
-    into: Annotated[
-        str, typer.Option("--into", metavar="FOLDER", help="The Delta table: a folder, or a URL such as s3://b/orders.")
-    ],
+    into: Into,
     schema: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +108,10 @@ def table(
     """Add what is new of a stream to a Delta table, each message once."""
     stream = _stream(source, option, "messages" if schema is None else "typed")
     with working(into, master, conf) as steps:
-        steps.table(stream, schema, follow=follow)
+        from gateway.pipeline.stream_table import take_table
+
+        count = take_table(steps.spark, stream, into, ddl=schema, follow=follow, progress=steps.progress)
+        typer.echo(f"table: {count:,} rows to {into}")
 
 
 @pipeline.command()
@@ -117,8 +119,9 @@ def history(lake: LakeUrl = "lake") -> None:
     """List the versions of bronze: what each ingest added, the newest first."""
     with failing():
         from gateway.pipeline import upkeep
+        from gateway.pipeline.lake import Lake
 
-        for line in upkeep.history(lake_at(lake)):
+        for line in upkeep.history(Lake(lake)):
             typer.echo(line)
 
 
@@ -134,7 +137,11 @@ def undo(
     What was ingested since stays taken in; `pipeline ingest --again FILE` reads a file again.
     """
     with working(lake, master, conf) as steps:
-        steps.undo(version)
+        from gateway.pipeline import upkeep
+        from gateway.pipeline.ingest import bring_up
+
+        upkeep.undo(steps.lake, version)
+        bring_up(steps.spark, steps.lake, steps.progress)
         steps.aggregate()
 
 
@@ -201,7 +208,9 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = seconds(min_span, "--min-span")
     with failing():
-        write_report(lake_at(lake), out, plan, curve or (), min_span_s, title, shown_progress())
+        from gateway.pipeline.lake import Lake
+
+        write_report(Lake(lake), out, plan, curve or (), min_span_s, title, shown_progress())
 
 
 @pipeline.command()
@@ -275,5 +284,6 @@ def _stream(url: str, options: list[str] | None, format_: str) -> LogStream:
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
     """The tables that an upkeep is for: those of a lake, or a single one."""
     from gateway.pipeline import upkeep
+    from gateway.pipeline.lake import Lake
 
-    return (lake_at(lake), upkeep.TABLES) if table is None else upkeep.table_at(absolute(table))
+    return (Lake(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)

@@ -15,6 +15,13 @@ from gateway.pipeline.session import DEFAULT_MASTER
 MIN_SPAN: Final = "24h"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
+
+def _named(folder: str) -> str:
+    if not folder:
+        raise typer.BadParameter("expected a folder, or the URL of an object store")
+    return folder
+
+
 Lines = Annotated[
     list[str],
     typer.Argument(
@@ -38,7 +45,17 @@ LakeUrl = Annotated[
         "--lake",
         "--in",
         metavar="FOLDER",
+        callback=_named,
         help="The lake: a folder, or the URL of a prefix in an object store, such as s3://bucket/lake.",
+    ),
+]
+Into = Annotated[
+    str,
+    typer.Option(
+        "--into",
+        metavar="FOLDER",
+        callback=_named,
+        help="The Delta table: a folder, or a URL such as s3://b/orders.",
     ),
 ]
 OneTable = Annotated[

@@ -21,7 +21,7 @@ from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gateway.pipeline.events import LogStream, Source
+    from gateway.pipeline.events import Source
     from gateway.pipeline.lake import Lake
 
 EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
@@ -40,46 +40,19 @@ def shown_progress() -> Progress:
     return progress
 
 
-def absolute(url: str) -> str:
-    """A folder's whole path; a URL as it is."""
-    return url if "://" in url else str(Path(url).absolute())
-
-
-def lake_at(url: str) -> Lake:
-    """The lake that a command names."""
-    from gateway.pipeline.lake import Lake
-
-    if not url:
-        raise typer.BadParameter("expected a folder, or the URL of an object store", param_hint="--lake")
-    return Lake(absolute(url))
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps that need Spark, on what is at a folder or URL.  Each prints its result."""
+    """The steps that need Spark, and that `run` has in common with other commands.  Each prints its result."""
 
     spark: SparkSession
-    url: str
+    lake: Lake
     progress: Progress
-
-    @property
-    def lake(self) -> Lake:
-        """The lake there."""
-        return lake_at(self.url)
 
     def ingest(self, source: Source, *, follow: bool = False, again: bool = False) -> None:
         """Lines to bronze, silver and sessions."""
         from gateway.pipeline.ingest import ingest
 
         typer.echo(ingest(self.spark, source, self.lake, follow=follow, again=again, progress=self.progress))
-
-    def undo(self, version: int) -> None:
-        """Bronze, silver and sessions as they were."""
-        from gateway.pipeline import upkeep
-        from gateway.pipeline.ingest import bring_up
-
-        upkeep.undo(self.lake, version)
-        bring_up(self.spark, self.lake, self.progress)
 
     def aggregate(self) -> None:
         """Silver to gold."""
@@ -116,14 +89,6 @@ class Steps:
             f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
             f"{len(made.do_not_store)} not to store, {len(made.lifetimes)} lifetimes"
         )
-
-    def table(self, source: LogStream, ddl: str | None, *, follow: bool) -> None:
-        """What is new of a stream to a table of its own."""
-        from gateway.pipeline.stream_table import take_table
-
-        into = absolute(self.url)
-        count = take_table(self.spark, source, into, ddl=ddl, follow=follow, progress=self.progress)
-        typer.echo(f"table: {count:,} rows to {self.url}")
 
 
 def write_report(
@@ -171,7 +136,7 @@ def failing() -> Iterator[None]:
 
 @contextmanager
 def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[Steps]:
-    """The steps on what is at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed."""
+    """The steps on the lake at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed."""
     chosen = settings(conf or [], "--conf", "KEY=VALUE")
     progress = shown_progress()
     try:
@@ -179,6 +144,10 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
         from pyspark.errors import PySparkException
     except ImportError:
         raise PipelineFailed(f"the pipeline needs Spark: {EXTRA}") from None
+    with failing():
+        from gateway.pipeline.lake import Lake
+
+        lake = Lake(url)
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
     progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
@@ -190,7 +159,7 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failing():
         try:
-            yield Steps(spark, url, progress)
+            yield Steps(spark, lake, progress)
         except (Py4JNetworkError, ConnectionError):
             raise PipelineFailed("Spark's Java has died: more memory may help, --conf spark.driver.memory=4g") from None
         except (PySparkException, Py4JError) as error:

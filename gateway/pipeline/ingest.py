@@ -28,7 +28,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source
 from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL, LogFiles
-from gateway.pipeline.log_stream import StreamBatches
+from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.manifest import read_manifest
 from gateway.pipeline.sessions import update_sessions
 from gateway.pipeline.silver import update_silver
@@ -195,19 +195,12 @@ class _Ingest:
             raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
-        bronze = self.lake.snapshot(BRONZE)
-        name = f"stream {source.url}"
-        value = StructType().add("value", StringType())
-        with StreamBatches(self.spark, source.reading, value, source.url) as stream, stream.failing():
-            offset = bronze.progress(name)
-            while (batch := stream.after(offset)) is not None:
-                lines, offset = batch
-                came = lines.select(
-                    f.col("value").alias("line"),
-                    f.lit(source.url).alias("source"),
-                    f.current_timestamp().alias("taken"),
-                )
-                bronze = self._take(bronze, came, name, offset)
+        def take(bronze: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+            line, url = f.col("value").alias("line"), f.lit(source.url).alias("source")
+            return self._take(bronze, rows.select(line, url, f.current_timestamp().alias("taken")), name, offset)
+
+        schema = StructType().add("value", StringType())
+        each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), take)
 
     def _take(self, bronze: Snapshot, came: DataFrame, name: str, progress: object) -> Snapshot:
         """Commit one batch (`line`, `source`, `taken`) to bronze and silver."""

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -95,7 +96,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """One lake; `url` is a folder's path or the URL of a prefix, such as `s3://bucket/lake`.
+    """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
+    `s3://bucket/lake`.
 
     Raises PipelineFailed for a URL that Spark would read as a pattern.
     """
@@ -104,16 +106,18 @@ class Lake:
     store: Store = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not _PATTERNS.isdisjoint(self.url):
+        # Spark's workers stand in other folders than the driver.
+        url = self.url.rstrip("/") if "://" in self.url else str(Path(self.url).absolute())
+        if not _PATTERNS.isdisjoint(url):
             raise PipelineFailed(
-                f"{self.url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
+                f"{url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
             )
-        url = self.url.rstrip("/")
+        object.__setattr__(self, "url", url)
         object.__setattr__(self, "store", Store(url, settings_of(url, os.environ)))
 
     def path(self, table: Table) -> str:
         """The folder of the table."""
-        return f"{self.store.url}/{table.place}"
+        return f"{self.url}/{table.place}"
 
     def snapshot(self, table: Table, version: int | None = None) -> Snapshot:
         """The table as it is now, or at a version; an empty one at version -1 if it does not exist.
@@ -163,12 +167,11 @@ class Lake:
     @classmethod
     def of_table(cls, url: str) -> tuple[Lake, str]:
         """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""
-        parent, _, place = url.rstrip("/").rpartition("/")
+        parent, _, place = cls(url).url.rpartition("/")
         if not parent or parent.endswith(":/"):
             raise PipelineFailed(
                 f"{url}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
             )
-        cls(url)  # the table's name, too, is none that Spark would take for a pattern
         return cls(parent), place
 
     def _refuse_old(self) -> None:
@@ -224,15 +227,13 @@ class Snapshot:
         if paths is None:
             paths = [file.path for file in self.files(days)]
         table = self.table if columns is None else self.table.with_columns(columns)
-        found = self.lake.read_files(spark, table, paths)
-        return found.fillna({column.name: column.before for column in table.columns if column.before is not None})
+        return self.lake.read_files(spark, table, paths)
 
     def arrow(self, columns: Sequence[str], paths: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """Rows of these files, or of all, file by file in the order of their paths; read by this process."""
         schema = arrow_schema(self.table, columns)
-        before = {column.name: column.before for column in self.table.columns}
         chosen = [file.path for file in self.files()] if paths is None else paths
-        batches = Reader(self.lake.store, f"{self.table.place}/", schema, before).read(chosen)
+        batches = Reader(self.lake.store, f"{self.table.place}/", schema).read(chosen)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def changes(self, since: int) -> Changes | None:

@@ -7,7 +7,7 @@ every store that holds a lake could hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,53 +17,54 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
-from gateway.pipeline.events import with_hint
+from gateway.pipeline.events import LogStream, with_hint
+from gateway.pipeline.lake import Snapshot
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
 
 
-class StreamBatches:
-    """The batches of a source that is read up to its tails as of now.  A context manager."""
+def each_batch(
+    spark: SparkSession,
+    source: LogStream,
+    schema: StructType,
+    snapshot: Snapshot,
+    take: Callable[[Snapshot, DataFrame, str, Any], Snapshot],
+) -> None:
+    """Read a stream up to its tails as of now, from the progress that is committed in `snapshot`.
 
-    def __init__(self, spark: SparkSession, options: Mapping[str, str], schema: StructType, name: str) -> None:
-        self._spark = spark
-        self._schema = schema
-        self._name = name
-        with self.failing():
-            self._reader = StreamReader(schema, read_options(options, is_streaming=True))
-            self._reader.prepareForTriggerAvailableNow()
-
-    def __enter__(self) -> StreamBatches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.stop()
-
-    def after(self, offset: Any) -> tuple[DataFrame, Any] | None:
-        """The batch after an offset (None: the beginning) and the offset of its end; None if there is no more."""
-        with self.failing():
-            start = self._reader.initialOffset() if offset is None else offset
-            end = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
-            if end == start:
-                return None
-            tasks = self._reader.partitions(start, end)
-        reader = self._reader
-
-        def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    yield from reader.read(tasks[number])
-
-        numbers = self._spark.range(0, len(tasks), 1, max(len(tasks), 1))
-        return numbers.mapInArrow(read, self._schema), end
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Turn errors of the source, in the driver and in tasks, into PipelineFailed."""
+    `take` commits a batch: it gets the snapshot, the rows, the progress's name, and the offset of the batch's end, and
+    gives the new snapshot.  Errors of the source, in the driver and in tasks, are raised as PipelineFailed.
+    """
+    name = f"stream {source.url}"
+    with _failing(source.url):
+        reader = StreamReader(schema, read_options(source.reading, is_streaming=True))
         try:
-            yield
-        except DurableStreamsError as error:
-            raise PipelineFailed(f"{self._name}: {with_hint(str(error))}") from None
-        except PySparkException as error:
-            raise PipelineFailed(f"{self._name}: {with_hint(one_line(error))}") from None
+            reader.prepareForTriggerAvailableNow()
+            start = snapshot.progress(name) or reader.initialOffset()
+            while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+                snapshot = take(snapshot, _rows(spark, reader, reader.partitions(start, end), schema), name, end)
+                start = end
+        finally:
+            reader.stop()
+
+
+def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schema: StructType) -> DataFrame:
+    """The messages of these parts of a batch, each part read by a task of its own."""
+
+    def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from reader.read(parts[number])
+
+    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, schema)
+
+
+@contextmanager
+def _failing(url: str) -> Iterator[None]:
+    try:
+        yield
+    except DurableStreamsError as error:
+        raise PipelineFailed(f"{url}: {with_hint(str(error))}") from None
+    except PySparkException as error:
+        raise PipelineFailed(f"{url}: {with_hint(one_line(error))}") from None

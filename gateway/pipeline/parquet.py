@@ -8,7 +8,7 @@ run that was killed, never do.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
@@ -101,13 +101,12 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files, whose paths continue `folder`, with the columns of `schema`.  Partition columns come from the path.
-    `before` has what stands for NULL in a column, and for a column that a file lacks."""
+    """Reads files, whose paths continue `folder`, with the columns of `schema`.  Partition columns come from the path,
+    and a column that a file lacks is NULL."""
 
     store: Store
     folder: str
     schema: pa.Schema
-    before: Mapping[str, str | None] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the files named by a column `path`; for `DataFrame.mapInArrow`."""
@@ -116,16 +115,11 @@ class Reader:
 
     def read(self, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, in their order."""
-        if not paths:
-            return
-        files = [f"{self.folder}{path}" for path in paths]
-        rows = ds.dataset(files, self.schema, "parquet", self.store.files, "hive")
-        # Few at a time: sketches are large.
-        for batch in rows.to_batches(columns=self.schema.names, batch_readahead=1, fragment_readahead=1):
-            before = (self.before.get(name) for name in self.schema.names)
-            columns = zip(batch.columns, before, strict=True)
-            filled = [column if value is None else column.fill_null(value) for column, value in columns]
-            yield pa.RecordBatch.from_arrays(filled, schema=self.schema)
+        if paths:
+            files = [f"{self.folder}{path}" for path in paths]
+            rows = ds.dataset(files, self.schema, "parquet", self.store.files, "hive")
+            # Few at a time: sketches are large.
+            yield from rows.to_batches(batch_readahead=1, fragment_readahead=1)
 
 
 def partition_values(path: str) -> dict[str, str]:

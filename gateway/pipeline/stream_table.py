@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
 from gateway.pipeline.ingest import followed, retried
-from gateway.pipeline.lake import Conflict, Lake, delta_schema
-from gateway.pipeline.log_stream import StreamBatches
+from gateway.pipeline.lake import Conflict, Lake, Snapshot, delta_schema
+from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.tables import Column, Table
 from pyspark_durable_streams.formats import default_schema
 from pyspark_durable_streams.options import format_of
@@ -47,20 +47,19 @@ def take_table(
     columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
     table = Table(place, columns, (), partition_by=())
     delta_schema(table)
-    name, taken = f"stream {source.url}", 0
+    taken = 0
+
+    def add(snapshot: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+        nonlocal taken
+        files = lake.write(rows, table)
+        snapshot = snapshot.commit_progress(files, name, offset)
+        count = sum(file.rows for file in files)
+        taken += count
+        progress(f"{lake.path(table)}: version {snapshot.version}, {count:,} rows")
+        return snapshot
 
     def take() -> None:
-        nonlocal taken
-        snapshot = lake.snapshot(table)
-        with StreamBatches(spark, source.reading, schema, source.url) as stream, stream.failing():
-            offset = snapshot.progress(name)
-            while (batch := stream.after(offset)) is not None:
-                rows, offset = batch
-                files = lake.write(rows, table)
-                snapshot = snapshot.commit_progress(files, name, offset)
-                count = sum(file.rows for file in files)
-                taken += count
-                progress(f"{into}: version {snapshot.version}, {count:,} rows")
+        each_batch(spark, source, schema, lake.snapshot(table), add)
 
     def turn() -> None:
         try:

@@ -46,8 +46,6 @@ class Column:
     name: str
     type: str
     meaning: str
-    before: str | None = None
-    """What rows have that were written before there was such a column; None is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,11 @@ class Table:
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
+def _gold(name: str, key: tuple[Column, ...], *values: Column) -> Table:
+    """A gold table: its day, its key columns, and its figures."""
+    return Table(f"gold/{name}", (_DAY, *key, *values), tuple(column.name for column in key))
+
+
 def _percentiles(of: str) -> list[Column]:
     return [Column(f"{of}_p{rank}_s", "double", "Seconds.") for rank in (50, 90, 99)]
 
@@ -96,7 +99,7 @@ _DAY: Final = Column("day", "date", "UTC day; the partition.")
 _MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
 _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
-_PROTOCOL: Final = Column("protocol", "string", "What clients speak: `durable-streams` or `s2`.", DURABLE_STREAMS)
+_PROTOCOL: Final = Column("protocol", "string", "What clients speak: `durable-streams` or `s2`.")
 _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
 _OUTCOME: Final = Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`.")
 _STREAM: Final = Column("stream", "string", "Path and query.")
@@ -108,8 +111,6 @@ _READER: Final = (
 _STATUS: Final = Column("status", "int", "HTTP status; 0 where none was sent.")
 _ORIGIN_REQUESTS: Final = Column("origin_requests", "bigint", "Requests that the origin was asked because of them.")
 _SAVED_BYTES: Final = Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded.")
-_EACH_MINUTE: Final = (_DAY, _MINUTE, _ROUTE)
-_EACH_HOUR: Final = (_DAY, _HOUR, _ROUTE)
 _SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
 _ID: Final = Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none.")
 _LINE: Final = Column("line", "string", "As it came.")
@@ -195,169 +196,127 @@ SESSIONS: Final = Table(
     ),
     ("stream", "partition", "client", "user_agent", "began"),
 )
-TRAFFIC: Final = Table(
-    "gold/traffic",
-    (
-        *_EACH_MINUTE,
-        _PROTOCOL,
-        _MODE,
-        _OUTCOME,
-        Column("requests", "bigint", "Requests that ended: final lines."),
-        Column("sent_bytes", "bigint", "Body bytes to clients, of all lines."),
-        _SAVED_BYTES,
-        Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
-        _ORIGIN_REQUESTS,
-        Column(
-            "spared_requests",
-            "bigint",
-            "Requests that ended and caused none at the origin: final lines with `origin_requests` 0.",
-        ),
+TRAFFIC: Final = _gold(
+    "traffic",
+    (_MINUTE, _ROUTE, _PROTOCOL, _MODE, _OUTCOME),
+    Column("requests", "bigint", "Requests that ended: final lines."),
+    Column("sent_bytes", "bigint", "Body bytes to clients, of all lines."),
+    _SAVED_BYTES,
+    Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
+    _ORIGIN_REQUESTS,
+    Column(
+        "spared_requests",
+        "bigint",
+        "Requests that ended and caused none at the origin: final lines with `origin_requests` 0.",
     ),
-    ("minute", "route", "protocol", "mode", "outcome"),
 )
-OFFLOAD: Final = Table(
-    "gold/offload",
-    (
-        *_EACH_MINUTE,
-        Column("requests", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
-        _ORIGIN_REQUESTS,
-        Column("sent_bytes", "bigint", "Body bytes to readers."),
-        _SAVED_BYTES,
-        Column("fetched_bytes", "bigint", "Body bytes that the origin sent for them."),
-        Column("by_tape", "bigint", "Reads answered from the tape alone (hit, stale_if_error)."),
-        Column("by_collapse", "bigint", "Reads answered from a fetch that another had started (collapsed)."),
-        Column("by_follow", "bigint", "Reads answered from the stream's one live request (followed)."),
-        Column("by_join", "bigint", "Reads answered from the tape behind one probe (joined, revalidated)."),
-        Column("hit_ratio", "double", "by_tape / requests."),
-        Column("collapse_ratio", "double", "(by_collapse + by_follow) / requests."),
-        Column("joined_ratio", "double", "by_join / requests."),
-        Column("request_offload", "double", "1 - origin_requests / requests."),
-        Column("byte_offload", "double", "1 - fetched_bytes / (sent_bytes + saved_bytes)."),
-    ),
-    ("minute", "route"),
+OFFLOAD: Final = _gold(
+    "offload",
+    (_MINUTE, _ROUTE),
+    Column("requests", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
+    _ORIGIN_REQUESTS,
+    Column("sent_bytes", "bigint", "Body bytes to readers."),
+    _SAVED_BYTES,
+    Column("fetched_bytes", "bigint", "Body bytes that the origin sent for them."),
+    Column("by_tape", "bigint", "Reads answered from the tape alone (hit, stale_if_error)."),
+    Column("by_collapse", "bigint", "Reads answered from a fetch that another had started (collapsed)."),
+    Column("by_follow", "bigint", "Reads answered from the stream's one live request (followed)."),
+    Column("by_join", "bigint", "Reads answered from the tape behind one probe (joined, revalidated)."),
+    Column("hit_ratio", "double", "by_tape / requests."),
+    Column("collapse_ratio", "double", "(by_collapse + by_follow) / requests."),
+    Column("joined_ratio", "double", "by_join / requests."),
+    Column("request_offload", "double", "1 - origin_requests / requests."),
+    Column("byte_offload", "double", "1 - fetched_bytes / (sent_bytes + saved_bytes)."),
 )
-LATENCY: Final = Table(
-    "gold/latency",
-    (
-        *_EACH_MINUTE,
-        _MODE,
-        Column(
-            "requests", "bigint", "Requests that ended; live reads are not among them, whose duration is their wait."
-        ),
-        Column("duration_sketch", "binary", "KLL sketch (doubles) of seconds; mergeable."),
-        *_percentiles("duration"),
-        Column("first_byte_sketch", "binary", "KLL sketch (doubles) of seconds; NULL where no answer began."),
-        *_percentiles("first_byte"),
-    ),
-    ("minute", "route", "mode"),
+LATENCY: Final = _gold(
+    "latency",
+    (_MINUTE, _ROUTE, _MODE),
+    Column("requests", "bigint", "Requests that ended; live reads are not among them, whose duration is their wait."),
+    Column("duration_sketch", "binary", "KLL sketch (doubles) of seconds; mergeable."),
+    *_percentiles("duration"),
+    Column("first_byte_sketch", "binary", "KLL sketch (doubles) of seconds; NULL where no answer began."),
+    *_percentiles("first_byte"),
 )
-DELIVERY: Final = Table(
-    "gold/delivery",
-    (
-        *_EACH_MINUTE,
-        Column("deliveries", "bigint", "Long-polls that were woken by an append which the same log has."),
-        Column(
-            "delay_sketch", "binary", "KLL sketch (doubles) of seconds from the append's answer to the long-poll's."
-        ),
-        *_percentiles("delay"),
-        Column("delay_max_s", "double", "Seconds."),
-    ),
-    ("minute", "route"),
+DELIVERY: Final = _gold(
+    "delivery",
+    (_MINUTE, _ROUTE),
+    Column("deliveries", "bigint", "Long-polls that were woken by an append which the same log has."),
+    Column("delay_sketch", "binary", "KLL sketch (doubles) of seconds from the append's answer to the long-poll's."),
+    *_percentiles("delay"),
+    Column("delay_max_s", "double", "Seconds."),
 )
-TOP_STREAMS: Final = Table(
-    "gold/top_streams",
+TOP_STREAMS: Final = _gold(
+    "top_streams",
     (
-        _DAY,
         _HOUR,
         Column("by", "string", "`requests` or `bytes`: what the rank goes by."),
         Column("rank", "int", "1 is the busiest; the first 100 are kept."),
+    ),
+    _ROUTE,
+    _PROTOCOL,
+    _STREAM,
+    Column("requests", "bigint", "Requests that ended."),
+    Column("sent_bytes", "bigint", "Body bytes to clients."),
+    Column(
+        "saved_bytes",
+        "bigint",
+        "How many more those sent whole were before they were coded; the rank is by both.",
+    ),
+    Column("fetched_bytes", "bigint", "Body bytes from the origin."),
+    Column("readers", "bigint", "Distinct readers (client and user agent), by a HyperLogLog sketch."),
+    Column("readers_sketch", "binary", "That sketch; mergeable."),
+)
+FAN_OUT: Final = _gold(
+    "fan_out",
+    (_HOUR, _ROUTE, _MODE, Column("at_least", "bigint", "Lower end of the bucket: 1, 2, 4, 8, … readers who shared.")),
+    Column("requests", "bigint", "Live reads by `subscribers`, catch-up reads by `collapsed`."),
+    Column("most", "bigint", "The largest of them."),
+)
+RECONNECTS: Final = _gold(
+    "reconnects",
+    (_MINUTE, _ROUTE),
+    Column(
+        "reconnects",
+        "bigint",
+        "Live reads that began where another of the same reader had broken off; may be 0.",
+    ),
+    Column("readers", "bigint", "Readers who came back."),
+    Column("usual", "double", "Median reconnects a minute of the route in the hour before; NULL without five."),
+    Column("is_storm", "boolean", "Far more than usual: `gateway.pipeline.gold.reconnects` says how far."),
+)
+SLOW_CONSUMERS: Final = _gold(
+    "slow_consumers",
+    (_HOUR, _ROUTE, _STREAM, *_READER),
+    Column("cut_off", "bigint", "Live reads that ended because the client did not keep up."),
+    Column("sent_bytes", "bigint", "What they got before."),
+)
+ERRORS: Final = _gold(
+    "errors",
+    (
+        _MINUTE,
         _ROUTE,
-        _PROTOCOL,
-        _STREAM,
-        Column("requests", "bigint", "Requests that ended."),
-        Column("sent_bytes", "bigint", "Body bytes to clients."),
-        Column(
-            "saved_bytes",
-            "bigint",
-            "How many more those sent whole were before they were coded; the rank is by both.",
-        ),
-        Column("fetched_bytes", "bigint", "Body bytes from the origin."),
-        Column("readers", "bigint", "Distinct readers (client and user agent), by a HyperLogLog sketch."),
-        Column("readers_sketch", "binary", "That sketch; mergeable."),
-    ),
-    ("hour", "by", "rank"),
-)
-FAN_OUT: Final = Table(
-    "gold/fan_out",
-    (
-        *_EACH_HOUR,
-        _MODE,
-        Column("at_least", "bigint", "Lower end of the bucket: 1, 2, 4, 8, … readers who shared."),
-        Column("requests", "bigint", "Live reads by `subscribers`, catch-up reads by `collapsed`."),
-        Column("most", "bigint", "The largest of them."),
-    ),
-    ("hour", "route", "mode", "at_least"),
-)
-RECONNECTS: Final = Table(
-    "gold/reconnects",
-    (
-        *_EACH_MINUTE,
-        Column(
-            "reconnects",
-            "bigint",
-            "Live reads that began where another of the same reader had broken off; may be 0.",
-        ),
-        Column("readers", "bigint", "Readers who came back."),
-        Column("usual", "double", "Median reconnects a minute of the route in the hour before; NULL without five."),
-        Column("is_storm", "boolean", "Far more than usual: `gateway.pipeline.gold.reconnects` says how far."),
-    ),
-    ("minute", "route"),
-)
-SLOW_CONSUMERS: Final = Table(
-    "gold/slow_consumers",
-    (
-        *_EACH_HOUR,
-        _STREAM,
-        *_READER,
-        Column("cut_off", "bigint", "Live reads that ended because the client did not keep up."),
-        Column("sent_bytes", "bigint", "What they got before."),
-    ),
-    ("hour", "route", "stream", "client", "user_agent"),
-)
-ERRORS: Final = Table(
-    "gold/errors",
-    (
-        *_EACH_MINUTE,
         _MODE,
         _STATUS,
         Column("outcome", "string", "refused, failed or aborted, or what it was with a status of 400 and more."),
-        Column("requests", "bigint", "Requests that ended so."),
     ),
-    ("minute", "route", "mode", "status", "outcome"),
+    Column("requests", "bigint", "Requests that ended so."),
 )
-CLOSED_LOOPS: Final = Table(
-    "gold/closed_loops",
-    (
-        *_EACH_MINUTE,
-        Column("stream", "string", "A stream that is closed."),
-        *_READER,
-        Column("requests", "bigint", "Requests at its end in that minute, when one would have done."),
-    ),
-    ("minute", "route", "stream", "client", "user_agent"),
+CLOSED_LOOPS: Final = _gold(
+    "closed_loops",
+    (_MINUTE, _ROUTE, Column("stream", "string", "A stream that is closed."), *_READER),
+    Column("requests", "bigint", "Requests at its end in that minute, when one would have done."),
 )
-ANOMALIES: Final = Table(
-    "gold/anomalies",
+ANOMALIES: Final = _gold(
+    "anomalies",
     (
-        *_EACH_HOUR,
+        _HOUR,
+        _ROUTE,
         Column("measure", "string", "requests, sent_bytes, fetched_bytes, origin_requests, errors or hit_ratio."),
-        Column("value", "double", "In this hour. Only hours that are far from what they were before have a row."),
-        Column("before", "double", "Median over the same hour of the days before, seven at most."),
-        Column("days", "int", "How many days that is."),
-        Column(
-            "score", "double", "Distance from it in robust standard deviations (1.4826 x median absolute deviation)."
-        ),
     ),
-    ("hour", "route", "measure"),
+    Column("value", "double", "In this hour. Only hours that are far from what they were before have a row."),
+    Column("before", "double", "Median over the same hour of the days before, seven at most."),
+    Column("days", "int", "How many days that is."),
+    Column("score", "double", "Distance from it in robust standard deviations (1.4826 x median absolute deviation)."),
 )
 CURVE: Final = Table(
     "curve/points",

@@ -86,6 +86,9 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
         (["ingest", "access.log", "--option", "tails=ask"], 1, "option tails: options are for a stream"),
         (["run", "http://host/log", "--option", "nonsense: secret"], 2, "expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "expected KEY=VALUE"),
+        (["aggregate", "--lake", ""], 2, "expected a folder, or the URL of an object store"),
+        (["table", "http://host/orders", "--into", ""], 2, "expected a folder, or the URL of an object store"),
+        (["aggregate", "--lake", "lake*"], 1, "a lake has none of * ? [ ] { } \\ in its name"),
         (["plan", "--target", "2"], 2, "'--target'"),
         (["plan", "--min-span", "24"], 2, "expected a number and a unit: s, m, h or d, such as 24h"),
         (["report", "--min-span", "-1h"], 2, "--min-span"),
@@ -94,13 +97,14 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], status: int, says: str) -> None:
     environ = {**os.environ, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret\n"}
-    flags = ["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 else []
+    flags = ["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 and "--lake" not in arguments else []
     done = told(*arguments, *flags, environ=environ if "PIPELINE_AUTHORIZATION" in says else None)
     assert done.returncode == status
     assert "secret" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert says in last
     assert "Traceback" not in done.stderr
+    assert "starting Spark" not in done.stderr
     assert not (tmp_path / "lake").exists()
 
 

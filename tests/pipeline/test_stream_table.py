@@ -80,6 +80,14 @@ def test_without_columns_messages_are_as_they_came(spark: SparkSession, orders: 
     assert {row["value"] for row in rows} >= {'{"id": 3}'}
 
 
+def test_a_relative_folder_is_that_of_the_driver(
+    spark: SparkSession, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert take_table(spark, LogStream(orders), "shop/orders", progress=lambda _: None) == 3
+    assert deltalake.DeltaTable(tmp_path / "shop" / "orders").to_pyarrow_dataset().to_table().num_rows == 3
+
+
 def test_what_cannot_be_is_one_line(spark: SparkSession, orders: str, tmp_path: Path) -> None:
     def take(url: str, ddl: str | None) -> None:
         source = LogStream(url, format="messages" if ddl is None else "typed")
