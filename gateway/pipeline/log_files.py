@@ -116,7 +116,6 @@ class _Spool:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._folder = str(uuid.uuid4())
         self._paths: list[str] = []
         self._held: list[pa.Table] = []
         self._held_bytes = 0
@@ -128,7 +127,6 @@ class _Spool:
 
     def __exit__(self, *_: object) -> None:
         self.clear()
-        self._store.remove_folder(f"{SPOOL.place}/{self._folder}")
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
@@ -152,7 +150,7 @@ class _Spool:
         self._paths, self._held, self._held_bytes, self.size = [], [], 0, 0
 
     def _write(self) -> None:
-        self._paths.append(f"{self._folder}/{uuid.uuid4()}.parquet")
+        self._paths.append(f"{uuid.uuid4()}.parquet")
         with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
             pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
         self._held, self._held_bytes = [], 0

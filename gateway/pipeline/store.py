@@ -79,11 +79,6 @@ class Store:
         with suppress(FileNotFoundError):
             self.files.delete_file(path)
 
-    def remove_folder(self, path: str) -> None:
-        """Remove an empty folder; an object store has none."""
-        if self.local is not None and (folder := self.local / path).exists():
-            folder.rmdir()
-
     def listed(self, folder: str) -> list[tuple[str, int]]:
         """Paths of all files beneath a folder, and when they were written (Unix milliseconds)."""
         found = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))

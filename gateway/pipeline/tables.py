@@ -111,36 +111,23 @@ _READER: Final = (
 _STATUS: Final = Column("status", "int", "HTTP status; 0 where none was sent.")
 _ORIGIN_REQUESTS: Final = Column("origin_requests", "bigint", "Requests that the origin was asked because of them.")
 _SAVED_BYTES: Final = Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded.")
-_SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
 _ID: Final = Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none.")
-_LINE: Final = Column("line", "string", "As it came.")
-_REASON: Final = Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons.")
 
 BRONZE: Final = Table(
     "bronze",
     (
         Column("kind", "string", "`lines` or `rejects`; the partition above the day."),
-        _DAY,
+        Column("day", "date", "UTC day, of rejects that on which they were taken in; the partition."),
         _ID,
-        _SOURCE,
-        _LINE,
-        _REASON,
+        Column("source", "string", "Name of the file that it came in, or the stream's URL."),
+        Column("line", "string", "As it came, of rejects the first 4,096 characters."),
+        Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons."),
     ),
     ("id",),
     partition_by=("kind", "day"),
 )
-LINES: Final = Table("bronze", (_DAY, _ID, _SOURCE, _LINE), ("id",), kind="lines")
-REJECTS: Final = Table(
-    "bronze",
-    (
-        Column("day", "date", "UTC day on which it was taken in; the partition."),
-        _SOURCE,
-        Column("line", "string", "As it came, its first 4,096 characters."),
-        _REASON,
-    ),
-    (),
-    kind="rejects",
-)
+LINES: Final = replace(BRONZE.with_columns(("day", "id", "source", "line")), kind="lines")
+REJECTS: Final = replace(BRONZE.with_columns(("day", "source", "line", "reason")), kind="rejects", key=())
 REQUESTS: Final = Table(
     "silver/requests",
     (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from deltalake import CommitProperties
@@ -21,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import LEAST_KEEP_S, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL
+from gateway.pipeline.parquet import partition_values
 from gateway.pipeline.tables import BRONZE, CURVE, GOLD, REQUESTS, SESSIONS, Table
 
 TABLES: Final = (BRONZE, REQUESTS, SESSIONS, *GOLD, CURVE)
@@ -51,8 +53,7 @@ def optimize(
             continue
         assert snapshot.delta is not None
         for folder in folders:
-            parts = (part.partition("=") for part in folder.split("/") if part)
-            filters = [(name, "=", value) for name, _, value in parts]
+            filters = [(name, "=", value) for name, value in partition_values(f"{folder}/").items()]
             try:
                 found = snapshot.delta.optimize.compact(filters or None)
             except DeltaError as error:
@@ -104,8 +105,6 @@ def undo(lake: Lake, version: int) -> None:
 
 def history(lake: Lake) -> Iterator[str]:
     """A line for each version of bronze, the newest first: number, time, lines and source."""
-    from datetime import UTC, datetime
-
     bronze = lake.snapshot(BRONZE)
     for entry in bronze.delta.history() if bronze.delta is not None else ():
         at = datetime.fromtimestamp(entry["timestamp"] / 1_000, UTC)

@@ -6,17 +6,26 @@ All functions take None for "not known" and return `–`.  A share is never roun
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Final
 
 NONE: Final = "–"
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def count(value: float | None) -> str:
+def _if_known(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    @wraps(write)
+    def written(value: float | None) -> str:
+        return NONE if value is None or not math.isfinite(value) else write(value)
+
+    return written
+
+
+@_if_known
+def count(value: float) -> str:
     """A count: `1,204`; from a million on `3.42 M`; below ten with one decimal if it is not whole."""
-    if value is None or not math.isfinite(value):
-        return NONE
     for least, unit in ((1e9, "G"), (1e6, "M")):
         # A value that would be rounded up to the unit is written in it.
         if abs(value) >= least * 0.9999995:
@@ -26,10 +35,9 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def size(value: float | None) -> str:
+@_if_known
+def size(value: float) -> str:
     """Bytes in powers of 1024, as the configuration spells them."""
-    if value is None or not math.isfinite(value):
-        return NONE
     at = 0
     while at < len(_SIZES) - 1 and abs(value) >= (1023.5 if at == 0 else 1023.95):
         value /= 1024
@@ -38,10 +46,9 @@ def size(value: float | None) -> str:
     return f"{value:,.0f} {_SIZES[at]}" if whole else f"{value:.1f} {_SIZES[at]}"
 
 
-def share(value: float | None) -> str:
+@_if_known
+def share(value: float) -> str:
     """A share of 1 as a percentage."""
-    if value is None or not math.isfinite(value):
-        return NONE
     if 0.9995 <= value < 1:
         return ">99.9 %"
     if 0 < value < 0.0005:
@@ -52,10 +59,9 @@ def share(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def span(seconds: float | None) -> str:
+@_if_known
+def span(seconds: float) -> str:
     """Seconds, from microseconds to days, with two or three significant digits."""
-    if seconds is None or not math.isfinite(seconds):
-        return NONE
     if seconds == 0:
         return "0 s"
     if seconds < 0:
@@ -69,10 +75,9 @@ def span(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def times(ratio: float | None) -> str:
+@_if_known
+def times(ratio: float) -> str:
     """A factor: `1.08`, `14.2`, `5,012`."""
-    if ratio is None or not math.isfinite(ratio):
-        return NONE
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
@@ -164,16 +165,11 @@ def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> floa
 
     `gaps` are in order of length, and include the times from last uses to the end of the log.
     """
-    total = sum(one.cost for one in gaps)
-    shorter = shorter_seconds = 0.0
-    time = memory = 0.0
-    for one in gaps:
-        shorter += one.cost
-        shorter_seconds += one.cost_seconds
-        # Gaps up to this length count in full; longer ones count as far as the window reaches.
-        reached = (shorter_seconds + (total - shorter) * one.longest_s) / max(span_s, 1e-6)
-        if reached >= cache_bytes:
-            share = (cache_bytes - memory) / (reached - memory) if reached > memory else 0.0
-            return time + (one.longest_s - time) * share
-        time, memory = one.longest_s, reached
-    return None
+    lengths_s = np.array([one.longest_s for one in gaps])
+    costs = np.array([one.cost for one in gaps])
+    # Gaps up to a length count in full; longer ones count as far as the window reaches.
+    longer = costs.sum() - costs.cumsum()
+    memory = (np.cumsum([one.cost_seconds for one in gaps]) + longer * lengths_s) / max(span_s, 1e-6)
+    if not len(gaps) or memory[-1] < cache_bytes:
+        return None
+    return float(np.interp(cache_bytes, [0, *memory], [0, *lengths_s]))
