@@ -20,30 +20,11 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway.aio.clock import SystemClock
-from gateway.pipeline.cli_options import (
-    MIN_SPAN,
-    Again,
-    Conf,
-    Curves,
-    Follow,
-    Into,
-    LakeUrl,
-    Lines,
-    Master,
-    MinSpan,
-    OneTable,
-    PlanFile,
-    Policy,
-    Rate,
-    SourceOptions,
-    Target,
-    Title,
-    seconds,
-    settings,
-)
-from gateway.pipeline.cli_run import failing, shown_progress, working, write_report
+from gateway.config.variables import ADMIN_TOKEN_VARIABLE
+from gateway.pipeline.cli_run import failing, settings, shown_progress, working, write_report
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
-from gateway.pipeline.events import Files, LogStream, Source, source_of
+from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
+from gateway.pipeline.session import DEFAULT_MASTER
 
 if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
@@ -59,6 +40,114 @@ pipeline = typer.Typer(
 
 FAILED: Final = 1
 MISUSED: Final = 2
+_MIN_SPAN: Final = "24h"
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def _named(folder: str) -> str:
+    if not folder:
+        raise typer.BadParameter("expected a folder, or the URL of an object store")
+    return folder
+
+
+Lines = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Files, folders or globs of access-log lines, or the URL of the stream that a gateway logs to.",
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="For a log in a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
+        f"admin port; may be repeated.  The Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin "
+        f"port's token from ${ADMIN_TOKEN_VARIABLE}.",
+    ),
+]
+LakeUrl = Annotated[
+    str,
+    typer.Option(
+        "--lake",
+        "--in",
+        metavar="FOLDER",
+        callback=_named,
+        help="The lake: a folder, or the URL of a prefix in an object store, such as s3://bucket/lake.",
+    ),
+]
+Into = Annotated[
+    str,
+    typer.Option(
+        "--into",
+        metavar="FOLDER",
+        callback=_named,
+        help="The Delta table: a folder, or a URL such as s3://b/orders.",
+    ),
+]
+OneTable = Annotated[
+    str | None,
+    typer.Option(
+        "--table", metavar="FOLDER", help="A table of `pipeline table`, a folder or a URL, in place of a lake."
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", show_default=DEFAULT_MASTER, help="Spark's master, such as local[4]."),
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Keep reading new lines, and update silver and gold, until SIGINT or SIGTERM.")
+]
+Again = Annotated[
+    bool,
+    typer.Option(
+        "--again",
+        help="Read the files from their beginnings, also lines that were rejected as late.  Lines that have an id are "
+        "not added twice.",
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        metavar="R",
+        min=1e-4,
+        max=1,
+        show_default="chosen to bound the work",
+        help="Share of blocks and tapes to sample.",
+    ),
+]
+Target = Annotated[
+    float,
+    typer.Option("--target", metavar="RATIO", min=0, max=1, help="Hit ratio that the memory should reach."),
+]
+Policy = Annotated[
+    str, typer.Option("--policy", metavar="NAME", help="`limits.eviction` of the gateway that applies the plan.")
+]
+MinSpan = Annotated[
+    str,
+    typer.Option(
+        "--min-span",
+        metavar="TIME",
+        help="Shortest time that a log should cover, such as 90m, 24h or 7d.  The plan and the report of a shorter one "
+        "are marked, and a gateway does not take the memory of such a plan unless told to.",
+    ),
+]
+PlanFile = Annotated[Path, typer.Option("--plan", "--out", metavar="FILE", help="File to write the plan to.")]
+Curves = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--curve",
+        metavar="POLICY",
+        show_default="the plan's policy",
+        help="A policy whose curve is drawn; may be repeated.  The numbers below have all of them.",
+    ),
+]
+Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The report's heading.")]
 
 
 @pipeline.command()
@@ -165,7 +254,7 @@ def vacuum(
     ] = "30d",
 ) -> None:
     """Remove files that only older versions need, and those of runs that were killed."""
-    keep_s = seconds(keep, "--keep")
+    keep_s = _seconds(keep, "--keep")
     with failing():
         from gateway.pipeline import upkeep
 
@@ -186,12 +275,12 @@ def plan(
     out: PlanFile = Path("plan.json"),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
-    min_span: MinSpan = MIN_SPAN,
+    min_span: MinSpan = _MIN_SPAN,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Write the cache plan for a gateway: memory, streams to pin, to warm and not to store, and lifetimes."""
-    min_span_s = seconds(min_span, "--min-span")
+    min_span_s = _seconds(min_span, "--min-span")
     with working(lake, master, conf) as steps:
         steps.plan(out, target, policy, min_span_s)
 
@@ -202,11 +291,11 @@ def report(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan to show in it.")] = None,
     curve: Curves = None,
-    min_span: MinSpan = MIN_SPAN,
+    min_span: MinSpan = _MIN_SPAN,
     title: Title = None,
 ) -> None:
     """Write a report of all tables as one HTML file.  It needs no Spark."""
-    min_span_s = seconds(min_span, "--min-span")
+    min_span_s = _seconds(min_span, "--min-span")
     with failing():
         from gateway.pipeline.lake import Lake
 
@@ -224,14 +313,14 @@ def run(
     ),
     target: Target = 0.9,
     policy: Policy = "s3-fifo",
-    min_span: MinSpan = MIN_SPAN,
+    min_span: MinSpan = _MIN_SPAN,
     rate: Rate = None,
     title: Title = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
-    lines, min_span_s = _source(source, option), seconds(min_span, "--min-span")
+    lines, min_span_s = _source(source, option), _seconds(min_span, "--min-span")
     with working(lake, master, conf) as steps:
         steps.ingest(lines)
         steps.aggregate()
@@ -259,6 +348,15 @@ def submitted() -> int:
         return 0
     typer.echo(f"pipeline: {text}", err=True)
     return status
+
+
+def _seconds(text: str, flag: str) -> float:
+    """The seconds of a time such as `90m`."""
+    with suppress(KeyError, ValueError):
+        seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
+        if 0 <= seconds < float("inf"):
+            return seconds
+    raise typer.BadParameter("expected a number and a unit: s, m, h or d, such as 24h", param_hint=flag)
 
 
 def _source(texts: list[str], options: list[str] | None) -> Source:

@@ -14,7 +14,6 @@ import typer
 
 from gateway.aio.clock import SystemClock
 from gateway.config.errors import PlanError
-from gateway.pipeline.cli_options import settings
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 
@@ -170,3 +169,15 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
                 # Otherwise every cancelled task logs an error of its own.
                 spark.sparkContext.setLogLevel("OFF")
                 spark.stop()
+
+
+def settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
+    """The settings in texts such as `name=value`.  Raises BadParameter."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            # The text itself is not shown: it may be a secret.
+            raise typer.BadParameter(f"expected {wanted}", param_hint=flag)
+        found[key] = value
+    return found
