@@ -43,6 +43,8 @@ _PATTERNS: Final = frozenset("*?[]{}\\")
 _PROGRESS: Final = "_progress"
 LEAST_KEEP_S: Final = 3_600
 """Shortest time that a vacuum keeps files in seconds, so that those of most runs in progress are."""
+_CLEANED_AT: Final = 100
+"""Each commit of so many removes expired ones from the log; it is one that also writes a checkpoint."""
 _MOST_READERS: Final = 64
 """Most tasks that read files of an object store."""
 _TYPES: Final = {
@@ -284,7 +286,8 @@ class Snapshot:
             max_commit_retries=0,
             app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
         )
-        hooks = PostCommitHookProperties(create_checkpoint=True)
+        # To look for expired commits takes a listing of the whole log.
+        hooks = PostCommitHookProperties(cleanup_expired_logs=(self.version + 1) % _CLEANED_AT == 0)
         try:
             if self.delta is None:
                 create_table_with_add_actions(

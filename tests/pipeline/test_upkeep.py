@@ -98,6 +98,22 @@ def test_what_killed_runs_have_left_is_removed(lake: Lake) -> None:
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
 
 
+def test_each_hundredth_commit_looks_for_expired_ones(lake: Lake) -> None:
+    snapshot = lake.snapshot(BRONZE)
+    for _ in range(101):
+        snapshot = snapshot.commit()
+    log = Path(lake.url) / "bronze" / "_delta_log"
+    for path in log.iterdir():
+        os.utime(path, (NOON - 365 * DAY_S, NOON - 365 * DAY_S))
+    first = log / f"{0:020d}.json"
+    while snapshot.version < 199:
+        snapshot = snapshot.commit()
+        assert first.exists()
+    snapshot = snapshot.commit()
+    assert not first.exists()
+    assert lake.snapshot(BRONZE).version == snapshot.version == 200
+
+
 def test_files_that_are_gone_before_their_commit_are_in_no_table(lake: Lake) -> None:
     first = lake.snapshot(BRONZE).commit()
     gone = File("kind=lines/day=2026-09-24/gone.parquet", size=1, written_at=0, rows=1)
