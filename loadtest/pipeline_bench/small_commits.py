@@ -101,8 +101,9 @@ def _pieces(lake: Lake, table: Table, count: int) -> Iterator[pa.RecordBatch]:
 def _written(lake: Lake, table: Table, rows: pa.RecordBatch) -> list[File]:
     in_files = [column.name for column in table.columns if column.name not in table.partition_by]
     writer = Writer(lake.store, table.place, arrow_schema(table, in_files), table.partition_by)
-    [told] = writer([rows])
-    return [File(row["path"].removeprefix(f"{table.place}/"), *list(row.values())[1:]) for row in told.to_pylist()]
+    # A piece that spans two days is two files.
+    told = (row.values() for batch in writer([rows]) for row in batch.to_pylist())
+    return [File(path.removeprefix(f"{table.place}/"), *more) for path, *more in told]
 
 
 def _steps(spark: SparkSession, folder: Path, name: str) -> Took:
