@@ -3,13 +3,15 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-# Tests wait for a good part of their time: two processors are kept busy by six processes.
-JOBS ?= 6
+# Two processes have a Java each, and two wait a good part of their time: that keeps two processors busy.  Each more
+# costs 7 s of a processor, for it collects 10,000 tests.
+JOBS ?= 4
 BENCH_OUT ?= build/bench
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MADE := $(VENV)/.made
 RUNTIME_INSTALLED := $(VENV)/.installed-runtime
 INSTALLED := $(VENV)/.installed
 FUZZ_INSTALLED := $(VENV)/.installed-fuzz
@@ -40,7 +42,7 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=6)
+test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
@@ -132,6 +134,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -c requirements/dev.txt -o requirements/workers.txt requirements/workers.in
+	$(COMPILE) -c requirements/dev.txt -o requirements/pip.txt requirements/pip.in
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 	$(COMPILE) -o requirements/fuzz.txt requirements/fuzz.in
 
@@ -142,26 +145,32 @@ clean: ## remove everything that make has made, the virtual environment included
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
-# What the gateway runs on and no more, so that `make dev` is quick in a clean clone.  pyproject.toml is among the
-# prerequisites for its entry points, which an editable install copies.
-$(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml
+# The pip that Python brings may be years old, and takes three times as long to find 190 locked packages in their indexes.
+$(MADE): requirements/pip.txt
 	@$(PYTHON) -c '$(IS_311)' 2>/dev/null \
 		|| { echo "Python 3.11 or newer is needed and $(PYTHON) is not: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "Python's venv is needed and $(PYTHON) has none: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c '$(IS_311)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 		|| $(PYTHON) -m venv --clear $(VENV)
-# Python compiles what it imports; to compile all of it here would take longer.
+	@$(PIP) install --require-hashes -r requirements/pip.txt
+	@touch $@
+
+# What the gateway runs on and no more, so that `make dev` is quick in a clean clone.  pyproject.toml is among the
+# prerequisites for its entry points, which an editable install copies.  Python compiles what it imports; to compile all
+# of it here would take longer.
+$(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml $(MADE)
 	@echo "installing what requirements/runtime.txt locks"
 	@$(PIP) install --no-compile --require-hashes -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Everything else: the extras, what tests and checks need.
-$(INSTALLED): requirements/dev.txt $(RUNTIME_INSTALLED)
+# Everything: what the gateway runs on, the extras, and what tests and checks need.
+$(INSTALLED): requirements/dev.txt requirements/runtime.txt pyproject.toml $(MADE)
 	@echo "installing what requirements/dev.txt locks"
 	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
-	@touch $@
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $(RUNTIME_INSTALLED) $@
 
 $(FUZZ_INSTALLED): requirements/fuzz.txt $(INSTALLED)
 	@echo "installing what requirements/fuzz.txt locks"
@@ -189,7 +198,7 @@ $(COMPILED): $(INSTALLED)
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.  npm installs beside pip, which
 # keeps one processor busy.
-node: $(RUNTIME_INSTALLED)
+node: $(MADE)
 	@command -v npm >/dev/null && node -e '$(NODE_IS_20)' >/dev/null 2>&1 \
 		|| { echo "installing Node.js from PyPI"; $(PIP) install --require-hashes -r requirements/node.txt; }
 

@@ -19,6 +19,7 @@ from durable_streams import AsyncDurableStream, StreamNotFoundError, astream, st
 
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge
+from tests.effort import examples
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -30,7 +31,7 @@ OBJECTS = [{"n": number, "text": "é\u2028\n"} for number in range(6)]
 MESSAGES = [json.dumps(item).encode() for item in OBJECTS]
 
 
-LOOPS = 500
+LOOPS = examples(150, 500)
 READERS = 12
 
 
