@@ -45,6 +45,19 @@ class Tally:
     wrong: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     """The first refusals and faults, as text."""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once requests of every kind have been answered."""
+
+    def took(self, kind: str, seconds: list[float]) -> None:
+        """Count answered requests, by how long they took."""
+        self.seconds[kind] += seconds
+        if not self.answered.is_set() and all(self.seconds[one] for one in KINDS):
+            self.answered.set()
+
+    def forget(self) -> None:
+        """Count answers anew; refusals and faults stay."""
+        self.seconds.clear()
+        self.answered.clear()
 
     def say(self, text: str) -> None:
         """Keep an example."""
@@ -185,7 +198,7 @@ class Good:
             due += every_s
 
     def _took(self, kind: str, start: float) -> None:
-        self.tally.seconds[kind].append(time.monotonic() - start)
+        self.tally.took(kind, [time.monotonic() - start])
 
     def _check(self, kind: str, reply: Reply, wanted: bytes) -> None:
         _expect(reply, 200)
@@ -195,7 +208,7 @@ class Good:
 
     def _delivered(self, kind: str, messages: list[Message], faults: list[Fault]) -> None:
         now = time.monotonic()
-        self.tally.seconds[kind] += [now - message.sent_at for message in messages]
+        self.tally.took(kind, [now - message.sent_at for message in messages])
         for fault in faults:
             self.tally.wrong[kind] += 1
             self.tally.say(f"{kind}: {fault}")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from typing import Any, Final
 import uvloop
 
 from loadtest.abuse import abusers, hostile
-from loadtest.abuse.good import Good, Tally
+from loadtest.abuse.good import PATIENCE_S, Good, Tally
 from loadtest.abuse.wire import HOST
 from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
 
@@ -169,16 +169,22 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
 
 
 async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence[int]) -> Phase:
-    """Let everything run for a while, then measure for `plan.seconds`; refusals count from the start."""
+    """Let everything run for a while, then measure for `plan.seconds`; refusals count from the start.
+
+    A short phase on a busy machine lasts until requests of every kind have been answered, for `PATIENCE_S` at most.
+    """
     phase = Phase()
     good.tally = phase.tally
     _forget_peak(pid)
     await asyncio.sleep(plan.warm_s)
-    phase.tally.seconds.clear()
+    phase.tally.forget()
     before, stolen = (busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())), _stolen_s(cores)
     began = time.monotonic()
     async with _beside(_count(ports.count, phase.origin_per_s)), _beside(_note_delays(phase.clients_late_s)):
         await asyncio.sleep(plan.seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await phase.tally.answered.wait()
     passed = time.monotonic() - began
     after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
     phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
