@@ -249,6 +249,25 @@ async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge) -
     assert (await edge.client.read(RANGE)).status == 404
 
 
+async def test_an_append_to_what_is_gone_has_what_is_held_confirmed(held: Edge) -> None:
+    edge = held
+    await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", {"create_stream_on_append": False})
+    session = await follow(edge)
+    body = {"records": [{"body": "more"}]}
+    edge.faults.replace(404, {}, b"", kind=Call.APPEND, times=1)
+    assert (await edge.client.send("POST", f"/v1/streams/{STREAM}/records", body)).status == 404
+    edge.counters.reset()
+    for _ in range(2):
+        assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.requests[Call.READ] == 1
+    await edge.client.append("more")
+    assert await session.texts(1) == ["more"]
+    session.close()
+    await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+    assert (await edge.client.send("POST", f"/v1/streams/{STREAM}/records", body)).status == 404
+    assert (await edge.client.read(RANGE)).status == 404
+
+
 @pytest.mark.parametrize("path", ["records/?seq_num=0&count=1", "records/tail/", "records//tail", "/records"])
 async def test_a_path_that_is_not_s2s_gets_the_origins_answer(held: Edge, path: str) -> None:
     target = f"/v1/streams/{STREAM}/{path}"
