@@ -28,6 +28,8 @@ class Before(NamedTuple):
     stream: Stream
     end: int
     """The number after the last record held."""
+    is_own: bool
+    """Whether it is held for the appender's own partition.  For others the name may be another stream's."""
 
 
 class Acknowledgements:
@@ -98,9 +100,12 @@ class Acknowledgements:
         if ack.end.seq_num <= ack.start.seq_num:
             # Bytes that are not of S2 decode too: an empty body is a message of zeros.
             return
-        for stream, end in before:
+        for stream, end, is_own in before:
             if ack.start.seq_num < end:
-                self._store.drop(stream, End.RECREATED)
+                if is_own:
+                    self._store.drop(stream, End.RECREATED)
+                else:
+                    self._store.doubt_records(stream)
 
     def _stop(self) -> None:
         """There is nothing more to see."""

@@ -5,8 +5,9 @@ Appends are no such writes: what they add is found by asking for the tail.  But 
 stream is another (`Acknowledgements`).
 
 Some answers leave it open whether that has happened: a 404, to an append too, may be due to the credentials of its
-asker, and the name of what was created may be in a body that was not kept. Anyone can bring those about. Then what is
-held is doubted: it is confirmed at the origin before it is read again, and live readers go on.
+asker, to readers with other credentials an acknowledgement may be of another stream, and the name of what was created
+may be in a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the
+origin before it is read again, and live readers go on.
 """
 
 from __future__ import annotations
@@ -47,16 +48,13 @@ class S2Writes:
 
     def appends(self, request: RelayedRequest, partition: Partition) -> Acknowledgements | None:
         """What the answer to this request, which is about to be sent by a client of this partition, may show; None if
-        it is no append to a stream of which anything is held.
-
-        To readers of other partitions the name may be another stream's.
-        """
+        it is no append to a stream of which anything is held."""
         if request.mode is not Mode.APPEND:
             return None
         before = [
-            Before(stream, stream.records.end)
+            Before(stream, stream.records.end, stream.key.partition == partition)
             for stream in self._appended_to(request)
-            if stream.records is not None and stream.records.end and stream.key.partition == partition
+            if stream.records is not None and stream.records.end
         ]
         return Acknowledgements(self._store, before) if before else None
 
