@@ -108,7 +108,7 @@ class S2Writes:
     def _appended_to(self, request: RelayedRequest) -> Iterator[Stream]:
         """What is held of the stream that a POST appends to; nothing if it is no append."""
         path = parse_path(request.group.path)
-        if path is None:
+        if path is None or not path.is_records:
             return iter(())
         return self._at_path(request._replace(group=Group(request.group.origin, path.stream)))
 
