@@ -63,7 +63,9 @@ class RequestParser:
         if route.is_s2:
             named = recorded_stream(request, target, route, sharing)
             s2 = parse_s2(request, target, route, sharing, client, named)
-            context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or mode
+            # No path is reserved there, and no query makes a read live.
+            by_method = _METHODS.get(request.method, Mode.OTHER)
+            context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
             context.is_session = request.body is not None and is_session(request.headers)
             return ParsedRequest(route, target, key, False, facts, None, client, s2, named)
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from gateway.engine.s2.request import plain
 from gateway.s2 import protobuf, session
 from gateway.s2.json_format import BadJson, decode_append_ack
 from gateway.s2.records import AppendAck
@@ -27,19 +28,23 @@ class Before(NamedTuple):
     stream: Stream
     end: int
     """The number after the last record held."""
+    is_own: bool
+    """Whether it is held for the appender's own partition.  For others the name may be another stream's."""
 
 
 class Acknowledgements:
     """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
 
-    __slots__ = ("_before", "_bytes", "_frames", "_is_protobuf", "_length", "_store")
+    __slots__ = ("_before", "_bytes", "_coding", "_frames", "_is_protobuf", "_length", "_store")
 
     def __init__(self, store: TapeStore, before: Sequence[Before]) -> None:
         self._store = store
         self._before = before
         """Empty once there is nothing more to see."""
         self._bytes = b""
+        """What has come, of a session until its first frame is complete."""
         self._length = _MOST_BYTES
+        self._coding: str | None = None
         self._is_protobuf = False
         self._frames: FrameReader | None = None
 
@@ -48,12 +53,14 @@ class Acknowledgements:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of the answer has come."""
-        if status != 200 or "Content-Encoding" in headers:
-            self._before = ()
-            return
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._frames = FrameReader() if type_ == session.CONTENT_TYPE else None
         self._is_protobuf = type_ in protobuf.CONTENT_TYPES
+        self._coding = headers.get("Content-Encoding")
+        if status != 200 or (self._frames is not None and self._coding is not None):
+            # The frames of a session are compressed each on its own.
+            self._stop()
+            return
         length = headers.get("Content-Length", "")
         self._length = int(length) if length.isdigit() and len(length) < 10 else _MOST_BYTES
 
@@ -61,13 +68,12 @@ class Acknowledgements:
         """A part of the body has come."""
         if not self._before:
             return
+        self._bytes += chunk
         if self._frames is not None:
             self._take(self._frames, chunk)
-            return
-        self._bytes += chunk
         if len(self._bytes) > _MOST_BYTES:
-            self._before = ()
-        elif len(self._bytes) >= self._length:
+            self._stop()
+        elif self._frames is None and len(self._bytes) >= self._length:
             self.finish()
 
     def _take(self, frames: FrameReader, chunk: bytes) -> None:
@@ -76,19 +82,31 @@ class Acknowledgements:
             if isinstance(frame, Message):
                 self._judge(protobuf.decode_append_ack(frame.body))
         except (BadFrame, protobuf.BadProtobuf):
-            self._before = ()
+            self._stop()
 
     def finish(self) -> None:
         """The body has ended."""
         if not self._before or self._frames is not None:
             return
         try:
-            self._judge((protobuf.decode_append_ack if self._is_protobuf else decode_append_ack)(self._bytes))
-        except (BadJson, protobuf.BadProtobuf):
-            self._before = ()
+            body = plain(self._bytes, self._coding)
+            self._judge((protobuf.decode_append_ack if self._is_protobuf else decode_append_ack)(body))
+        except (BadFrame, BadJson, protobuf.BadProtobuf):
+            self._stop()
 
     def _judge(self, ack: AppendAck) -> None:
-        before, self._before = self._before, ()
-        for stream, end in before:
+        before = self._before
+        self._stop()
+        if ack.end.seq_num <= ack.start.seq_num:
+            # Bytes that are not of S2 decode too: an empty body is a message of zeros.
+            return
+        for stream, end, is_own in before:
             if ack.start.seq_num < end:
-                self._store.drop(stream, End.RECREATED)
+                if is_own:
+                    self._store.drop(stream, End.RECREATED)
+                else:
+                    self._store.doubt_records(stream)
+
+    def _stop(self) -> None:
+        """There is nothing more to see."""
+        self._before, self._bytes, self._frames = (), b"", None

@@ -37,7 +37,7 @@ _MOST_CREATED_BYTES: Final = 1 << 16
 """The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
 
 _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
-"""The codings of requests' bodies: S2's SDK for Python compresses all of them if it is told to compress."""
+"""The codings of bodies: S2's SDK for Python compresses all of its own if it is told to compress."""
 
 
 class Reply(Enum):
@@ -126,16 +126,23 @@ def created_stream(path: str, body: bytes | None, coding: str | None) -> str | U
 
 def _named(body: bytes | None, coding: str | None, field: str) -> str | None:
     """What a request to create something names in this field."""
-    compression = _COMPRESSIONS.get((coding or "identity").strip().lower())
-    if body is None or compression is None or len(body) > _MOST_CREATED_BYTES:
+    if body is None or len(body) > _MOST_CREATED_BYTES:
         return None
     try:
-        plain = session.decompress(body, compression)
-        fields = orjson.loads(plain) if len(plain) <= _MOST_CREATED_BYTES else None
+        text = plain(body, coding)
+        fields = orjson.loads(text) if len(text) <= _MOST_CREATED_BYTES else None
     except (session.BadFrame, orjson.JSONDecodeError):
         return None
     name = fields.get(field) if isinstance(fields, dict) else None
     return name if isinstance(name, str) else None
+
+
+def plain(body: bytes, coding: str | None) -> bytes:
+    """A body without its Content-Encoding.  Raises BadFrame."""
+    compression = _COMPRESSIONS.get((coding or "identity").strip().lower())
+    if compression is None:
+        raise session.BadFrame(f"{coding} is no coding of S2's")
+    return session.decompress(body, compression)
 
 
 def key_query(basin: str | None) -> str:

@@ -200,7 +200,14 @@ class S2Stream:
             question.waiting -= 1
         if question.error is not None:
             raise question.error.anew()
-        outcome = self._checked(question.answer[0])
+        outcome = question.answer[0]
+        if is_fresh:
+            self._checked(outcome)
+        else:
+            # It may have been answered before this reader came: what it says of a stream that was not there, or that
+            # another has taken the place of, is not for this reader.
+            self.check()
+            outcome = await self.confirmed(client) or outcome
         # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
         is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == _NOTHING)
         return Fetched(outcome, is_fresh, is_all)

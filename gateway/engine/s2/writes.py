@@ -4,9 +4,10 @@ A stream, or a whole basin, that was deleted or created is another one from then
 Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
 stream is another (`Acknowledgements`).
 
-Some answers leave it open whether that has happened: a 404 may be due to the credentials of its asker, and the name of
-what was created may be in a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is
-confirmed at the origin before it is read again, and live readers go on.
+Some answers leave it open whether that has happened: a 404, to an append too, may be due to the credentials of its
+asker, to readers with other credentials an acknowledgement may be of another stream, and the name of what was created
+may be in a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the
+origin before it is read again, and live readers go on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from gateway.protocol.stream_key import Group, Partition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
-_GONE: Final = frozenset({404, 410})
+_GONE: Final = frozenset({404, 409, 410})
+"""What a stream that is gone, or about to be (409), is answered with."""
 
 
 class S2Writes:
@@ -46,17 +48,13 @@ class S2Writes:
 
     def appends(self, request: RelayedRequest, partition: Partition) -> Acknowledgements | None:
         """What the answer to this request, which is about to be sent by a client of this partition, may show; None if
-        it is no append to a stream of which anything is held.
-
-        To readers of other partitions the name may be another stream's.
-        """
-        if request.mode is not Mode.APPEND or (path := parse_path(request.group.path)) is None:
+        it is no append to a stream of which anything is held."""
+        if request.mode is not Mode.APPEND:
             return None
-        of_stream = request._replace(group=Group(request.group.origin, path.stream))
         before = [
-            Before(stream, stream.records.end)
-            for stream in self._at_path(of_stream)
-            if stream.records is not None and stream.records.end and stream.key.partition == partition
+            Before(stream, stream.records.end, stream.key.partition == partition)
+            for stream in self._appended_to(request)
+            if stream.records is not None and stream.records.end
         ]
         return Acknowledgements(self._store, before) if before else None
 
@@ -66,6 +64,8 @@ class S2Writes:
             case Mode.APPEND:
                 if status in (None, 201):
                     self._created(request)
+                elif status in _GONE:
+                    self._doubt(self._appended_to(request))
             case Mode.DELETE | Mode.CREATE:
                 is_done = status is not None and (status == 201 if request.mode is Mode.CREATE else status < 300)
                 if status is None:
@@ -104,6 +104,13 @@ class S2Writes:
         for stream in self._store.group(request.group):
             if stream.records is not None and (queries is None or stream.key.query in queries):
                 yield stream
+
+    def _appended_to(self, request: RelayedRequest) -> Iterator[Stream]:
+        """What is held of the stream that a POST appends to; nothing if it is no append."""
+        path = parse_path(request.group.path)
+        if path is None or not path.is_records:
+            return iter(())
+        return self._at_path(request._replace(group=Group(request.group.origin, path.stream)))
 
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
         """What is held of the streams of these basins; None is for all."""

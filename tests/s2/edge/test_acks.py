@@ -4,8 +4,10 @@ was appended, and nothing of the stream before."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
+import zstandard
 from s2_sdk import S2, AppendInput, Endpoints, Record
 
 from gateway.origin.s2.app import S2OriginSettings
@@ -93,8 +95,38 @@ async def test_appends_to_the_same_stream_change_nothing(edge: Edge) -> None:
     assert edge.counters.total_requests == 0
 
 
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_a_compressed_acknowledgement_is_seen(edge: Edge, coding: str) -> None:
+    """No acknowledgement is large enough to be worth it, but an origin may compress all that it sends."""
+    await begin(edge)
+    body = (await edge.direct.append("new", timestamp=1)).body
+    body = gzip.compress(body) if coding == "gzip" else zstandard.ZstdCompressor().compress(body)
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    edge.faults.replace(200, headers, body, kind=Call.APPEND, times=1)
+    assert (await edge.client.append("new", timestamp=1)).body == body
+    assert (await edge.client.read(RANGE)).texts == ["new"]
+
+
+async def test_the_acknowledgement_of_a_stream_by_a_name_that_durable_streams_reserve_is_seen(edge: Edge) -> None:
+    await edge.client.append("old", stream="__ds", timestamp=1)
+    assert (await edge.client.read(RANGE, stream="__ds")).texts == ["old"]
+    await edge.direct.send("DELETE", "/v1/streams/__ds")
+    await edge.client.append("new", stream="__ds", timestamp=1)
+    assert (await edge.client.read(RANGE, stream="__ds")).texts == ["new"]
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"start":{"seq_num":0}}', b"x" * 10_000, b'{"start":0,"end":1,"tail":[]}']
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"start":{"seq_num":0}}',
+        b"x" * 10_000,
+        b'{"start":0,"end":1,"tail":[]}',
+        bytes(100),
+        b"\x1f\xff\xff".ljust(9_000),
+    ],
 )
 async def test_an_answer_that_is_no_acknowledgement_is_passed_on(edge: Edge, body: bytes) -> None:
     await edge.client.append("old", timestamp=1)
@@ -102,7 +134,16 @@ async def test_an_answer_that_is_no_acknowledgement_is_passed_on(edge: Edge, bod
     for type_ in ("application/json", "application/protobuf", "s2s/proto"):
         edge.faults.replace(200, {"content-type": type_}, body, kind=Call.APPEND, times=1)
         assert (await edge.client.append("new")).body == body
+    edge.counters.reset()
     assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.total_requests == 0
+
+
+async def test_what_was_acknowledged_to_another_token_is_read(edge: Edge) -> None:
+    """Writers and readers often have tokens of their own."""
+    await begin(edge)
+    await edge.as_("writer").append("new", timestamp=2)
+    assert (await edge.client.read(RANGE)).texts == ["new"]
 
 
 class TestTokens:
@@ -110,7 +151,7 @@ class TestTokens:
     def origin_settings(self) -> S2OriginSettings:
         return S2OriginSettings(has_account_per_token=True)
 
-    async def test_an_append_to_a_strangers_stream_of_the_same_name_changes_nothing(self, edge: Edge) -> None:
+    async def test_an_append_to_a_strangers_stream_of_the_same_name_ends_no_session(self, edge: Edge) -> None:
         stranger = edge.as_("stranger")
         await stranger.send("POST", "/v1/basins", {"basin": BASIN, "config": {"create_stream_on_append": True}})
         await edge.client.append("old", timestamp=1)
@@ -122,7 +163,7 @@ class TestTokens:
         edge.counters.reset()
         for _ in range(2):
             assert (await edge.client.read(RANGE)).texts == ["old"]
-        assert edge.counters.requests[Call.READ] == 0
+        assert edge.counters.requests[Call.READ] == 1
         await edge.client.append("more")
         assert await session.texts(1) == ["more"]
         session.close()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from gateway.origin.faults import When
+from gateway.origin.s2.calls import Call
 from tests.s2.edge.clients import STREAM, Edge
+from tests.s2.edge.test_writes import RANGE, texts
+from tests.waiting import eventually
 
 RECORDS = f"/v1/streams/{STREAM}/records"
 LONG = "a" * 513
@@ -83,3 +89,28 @@ async def test_the_largest_append_passes_and_is_read_whole(edge: Edge) -> None:
         assert (await edge.client.send("POST", RECORDS, {"records": records})).status == 200
     assert len((await edge.client.read("seq_num=0")).texts) == 1_000
     assert len((await edge.client.read("seq_num=1000")).texts[0]) == 1024 * 1024 - 8
+
+
+@pytest.mark.parametrize("how", ["unary", "session"])
+async def test_that_a_stream_was_missing_is_not_said_after_it_was_created(edge: Edge, how: str) -> None:
+    """The origin was asked for it before, and its answer has not come."""
+    answer = edge.faults.hold(kind=Call.READ, times=1, when=When.REPLY)
+    early = asyncio.ensure_future(edge.client.read(RANGE))
+    await answer.waiting(1)
+    await edge.client.append("a")
+    late = asyncio.ensure_future(texts(edge.client, how))
+    await eventually(lambda: [one.users for one in edge.gateway.engine.s2.streams] == [2])
+    answer.release()
+    assert (await early).status == 404
+    assert await late == ["a"]
+
+
+async def test_a_missing_stream_is_asked_for_once_more_for_all_who_came_meanwhile(edge: Edge) -> None:
+    answer = edge.faults.hold(kind=Call.READ, times=1, when=When.REPLY)
+    early = asyncio.ensure_future(edge.client.read(RANGE))
+    await answer.waiting(1)
+    late = [asyncio.ensure_future(edge.client.read(RANGE)) for _ in range(20)]
+    await eventually(lambda: [one.users for one in edge.gateway.engine.s2.streams] == [21])
+    answer.release()
+    assert {(await one).status for one in (early, *late)} == {404}
+    assert edge.counters.requests[Call.READ] == 2

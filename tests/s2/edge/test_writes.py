@@ -13,10 +13,12 @@ import pytest
 import zstandard
 from yarl import URL
 
+from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, SessionReader
+from tests.waiting import eventually
 
 RANGE = "seq_num=0&count=1"
 CREATING = {"create_stream_on_append": True}
@@ -38,6 +40,16 @@ async def follow(edge: Edge) -> SessionReader:
     assert isinstance(await session.next(), ReadBatch)
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     return session
+
+
+async def texts(client: Client, how: str) -> list[str]:
+    """The first record, by a unary read or by a session."""
+    if how == "unary":
+        return (await client.read(RANGE)).texts
+    session = await client.session(RANGE)
+    found = await session.texts(1)
+    session.close()
+    return found
 
 
 async def post(client: Client, path: str, body: bytes | AsyncIterator[bytes], **headers: str) -> int:
@@ -111,6 +123,35 @@ async def test_a_creation_whose_name_is_not_known_has_what_is_held_confirmed(
     else:
         session = await edge.client.session(RANGE)
         assert await session.texts(1) == ["new"]
+
+
+@pytest.mark.parametrize("read", ["unary", "session"])
+async def test_a_read_after_such_a_creation_takes_nothing_that_was_asked_for_before(edge: Edge, read: str) -> None:
+    await edge.direct.append("old", timestamp=1)
+    answer = edge.faults.hold(kind=Call.READ, times=1, when=When.REPLY)
+    before = asyncio.ensure_future(edge.client.read(RANGE))
+    await answer.waiting(1)
+    await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+    assert await post(edge.client, "/v1/streams", orjson.dumps({"stream": "a/stream"}) + b" " * 100_000) == 201
+    await edge.direct.append("new", timestamp=2)
+    after = asyncio.ensure_future(texts(edge.client, read))
+    await eventually(lambda: [one.users for one in edge.gateway.engine.s2.streams] == [2])
+    answer.release()
+    assert (await before).texts == ["old"]
+    assert await after == ["new"]
+
+
+@pytest.mark.parametrize("change", ["DELETE", "PUT"])
+async def test_a_name_that_durable_streams_reserve_is_a_stream_as_any_other(edge: Edge, change: str) -> None:
+    await edge.client.append("old", stream="__ds", timestamp=1)
+    assert (await edge.client.read(RANGE, stream="__ds")).texts == ["old"]
+    if change == "DELETE":
+        assert (await edge.client.send("DELETE", "/v1/streams/__ds")).status == 202
+    else:
+        await edge.direct.send("DELETE", "/v1/streams/__ds")
+        assert (await edge.client.send("PUT", "/v1/streams/__ds", {})).status == 201
+    await edge.direct.append("new", stream="__ds", timestamp=1)
+    assert (await edge.client.read(RANGE, stream="__ds")).texts == ["new"]
 
 
 async def test_what_is_confirmed_is_read_from_memory_again_and_live_readers_go_on(held: Edge) -> None:
@@ -205,6 +246,25 @@ async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge) -
     edge, path = held, f"/v1/streams/{STREAM}"
     await edge.direct.send("DELETE", path)
     assert (await edge.client.send("DELETE", path)).status == 404
+    assert (await edge.client.read(RANGE)).status == 404
+
+
+async def test_an_append_to_what_is_gone_has_what_is_held_confirmed(held: Edge) -> None:
+    edge = held
+    await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", {"create_stream_on_append": False})
+    session = await follow(edge)
+    body = {"records": [{"body": "more"}]}
+    edge.faults.replace(404, {}, b"", kind=Call.APPEND, times=1)
+    assert (await edge.client.send("POST", f"/v1/streams/{STREAM}/records", body)).status == 404
+    edge.counters.reset()
+    for _ in range(2):
+        assert (await edge.client.read(RANGE)).texts == ["old"]
+    assert edge.counters.requests[Call.READ] == 1
+    await edge.client.append("more")
+    assert await session.texts(1) == ["more"]
+    session.close()
+    await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
+    assert (await edge.client.send("POST", f"/v1/streams/{STREAM}/records", body)).status == 404
     assert (await edge.client.read(RANGE)).status == 404
 
 
