@@ -150,7 +150,7 @@ def delete_404_raises_no_doubt() -> Patches:
 
 @mutant("a write of unknown outcome raises doubts")
 def lost_write_raises_no_doubt() -> Patches:
-    return [(Stream, "mark_stale", nothing), *NAMELESS]
+    return [(Stream, "mark_stale", nothing), (Stream, "may_be_another", nothing), *NAMELESS]
 
 
 @mutant("live readers of a deleted stream are ended at once")
@@ -160,7 +160,7 @@ def live_readers_outlive_their_stream() -> Patches:
 
 @mutant("TTL and Stream-Expires-At bound a tape's life")
 def expiry_is_ignored() -> Patches:
-    return [(Stream, "has_expired", never), (LiveTopics, "_watch_expiry", nothing)]
+    return [(Stream, "has_expired", never), (LiveTopics, "watch_expiry", nothing)]
 
 
 @mutant("a 404 is not repeated over a write")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.chaos import Size, chaos
+from tests.chaos.mutant import Mutant
 from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS
 
 _QUICK = ("cut-body-ends-cleanly", "credentials-share-a-tape", "offset-runs-ahead")
@@ -24,6 +25,12 @@ def test_a_gateway_with_a_fault_is_found_out(name: str) -> None:
     with mutant.at_work():
         result = chaos(1, 60.0, most_violations=1)
     assert result.violations
+
+
+@pytest.mark.parametrize("mutant", [*MUTANTS, *FAST_PATH_MUTANTS], ids=lambda mutant: mutant.name)
+def test_each_mutant_replaces_what_is_there(mutant: Mutant) -> None:
+    with mutant.at_work():
+        pass
 
 
 def test_each_mutant_has_a_name_of_its_own() -> None:
