@@ -80,6 +80,8 @@ class History:
     lives: list[Life] = field(default_factory=list)
     tick: int = 0
     floors: dict[str, int] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+    """The latest life of which each party's gateway was told the lifetime, and has not been made to forget it."""
     sent: set[bytes] = field(default_factory=set)
     """Every body that a writer has begun to send."""
     stored: dict[bytes, Life] = field(default_factory=dict)
@@ -211,16 +213,20 @@ class History:
     def showable(self, since: Moment, party: str, *, is_stale: bool = False) -> list[Life]:
         """The lives that an answer to a request sent at that moment may show, the latest first.
 
-        If `is_stale`, the answer says that the origin has failed.  It may show a life that has only expired: reads do
-        not tell a lifetime, so a gateway need not know of it.
+        If `is_stale`, the answer says that the origin has failed.  It may show a life that has only expired, unless a
+        HEAD has told its lifetime: reads do not.
         """
-        floor = since.floors.get(party, 0)
-        return [
-            life
-            for life in reversed(self.lives)
-            if life.number >= floor
-            and (life.known_dead_at is None or life.known_dead_at > since.tick or (is_stale and life.has_only_expired))
-        ]
+        floor, told = since.floors.get(party, 0), self.told.get(party, 0)
+
+        def is_shown(life: Life) -> bool:
+            is_alive = life.known_dead_at is None or life.known_dead_at > since.tick
+            return is_alive or (is_stale and life.has_only_expired and life.number > told)
+
+        return [life for life in reversed(self.lives) if life.number >= floor and is_shown(life)]
+
+    def was_told_lifetime(self, party: str, lives: list[Life]) -> None:
+        """A HEAD of the party was answered with one of these lives."""
+        self.told[party] = max(self.told.get(party, 0), min(life.number for life in lives))
 
     def was_shown(self, party: str, lives: list[Life]) -> None:
         """The party has been shown one of these lives."""

@@ -100,6 +100,8 @@ async def purges(run: Run, rng: Random) -> None:
             await run.system.purge(place.path, is_soft=is_soft)
         except OSError:
             pass  # the gateway is being restarted
+        if not is_soft:
+            run.forget_lifetimes(place.path)
 
 
 async def reloads(run: Run, rng: Random) -> None:
@@ -126,6 +128,7 @@ async def seasons(run: Run, rng: Random) -> None:
             elif choice < 0.2:
                 run.note("restart of the gateway")
                 await system.restart_gateway()
+                run.forget_lifetimes()
         run.is_recovering = True
         system.end_trouble()
         # What was held up or lost is answered, or given up, within the bounds that the configuration sets.

@@ -92,6 +92,8 @@ class Reader(ABC):
         if not lives:
             return None
         history.was_shown(self.party, lives)
+        if asked.method == "HEAD" and run.system.keeps_facts:
+            history.was_told_lifetime(self.party, lives)
         if answer.end is not None:
             run.tokens[place.path, self.party].append(answer.end)
         return plain

@@ -120,6 +120,13 @@ class Run:
     def history(self, path: str, party: str) -> History:
         return self.histories[origin_path(path, party)]
 
+    def forget_lifetimes(self, path: str | None = None) -> None:
+        """The gateway may have forgotten what it was told of the stream that clients know by this path, or of all."""
+        for party in PARTIES:
+            for place in self.places:
+                if path in (None, place.path):
+                    self.history(place.path, party).told.clear()
+
     @property
     def answers(self) -> int:
         """Answers judged so far; an event of a live connection counts as one."""

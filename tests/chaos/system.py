@@ -104,6 +104,11 @@ class System:
         assert self.gateway is not None, "the gateway is being restarted"
         return self.gateway
 
+    @property
+    def keeps_facts(self) -> bool:
+        """Whether there is room for what is known of every stream."""
+        return self._cache_bytes > CACHES[0]
+
     # -- what may happen to it
 
     async def restart_gateway(self) -> None:

@@ -166,6 +166,10 @@ def test_what_has_expired_is_shown_while_the_origin_fails_until_a_write_has_ende
     stale = found(b"x", end, more={"Cache-Status": "edge; fwd=stale; detail=stale_if_error"})
     course.wall = 100.0
     assert course.read(course.asked(), stale) == [1]
+    course.history.was_told_lifetime("alice", course.history.lives)
+    assert course.read(course.asked(), stale) == [1]
+    with pytest.raises(Wrong):
+        course.read(course.asked(party="alice"), stale)
     course.create(b"y")
     with pytest.raises(Wrong):
         course.read(course.asked(), stale)
