@@ -14,6 +14,7 @@ from yarl import URL
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway
 from gateway.origin.s2.app import RunningS2Origin
+from gateway.origin.s2.calls import Call
 from gateway.origin.s2.counters import S2Counters
 from gateway.origin.s2.faults import S2Faults
 from gateway.s2 import protobuf, session
@@ -217,3 +218,19 @@ class Edge:
     @property
     def faults(self) -> S2Faults:
         return self.origin.origin.faults
+
+
+async def follow(edge: Edge) -> SessionReader:
+    """A session at the tail of the stream, whose first record it has been sent."""
+    session = await edge.client.session()
+    assert await session.texts(1) == ["old"]
+    assert isinstance(await session.next(), ReadBatch)
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    return session
+
+
+async def goes_on(edge: Edge, session: SessionReader) -> None:
+    """See that the session is sent what is appended, and close it."""
+    await edge.client.append("more")
+    assert await session.texts(1) == ["more"]
+    session.close()

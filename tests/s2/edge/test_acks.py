@@ -16,7 +16,7 @@ from gateway.s2 import protobuf
 from gateway.s2.records import AppendInput as Append
 from gateway.s2.records import AppendRecord, ReadBatch
 from gateway.s2.session import Terminal
-from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Edge
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Edge, follow, goes_on
 
 RANGE = "seq_num=0&count=1"
 
@@ -155,15 +155,10 @@ class TestTokens:
         stranger = edge.as_("stranger")
         await stranger.send("POST", "/v1/basins", {"basin": BASIN, "config": {"create_stream_on_append": True}})
         await edge.client.append("old", timestamp=1)
-        session = await edge.client.session()
-        assert await session.texts(1) == ["old"]
-        assert isinstance(await session.next(), ReadBatch)
-        await edge.counters.sessions_are(Call.READ_SESSION, 1)
+        session = await follow(edge)
         await stranger.append("theirs", timestamp=1)
         edge.counters.reset()
         for _ in range(2):
             assert (await edge.client.read(RANGE)).texts == ["old"]
         assert edge.counters.requests[Call.READ] == 1
-        await edge.client.append("more")
-        assert await session.texts(1) == ["more"]
-        session.close()
+        await goes_on(edge, session)

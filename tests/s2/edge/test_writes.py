@@ -16,8 +16,7 @@ from yarl import URL
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
-from gateway.s2.records import ReadBatch
-from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, SessionReader
+from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, follow, goes_on
 from tests.waiting import eventually
 
 RANGE = "seq_num=0&count=1"
@@ -31,15 +30,6 @@ async def held(edge: Edge) -> Edge:
     assert (await edge.client.read(RANGE)).texts == ["old"]
     edge.counters.reset()
     return edge
-
-
-async def follow(edge: Edge) -> SessionReader:
-    """A session at the tail of the stream, whose first record it has been sent."""
-    session = await edge.client.session()
-    assert await session.texts(1) == ["old"]
-    assert isinstance(await session.next(), ReadBatch)
-    await edge.counters.sessions_are(Call.READ_SESSION, 1)
-    return session
 
 
 async def texts(client: Client, how: str) -> list[str]:
@@ -167,9 +157,7 @@ async def test_what_is_confirmed_is_read_from_memory_again_and_live_readers_go_o
     edge.counters.reset()
     assert (await edge.client.read(RANGE)).texts == ["old"]
     assert edge.counters.total_requests == 0
-    await edge.client.append("more")
-    assert await session.texts(1) == ["more"]
-    session.close()
+    await goes_on(edge, session)
 
 
 async def test_an_origin_that_does_not_confirm_what_is_held_is_not_passed_over(held: Edge) -> None:
@@ -204,9 +192,7 @@ async def test_a_stream_of_the_same_name_in_another_basin_is_left_alone(held: Ed
     edge.counters.reset()
     assert (await edge.client.read(RANGE)).texts == ["old"]
     assert edge.counters.total_requests == 0
-    await edge.client.append("more")
-    assert await session.texts(1) == ["more"]
-    session.close()
+    await goes_on(edge, session)
 
 
 async def test_a_delete_that_names_two_basins_is_of_either(held: Edge) -> None:
@@ -237,9 +223,7 @@ class TestStrangers:
         for _ in range(2):
             assert (await edge.client.read(RANGE)).texts == ["old"]
         assert edge.counters.requests[Call.READ] == (1 if "streams" in path else 0)
-        await edge.client.append("more")
-        assert await session.texts(1) == ["more"]
-        session.close()
+        await goes_on(edge, session)
 
 
 async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge) -> None:
@@ -260,9 +244,7 @@ async def test_an_append_to_what_is_gone_has_what_is_held_confirmed(held: Edge) 
     for _ in range(2):
         assert (await edge.client.read(RANGE)).texts == ["old"]
     assert edge.counters.requests[Call.READ] == 1
-    await edge.client.append("more")
-    assert await session.texts(1) == ["more"]
-    session.close()
+    await goes_on(edge, session)
     await edge.direct.send("DELETE", f"/v1/streams/{STREAM}")
     assert (await edge.client.send("POST", f"/v1/streams/{STREAM}/records", body)).status == 404
     assert (await edge.client.read(RANGE)).status == 404
