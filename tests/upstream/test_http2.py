@@ -183,11 +183,13 @@ async def test_a_client_that_leaves_resets_its_stream_alone(exchanges: Exchanges
 
 
 async def test_an_idle_connection_is_closed_in_order(exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2_connection, "KEEP_S", 0.01)
     ended: list[int] = []
 
     async def script(peer: Http2Peer) -> None:
-        await peer.answers(await peer.asked())
+        request = await peer.asked()
+        # Not earlier: a connection that waits for its first request is idle, too.
+        monkeypatch.setattr(http2_connection, "KEEP_S", 0.01)
+        await peer.answers(request)
         await peer.until(frames.GOAWAY)
         ended.append(peer.number)
 
