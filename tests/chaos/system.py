@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from random import Random
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chaos.link import Link
 from tests.chaos.parties import PartyOrigin
 from tests.fast_clock import FastClock
+from tests.ports import kept_port
 from tests.scenarios.wire import Wire
 from tests.waiting import pause
 
@@ -50,14 +52,15 @@ class System:
         self.origin = PartyOrigin(settings, clock=self.clock, random=Random(rng.random()))
         self.origin_side = Link(lambda: ("127.0.0.1", self._origin_port), Random(rng.random()))
         self.client_side = Link(lambda: ("127.0.0.1", self._gateway_port), Random(rng.random()))
-        self._origin_port = self._gateway_port = 0
+        self._kept = ExitStack()
+        # Either restarts at its port.
+        self._origin_port, self._gateway_port = (self._kept.enter_context(kept_port()) for _ in range(2))
         self.served: RunningOrigin | None = None
         self.gateway: RunningGateway | None = None
         self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self.served = await start_origin(self.origin.settings, origin=self.origin)
-        self._origin_port = self.served.port
+        self.served = await self._serve_origin()
         await self.origin_side.start()
         await self.client_side.start()
         await self._start_gateway()
@@ -97,7 +100,6 @@ class System:
         rng = Random(self._rng.random())
         self._cache_bytes = self._rng.choice(CACHES)
         self.gateway = await start_gateway(self._config(), clock=self.clock, rng=rng, load=self._config, environ={})
-        self._gateway_port = int(self.gateway.gateway_url.rpartition(":")[2])
 
     @property
     def running(self) -> RunningGateway:
@@ -141,7 +143,10 @@ class System:
             served, self.served = self.served, None
             await served.stop(grace_s=0)
             await pause(down_s)
-            self.served = await start_origin(OriginSettings(port=self._origin_port), origin=self.origin)
+            self.served = await self._serve_origin()
+
+    async def _serve_origin(self) -> RunningOrigin:
+        return await start_origin(OriginSettings(port=self._origin_port), origin=self.origin)
 
     async def reload(self, variant: dict[str, Any]) -> None:
         """Have another configuration, as SIGHUP does."""
@@ -203,3 +208,4 @@ class System:
         await self.client_side.stop()
         if self.served is not None:
             await self.served.stop(grace_s=0)
+        self._kept.close()

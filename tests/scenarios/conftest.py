@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from tests.http2_front import Http2Front
+from tests.ports import kept_port
 from tests.scenarios.hostile import HostileOrigin, Script
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
@@ -187,10 +189,11 @@ def origin_settings() -> OriginSettings:
 
 @pytest.fixture
 async def origin(origin_settings: OriginSettings, clock: ManualClock) -> AsyncIterator[RunningOrigin]:
-    running = await start_origin(origin_settings, clock=clock)
-    yield running
-    running.origin.faults.clear()
-    await running.stop(grace_s=0)
+    with kept_port() as port:
+        running = await start_origin(replace(origin_settings, port=port), clock=clock)
+        yield running
+        running.origin.faults.clear()
+        await running.stop(grace_s=0)
 
 
 @pytest.fixture

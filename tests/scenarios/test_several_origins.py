@@ -21,6 +21,7 @@ from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
 from gateway.upstream.pool import route_url
+from tests.ports import kept_port
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Answer, Dropped
@@ -41,22 +42,25 @@ class Counted(Origin):
 @pytest.fixture
 async def pair(clock: ManualClock) -> AsyncIterator[tuple[RunningOrigin, RunningOrigin]]:
     """Two servers of one store."""
-    first = await start_origin(OriginSettings(), clock=clock)
-    second = await start_origin(OriginSettings(), origin=Counted(OriginSettings(), first.origin, clock))
-    yield first, second
-    for one in (first, second):
-        one.origin.faults.clear()
-        await one.stop(grace_s=0)
+    with kept_port() as one_port, kept_port() as other_port:
+        first = await start_origin(OriginSettings(port=one_port), clock=clock)
+        counted = Counted(OriginSettings(), first.origin, clock)
+        second = await start_origin(OriginSettings(port=other_port), origin=counted)
+        yield first, second
+        for one in (first, second):
+            one.origin.faults.clear()
+            await one.stop(grace_s=0)
 
 
 @pytest.fixture
 async def strangers(clock: ManualClock) -> AsyncIterator[tuple[RunningOrigin, RunningOrigin]]:
     """Two servers with separate stores."""
-    both = [await start_origin(OriginSettings(), clock=clock) for _ in range(2)]
-    yield both[0], both[1]
-    for one in both:
-        one.origin.faults.clear()
-        await one.stop(grace_s=0)
+    with kept_port() as one_port, kept_port() as other_port:
+        both = [await start_origin(OriginSettings(port=port), clock=clock) for port in (one_port, other_port)]
+        yield both[0], both[1]
+        for one in both:
+            one.origin.faults.clear()
+            await one.stop(grace_s=0)
 
 
 def look(edge: Edge) -> dict[str, OriginState]:

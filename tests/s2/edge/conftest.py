@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from random import Random
 
 import aiohttp
@@ -14,7 +15,8 @@ import uvloop
 from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
+from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
+from tests.ports import kept_port
 from tests.s2.edge.clients import BASIN, Client, Edge
 
 
@@ -34,9 +36,16 @@ def origin_settings() -> S2OriginSettings:
 
 
 @pytest.fixture
-async def edge(settings: dict[str, object], origin_settings: S2OriginSettings) -> AsyncIterator[Edge]:
+async def origin(origin_settings: S2OriginSettings) -> AsyncIterator[RunningS2Origin]:
+    with kept_port() as port:
+        running = await start_s2_origin(replace(origin_settings, port=port))
+        yield running
+        await running.stop(grace_s=0)
+
+
+@pytest.fixture
+async def edge(settings: dict[str, object], origin: RunningS2Origin) -> AsyncIterator[Edge]:
     clock = ManualClock()
-    origin = await start_s2_origin(origin_settings)
     gateway = await start_gateway(
         GatewayConfig.for_origin(
             origin.url, protocol="s2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=2, **settings
@@ -57,7 +66,6 @@ async def edge(settings: dict[str, object], origin_settings: S2OriginSettings) -
         yield Edge(origin, gateway, client, direct, clock)
     origin.origin.faults.clear()
     await gateway.stop()
-    await origin.stop(grace_s=0)
 
 
 @pytest.fixture

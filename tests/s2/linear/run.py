@@ -14,9 +14,10 @@ import uvloop
 
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.origin.s2.app import start_s2_origin
+from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
 from gateway.s2 import json_format
 from gateway.s2.json_format import Format
+from tests.ports import kept_port
 from tests.s2.edge.clients import BASIN, Client
 from tests.s2.linear.appenders import Appender, Workload
 from tests.s2.linear.faults import Nemesis
@@ -58,7 +59,8 @@ def run(seed: int, workload: Workload, gateways: int, *, size: Size | None = Non
 async def _run(rng: Random, workload: Workload, gateways: int, size: Size, has_faults: bool) -> Result:
     history, progress = History(), Progress()
     async with asyncio.timeout(_LONGEST_S), AsyncExitStack() as stack:
-        nemesis = Nemesis(await start_s2_origin(), progress, Random(rng.random()))
+        port = stack.enter_context(kept_port())
+        nemesis = Nemesis(await start_s2_origin(S2OriginSettings(port=port)), progress, Random(rng.random()))
         stack.push_async_callback(lambda: nemesis.running.stop(grace_s=0))
         direct, *through = await _clients(stack, nemesis.running.url, gateways, rng)
         created = await direct.send("POST", "/v1/basins", {"basin": BASIN, "config": {"create_stream_on_append": True}})

@@ -12,7 +12,8 @@ from s2_sdk import S2, BasinConfig, Compression, Endpoints, S2Stream
 
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.origin.s2.app import RunningS2Origin, start_s2_origin
+from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
+from tests.ports import kept_port
 
 pytest.register_assert_rewrite("tests.s2.sdk.python_rows", "tests.s2.sdk.python_control_rows")
 
@@ -26,10 +27,11 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture
 async def origin() -> AsyncIterator[RunningS2Origin]:
-    running = await start_s2_origin()
-    yield running
-    running.origin.faults.clear()
-    await running.stop(grace_s=1.0)
+    with kept_port() as port:
+        running = await start_s2_origin(S2OriginSettings(port=port))
+        yield running
+        running.origin.faults.clear()
+        await running.stop(grace_s=1.0)
 
 
 @pytest.fixture
