@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-# Two processes have a Java each, and two wait a good part of their time: that keeps two processors busy.  Each more
+# One process has the Java, and the others wait a good part of their time: that keeps two processors busy.  Each more
 # costs 7 s of a processor, for it collects 10,000 tests.
 JOBS ?= 4
 BENCH_OUT ?= build/bench
@@ -17,7 +17,6 @@ INSTALLED := $(VENV)/.installed
 FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
-SPARK_ARCHIVE := build/.spark-archive
 COMPILED := build/.compiled
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
@@ -46,7 +45,7 @@ test: ## everything: checks, unit tests, scenarios, real clients, conformance (P
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
-suite: $(NODE_INSTALLED) $(SPARK_ARCHIVE) $(COMPILED)
+suite: $(NODE_INSTALLED) $(COMPILED)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
@@ -182,11 +181,6 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@$(BIN)/python -m venv --clear $(LOCUST)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
-	@touch $@
-
-# The Javas of a test run start from it.
-$(SPARK_ARCHIVE): tests/spark_archive.py tests/spark.py requirements/dev.txt | $(INSTALLED)
-	@$(BIN)/python -m tests.spark_archive
 	@touch $@
 
 # What Python compiles when tests are collected is there before several processes would do it, each for itself.  The

@@ -50,7 +50,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         served(*_programs(with_gateway=given.gateway)) as urls,
-        local_spark(Path(folder), java_flags="") as spark,
+        local_spark(Path(folder), java_flags="", compiles=True) as spark,
     ):
         files = Path(folder) / "in"
         make(files, given.messages, given.streams)

@@ -52,7 +52,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         served(*_programs(with_gateway=not given.origin), environment=os.environ | _ROOM) as urls,
-        local_spark(Path(folder), java_flags="") as spark,
+        local_spark(Path(folder), java_flags="", compiles=True) as spark,
     ):
         names = fill(urls["origin"], given.messages, given.streams)
         (one,) = fill(urls["origin"], 1, 1, prefix="one")

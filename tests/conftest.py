@@ -39,16 +39,14 @@ settings.register_profile(
 settings.load_profile("gateway")
 
 _TOGETHER: Final = (
-    ("tests/pipeline/gold/", "tests/pipeline/curve/", "tests/pyspark_durable_streams/"),
     ("tests/pipeline/report/",),
-    ("tests/pipeline/",),
+    ("tests/pipeline/", "tests/pyspark_durable_streams/"),
     ("tests/console/",),
 )
-"""Folders of tests on one Java each, and those of the report and of the console on one browser each.  The two Javas
-have about the same to do."""
-_ON_JAVA: Final = ("tests/pipeline/test_", *_TOGETHER[0])
+"""Folders of tests: those of the report and of the console on one browser each, and those on the one Java."""
+_ON_JAVA: Final = _TOGETHER[1]
 _BEHIND: Final = 5
-"""How much nicer than the two processes with a Java the others are."""
+"""How much nicer than the process with the Java the others are."""
 _LONGEST: Final = (
     # Spark goes on in the Java that its programs have warmed up.
     "tests/pipeline/test_cli.py",
@@ -120,8 +118,8 @@ def pytest_collection() -> Generator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    # A process has a Java's tests or has others, as the first of them says.  The two with a Java have most to do, and
-    # would be at work alone at the end of the run: the others leave the processors to them.
+    # A process has the Java's tests or has others, as the first of them says.  The one with the Java has most to do and
+    # would be at work alone at the end of the run, so the others leave the processors to it.
     is_first = not item.session.stash.setdefault(_HAS_BEGUN, False)
     item.session.stash[_HAS_BEGUN] = True
     if is_first and hasattr(item.config, "workerinput") and not item.nodeid.startswith(_ON_JAVA):

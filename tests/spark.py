@@ -21,8 +21,6 @@ QUICK_PYTHON: Final = str(Path(__file__).parent / "quick_python")
 # One compiler and one collector less: half the time to start, and short jobs end sooner.  With one compiler Java keeps
 # room for 48 MB of code only; a minute of queries fills that, and what is thrown away is compiled again.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
-ARCHIVE: Final = Path(__file__).parents[1] / "build" / "spark.jsa"
-"""What `spark_archive` made, if it was run."""
 # A query over a few rows takes less time than the compilation of the classes that Spark writes for it (Java for each
 # query, by Janino, then by the JIT): a session's tests take half as long without.  What users run is compiled, and is
 # tested so by its commands.  Nor is there anything to adapt to in a few rows: to plan a query anew after each of its
@@ -40,18 +38,10 @@ _UNSEEN: Final = {
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.liveUpdate.period": "-1",
 }
-# Another Java than the one that made it says that it passes it over.
-_FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 
 
-def quick_java() -> str:
-    """Flags of a Java that starts soon."""
-    return f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
-
-
-def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = True) -> Mapping[str, str]:
+def settings(folder: Path, java_flags: str = JAVA_FLAGS, *, compiles: bool = True) -> Mapping[str, str]:
     """Spark's settings for a test run with its files in `folder`; `compiles`: with generated code for queries."""
-    java_flags = quick_java() if java_flags is None else java_flags
     return {
         **({} if compiles else INTERPRETED),
         "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
@@ -114,11 +104,9 @@ def _variables(of: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def local_spark(folder: Path, java_flags: str | None = None) -> Iterator[SparkSession]:
-    """A Spark of this process, until the block ends; measuring wants one without what makes short queries short, and
-    gives flags of its own.
-    """
-    session = started(MASTER, settings(folder, java_flags, compiles=java_flags is not None))
+def local_spark(folder: Path, java_flags: str = JAVA_FLAGS, *, compiles: bool = False) -> Iterator[SparkSession]:
+    """A Spark of this process, until the block ends."""
+    session = started(MASTER, settings(folder, java_flags, compiles=compiles))
     try:
         yield session
     finally:

@@ -40,8 +40,9 @@ _ALWAYS: Final = {
 }
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
-    # There is no page to show plans on, and to write one down in full takes a tenth of a short query.
+    # There is no page to show plans on, and to write one down in full takes a fifth of a short query.
     "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
