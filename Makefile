@@ -7,6 +7,7 @@ PYTEST_ARGS ?= -q
 # costs 7 s of a processor, for it collects 10,000 tests.
 JOBS ?= 4
 BENCH_OUT ?= build/bench
+PYTHONS ?= $(strip $(foreach newer,python3.12 python3.13 python3.14,$(shell $(newer) -c "" 2>/dev/null && command -v $(newer))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,6 +27,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of short programs start in the tests: what Python has compiled is kept for the next.
 unexport PYTHONDONTWRITEBYTECODE
 
+FAST := $(addprefix tests/,aio bridge config engine http invariant limits live ops origin protocol s2/edge s2/origin \
+	scenarios server tape upstream)
+
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
 NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
 
@@ -33,7 +37,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test suite test-long test-transports chaos linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help dev test suite test-fast test-pythons test-long test-transports chaos linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +54,15 @@ suite: $(NODE_INSTALLED) $(COMPILED)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
 	@LONG_TESTS=1 $(MAKE) --no-print-directory test
+
+test-fast: $(INSTALLED) ## unit tests and scenarios: what needs no Spark, Node.js or browser
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS) $(FAST)
+
+test-pythons: ## the same on each newer Python of PATH (PYTHONS="python3.13 /path/to/python3.12")
+	@test -n "$(PYTHONS)" || { echo "no newer Python on PATH: make test-pythons PYTHONS=/path/to/python3.13" >&2; exit 1; }
+	@for python in $(PYTHONS); do \
+		$(MAKE) --no-print-directory test-fast PYTHON="$$python" VENV="build/pythons/$$(basename "$$python")" || exit 1; \
+	done
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
