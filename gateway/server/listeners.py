@@ -22,7 +22,7 @@ from gateway.protocol.proxies import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets
+from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets, serve_on
 
 Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""
@@ -207,7 +207,7 @@ class Listeners:
                 except OSError as error:
                     raise OSError(error.errno, f"{config.address}: {error.strerror or error}") from None
                 sock = listening.file.sock
-                listening.servers.append(await loop.create_unix_server(factory, sock=sock, backlog=config.backlog))
+                listening.servers.append(await serve_on(sock, factory, config.backlog))
             case SystemdSockets(name):
                 others = [
                     one.bind_address.name for one in self._configs if isinstance(one.bind_address, SystemdSockets)
@@ -216,9 +216,7 @@ class Listeners:
                 if not wanted:
                     raise ConfigError(f"{config.address}: systemd has passed no such socket")
                 for fd in wanted:
-                    sock = adopt(fd)
-                    make = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
-                    listening.servers.append(await make(factory, sock=sock, backlog=config.backlog))
+                    listening.servers.append(await serve_on(adopt(fd), factory, config.backlog))
         for server in listening.servers:
             for listener in server.sockets:
                 # Keep the kernel's buffer small, so that unsent bytes are seen here.  Accepted sockets inherit it.

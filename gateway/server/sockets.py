@@ -8,10 +8,11 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 _FIRST_FD: Final = 3
 _MOST_FDS: Final = 1_024
@@ -19,6 +20,9 @@ _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
 """One second in total: the lock is held for less than a millisecond."""
+# Since 3.13 the loop removes the file of a Unix socket when it closes: that of systemd is not ours, and `UnixSocket`
+# removes its own earlier.
+_KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 class UnixSocket:
@@ -56,6 +60,14 @@ class UnixSocket:
         with suppress(OSError):
             if _identity(self.path) == self._made:
                 self.path.unlink()
+
+
+async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> asyncio.Server:
+    """Accept connections on a socket; the file of a Unix socket stays where it is when the server closes."""
+    loop = asyncio.get_running_loop()
+    if sock.family == socket.AF_UNIX:
+        return await loop.create_unix_server(factory, sock=sock, backlog=backlog, **_KEEPING_FILE)
+    return await loop.create_server(factory, sock=sock, backlog=backlog)
 
 
 @asynccontextmanager
