@@ -125,7 +125,8 @@ async def test_its_tight_loop_on_a_closed_stream_costs_the_origin_nothing(
 ) -> None:
     await edge.create(path, content_type, *MESSAGES[:2])
     await edge.close(path)
-    async with astream(edge.url + path, offset="-1", live="long-poll", client=restless) as read:
+    bound = asyncio.timeout(BOUND_S)
+    async with bound, astream(edge.url + path, offset="-1", live="long-poll", client=restless) as read:
         chunks = aiter(read)
         first = await anext(chunks)
         assert (json.loads(first) == OBJECTS[:2]) if content_type == JSON else (first == b"".join(MESSAGES[:2]))
