@@ -45,6 +45,11 @@ class ColdReads:
         elif self._nets is None or self._nets.per_s != per_s:
             self._nets = Buckets(per_s, max(1.0, per_s * _BURST_S))
 
+    def suspend(self, client: str, until: float) -> None:
+        """Let this net have no allowance before `until`; it grows from then on."""
+        if self._nets is not None:
+            self._nets.keep_empty(client, self._now(), until)
+
     def may_ask(self, route: Route, client: str) -> bool:
         """Whether `admit` would admit a read for this net."""
         return self._absences.may_ask(route, client) and not self._wait_s(client)

@@ -308,6 +308,10 @@ class Engine:
         self.live.limit_clients(limits.most_client_followed_streams)
         self._cold_reads.configure(limits.client_new_streams_per_s)
 
+    def suspend_client(self, net: str, until: float) -> None:
+        """Have the client net begin without any allowance at `until`, when its ban ends."""
+        self._cold_reads.suspend(net, until)
+
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.start(spread_s, within_s)

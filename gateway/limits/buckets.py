@@ -56,6 +56,10 @@ class Buckets:
         """Take `cost` tokens, or as many as there are."""
         self.take(key, now, max(0.0, min(cost, self.left(key, now))))
 
+    def keep_empty(self, key: str, now: float, until: float) -> None:
+        """Take what is there, and what comes before `until`."""
+        self.take(key, now, max(0.0, self.left(key, now) + (until - now) * self.per_s))
+
     def _make_room(self, now: float) -> None:
         self._full_at = {key: at for key, at in self._full_at.items() if at > now}
         # An eighth at a time: looking at all of them once for each new key would be slow.

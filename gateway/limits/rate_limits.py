@@ -164,6 +164,12 @@ class RateLimits:
             if limit.requests is not None:
                 limit.requests.take(key, now)
 
+    def suspend(self, net: str, now: float, until: float) -> None:
+        """Let the client have no requests of its own allowances before `until`; they grow from then on."""
+        for limit in self._limits:
+            if limit.config.per == "client" and limit.requests is not None:
+                limit.requests.keep_empty(net, now, until)
+
     def charge(self, net: str, route: str, sent_bytes: int, now: float) -> None:
         """Count the body bytes of an answer that has been sent."""
         for limit, key in self._applied(net, route):

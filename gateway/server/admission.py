@@ -53,7 +53,9 @@ class Admission:
         metrics: MetricsRecorder,
         rng: random.Random,
         now: Callable[[], float],
+        on_ban: Callable[[str, float], None],
     ) -> None:
+        """`on_ban` is called with each net that is banned, and the time at which that ends."""
         self.client_net = client_net
         self.rates = rates
         self._usage = usage
@@ -61,6 +63,7 @@ class Admission:
         self._metrics = metrics
         self._rng = rng
         self._now = now
+        self._on_ban = on_ban
         self.configure(limits)
 
     def __repr__(self) -> str:
@@ -99,6 +102,9 @@ class Admission:
             return False
         now = self._now()
         if ban_s := self._bans.refused(use.net, now):
+            # Else all that it was allowed during the ban would come at once, as soon as the ban ends.
+            self.rates.suspend(use.net, now, now + ban_s)
+            self._on_ban(use.net, now + ban_s)
             self._metrics.client_limited("client_refusals_per_s")
             _log.warning("client network %s is banned for %d s: too many of its requests are refused", use.net, ban_s)
             return True

@@ -71,7 +71,9 @@ class Frontend:
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self._rates = RateLimits(config.rate_limits)
         bans = Bans(limits.client_refusals_per_s)
-        self._admission = Admission(limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now)
+        self._admission = Admission(
+            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, engine.suspend_client
+        )
         self._handler = self._make_handler()
         remembered = self._make_remembered()
         self.clients = Clients(

@@ -66,3 +66,22 @@ def test_at_the_bound_the_fullest_are_forgotten_first() -> None:
     assert len(buckets) == 8
     assert buckets.left("0", 0.0) == 10
     assert [buckets.left(f"{n}", 0.0) for n in range(1, 8)] == [8, 7, 6, 5, 4, 3, 2]
+
+
+@given(RATES, BURSTS, st.floats(0, 60), st.floats(0, 60))
+def test_a_bucket_that_is_kept_empty_fills_from_the_end_of_that_time(
+    per_s: float, burst: int, until: float, later: float
+) -> None:
+    buckets = Buckets(per_s, burst)
+    buckets.take("net", 0.0)
+    buckets.keep_empty("net", 0.0, until)
+    assert buckets.wait_s("net", until) > 0
+    assert abs(buckets.left("net", until + later) - min(burst, later * per_s)) < 1e-6 * (1 + burst + per_s)
+    assert buckets.left("other", until) == burst
+
+
+def test_a_debt_outlasts_the_time_for_which_a_bucket_is_kept_empty() -> None:
+    buckets = Buckets(1, 10)
+    buckets.take("net", 0.0, 50)
+    buckets.keep_empty("net", 0.0, 5.0)
+    assert buckets.left("net", 5.0) == -35

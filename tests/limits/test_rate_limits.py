@@ -97,3 +97,13 @@ def test_no_client_gets_more_than_its_limit(per_s: float, burst: int, asked: lis
         now += pause_s
         got[net] += admitted(rates, net, now=now)
     assert max(got.values()) <= burst + per_s * now + 1e-6 * (1 + per_s)
+
+
+def test_a_suspended_client_comes_back_without_what_it_had_not_used() -> None:
+    rates = limits({"requests_per_s": 2, "burst": 10}, {"bytes_per_s": 100}, {"per": "all", "requests_per_s": 50})
+    assert admitted(rates)
+    rates.suspend("a", 0.0, 20.0)
+    assert not admitted(rates, now=20.0)
+    assert [admitted(rates, now=21.01) for _ in range(3)] == [True, True, False]
+    assert admitted(rates, "b", now=21.01)
+    assert all(admitted(rates, now=26.01) for _ in range(10)), "the allowance has grown back"

@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from gateway.app import RunningGateway
+from gateway.config.rate_limits import RateLimitConfig
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge, Start
 from tests.scenarios.http2_wire import Http2Wire
@@ -440,6 +441,25 @@ async def test_a_net_that_goes_on_being_refused_is_banned_for_a_while(origin: Ru
         await live.until(b"hello")
         edge.clock.advance(10.1)
         assert await (await lines.open()).is_served()
+
+
+@pytest.mark.http_1
+async def test_a_net_whose_ban_has_ended_has_no_allowance_left_over(origin: RunningOrigin, start: Start) -> None:
+    each = RateLimitConfig(name="each", requests_per_s=2, burst=100)
+    edge = await start(origin.url, client_refusals_per_s=1, client_new_streams_per_s=1, rate_limits=(each,))
+    async with Lines(edge) as lines:
+        line = await _refused_often(edge, lines)
+        await line.ask("/%zz")
+        assert b"\r\nConnection: close\r\n" in await line.until(b"\r\n\r\n")
+        edge.clock.advance(11.0)
+        # A second after the end of the ban: two requests, one of them of a stream that is not known.
+        line = await lines.open()
+        said = []
+        for name in ("one", "another", "one"):
+            await line.ask(f"/{name}?offset=-1")
+            said.append(int((await line.until(b"\r\n\r\n")).split()[1]))
+            await line.until(b"\n")
+        assert said == [404, 429, 429]
 
 
 @pytest.mark.http_1
