@@ -5,6 +5,10 @@ request: those wait in a queue, and each later turn begins as many of them as `S
 clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by about a
 millisecond, while the loop is never idle as long as anything waits.
 
+What follows from a request, such as its fetch and the parts of its answer, takes more than its beginning, and is not
+queued.  The time that the loop has spent on that and on all else since it last began requests that had waited counts
+against the share, so the more there is to be done for requests that have begun, the fewer are begun, but one at least.
+
 A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
 and joins take less than queueing would, and do not wait.
 """
@@ -24,7 +28,7 @@ _log = logging.getLogger("gateway.server")
 LATE_S: Final = 0.001
 """A turn begins requests at once for this long."""
 SHARE_S: Final = 0.001
-"""Requests that have waited are begun for this long in each turn."""
+"""Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
 _QUANTUM_S: Final = 0.0002
 """What a client may use before another one's turn: about two requests."""
 
@@ -55,7 +59,7 @@ class Turns:
         self._has_begun = False
         """Whether a request has been asked about in this turn; `_next` follows in the next one."""
         self._began = 0.0
-        """When the turn's first request was asked about."""
+        """When the turn's first request was asked about, or when requests that had waited were begun last."""
         self._is_running = False
         """Whether requests that have waited are being begun."""
         self.waited = 0
@@ -94,7 +98,7 @@ class Turns:
         if not flows:
             return
         at = now()
-        until = at + SHARE_S
+        until = self._began + SHARE_S
         self._is_running = True
         while flows:
             client, taker = flows.pop()

@@ -83,10 +83,29 @@ def test_each_turn_begins_what_its_share_allows(loop: Loop) -> None:
     loop.now += 2 * LATE_S
     Client(loop, "a", use).ask(100)
     assert loop.begun == []
+    # The first one is late for the first of them.
+    loop.next()
+    del loop.begun[:]
     for turn in range(1, 11):
         loop.next()
         # The one that passes the share is begun, and no further one.
         assert 4 * turn <= len(loop.begun) <= 5 * turn
+
+
+def test_what_the_loop_does_besides_is_taken_from_the_share(loop: Loop) -> None:
+    use = Usage().connect("net")
+    loop.turns.must_wait(Client(loop, "", use))
+    loop.now += 2 * LATE_S
+    Client(loop, "a", use).ask(100)
+    loop.next()
+    assert loop.begun == ["a"], "the turn is late already, and begins one so that no request waits for ever"
+    begun = []
+    for besides_s in (0.0, SHARE_S / 2, SHARE_S, 5 * SHARE_S, 0.0):
+        loop.now += besides_s
+        before = len(loop.begun)
+        loop.next()
+        begun.append(len(loop.begun) - before)
+    assert begun == [5, 3, 1, 1, 5]
 
 
 def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) -> None:
@@ -95,6 +114,8 @@ def test_a_client_that_asks_for_little_does_not_wait_behind_a_flood(loop: Loop) 
     loop.now += 2 * LATE_S
     for n in range(100):
         Client(loop, "flood", usage.connect(f"flood {n % 4}")).ask(3)
+    # The nets of the flood are new as well until each has had its turn.
+    loop.next()
     loop.next()
     assert set(loop.begun) == {"flood"}
     del loop.begun[:]
@@ -139,6 +160,7 @@ def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCapture
     loop.now += 2 * LATE_S
     Failing(loop, "failing", usage.connect("failing")).ask()
     Client(loop, "other", usage.connect("other")).ask()
+    loop.next()
     loop.next()
     assert loop.begun == ["other"]
     assert "unhandled error" in caplog.text
