@@ -249,6 +249,67 @@ async def test_requests_of_one_http_2_connection_wait_and_are_all_answered(pair:
     wire.writer.close()
 
 
+class Gathering(Http2Wire):
+    """A connection that can gather what it sends."""
+
+    gathered: bytes | None = None
+
+    async def send(self, data: bytes) -> None:
+        if self.gathered is None:
+            await super().send(data)
+        else:
+            self.gathered += data
+
+
+async def test_a_flood_over_http_2_is_read_a_part_at_a_time(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    wire.gathered = b""
+    for n in range(60):
+        await wire.ask("/s?offset=-1")
+        if n < 59:
+            await wire.reset_stream()
+    flood, wire.gathered = wire.gathered, None
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    wire.writer.write(flood)
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    assert client.held_bytes > len(flood) / 2, "most of it is not read yet"
+    for taker in waiting.takers:
+        # Each is asked for again, at the end of the list, as long as there is more.
+        taker.take_turn()
+    assert 4 <= len(waiting.takers) <= 8, "requests that were taken back before their turn are not begun"
+    gateway.clients.turns = turns
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).body == b"abc"
+    wire.writer.close()
+
+
+async def test_much_input_over_http_2_that_waits_pauses_reading_and_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    gateway.clients.turns = always_late(asyncio.get_running_loop())
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire, calls = Gathering(*await connect(gateway)), []
+    await wire.greet()
+    long = {"X-Long": "x" * 8_000}
+    async with asyncio.timeout(2 * BOUND_S):
+        for _ in range(2):
+            wire.gathered = b""
+            for _ in range(50):
+                await wire.ask("/s?offset=-1", long)
+                calls.append(wire.call)
+                long = {"X-Long": f"{len(calls):x}" * 4_000}
+            flood, wire.gathered = wire.gathered, None
+            wire.writer.write(flood)
+            for call in calls:
+                assert (await wire.answer_of(call)).body == b"abc"
+            calls.clear()
+    wire.writer.close()
+
+
 async def test_a_known_request_that_arrives_in_parts_while_it_waits_is_not_the_last(pair: Pair) -> None:
     gateway = pair.strict
     await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")

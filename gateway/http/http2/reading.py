@@ -7,6 +7,7 @@ blocks depend on the table.  What a block means differs between the sides, and i
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
@@ -44,10 +45,12 @@ class Reading(Ending, Generic[Head]):
         "_events",
         "_has_settings",
         "_most_block_bytes",
+        "_most_heads",
         "_now",
         "_reader",
         "_unparsed",
         "has_goaway",
+        "has_more",
         "peer_streams",
     )
 
@@ -61,6 +64,10 @@ class Reading(Ending, Generic[Head]):
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self._unparsed = b""
+        self.has_more = False
+        """Whether input is left that has only to be read."""
+        self._most_heads = sys.maxsize
+        """HEADERS frames that may still be read in this call of `receive`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -87,7 +94,7 @@ class Reading(Ending, Generic[Head]):
     @property
     def is_mid_head(self) -> bool:
         """Whether input ends within a frame other than DATA, or within a header block."""
-        rest = self._unparsed
+        rest = b"" if self.has_more else self._unparsed
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
 
     @property
@@ -95,11 +102,17 @@ class Reading(Ending, Generic[Head]):
         """Bytes of input that are held: an incomplete frame and header block, and unread bodies."""
         return len(self._unparsed) + self._block_bytes * (self._block is not None) + self._unread_bytes
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read."""
+    def receive(self, data: bytes, now: float, most_heads: int = sys.maxsize) -> list[Event]:
+        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read.
+
+        Reading stops before the next HEADERS frame after `most_heads` of them; then `has_more` is true, and the next
+        call goes on.
+        """
+        self.has_more = False
         if self.failed is not None:
             return []
         self._now = now
+        self._most_heads = most_heads
         events = self._events = []
         if self._unparsed:
             data = self._unparsed + data
@@ -132,6 +145,12 @@ class Reading(Ending, Generic[Head]):
             if end - begin < size:
                 break
             at = begin + size
+            if kind == frames.HEADERS:
+                if not self._most_heads:
+                    self.has_more = True
+                    at = begin - frames.HEAD_BYTES
+                    break
+                self._most_heads -= 1
             take = _TAKERS.get(kind)
             if take is None:
                 self._spend(Kind.IDLE)

@@ -37,6 +37,10 @@ from gateway.server.remembered import RememberedAnswer
 
 _log = logging.getLogger("gateway.server")
 
+_HEADS: Final = 16
+"""Heads that are read before it is asked whether the turn is late: half a millisecond's."""
+_MOST_INPUT: Final = 1 << 16
+"""Input that waits to be read, in bytes, above which the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written without waiting for the end of the loop's turn."""
 
@@ -44,7 +48,16 @@ _FLUSH_BYTES: Final = 1 << 15
 class Http2Connection(TimedHttp2Connection):
     """One client's HTTP/2 connection: its input and its output."""
 
-    __slots__ = ("_client", "_is_flush_scheduled", "_is_local", "_is_reading", "_is_waiting", "_unanswered", "scheme")
+    __slots__ = (
+        "_client",
+        "_is_flush_scheduled",
+        "_is_held",
+        "_is_local",
+        "_is_reading",
+        "_is_waiting",
+        "_unanswered",
+        "scheme",
+    )
 
     def __init__(
         self,
@@ -66,7 +79,9 @@ class Http2Connection(TimedHttp2Connection):
         self._client = client
         self._is_local = is_local
         self._is_waiting = False
-        """Whether the first of them waits for its turn."""
+        """Whether the first of them, or further input, waits for its turn."""
+        self._is_held = False
+        """Whether the transport is not read because enough input waits."""
         self._is_reading = False
         """Whether input is being read; output is written after that."""
         self._is_flush_scheduled = False
@@ -118,16 +133,44 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
+        # What follows input that waits is not read before it.
+        self._read(data, _HEADS if not self.session.has_more else 0)
+
+    def _read(self, data: bytes, most_heads: int, *, is_turn: bool = False) -> None:
+        """Read input with up to `most_heads` requests, and answer; read on and answer on as long as the turn is not
+        late.  If `is_turn`, the first answer is not asked about."""
+        session, clients = self.session, self.clients
         self._is_reading = True
         try:
-            # After a failure the session reads nothing.
-            for event in self.session.receive(data, self.clients.now()):
-                self._take(event)
-            self._answer()
+            while True:
+                # After a failure the session reads nothing.
+                for event in session.receive(data, clients.now(), most_heads):
+                    self._take(event)
+                self._answer(is_turn=is_turn)
+                if not session.has_more or self._is_waiting:
+                    break
+                if clients.turns.must_wait(self):
+                    self._is_waiting = True
+                    break
+                data, most_heads, is_turn = b"", _HEADS, False
         finally:
             self._is_reading = False
+        self._hold_input()
         self.flush()
         self._update_deadlines()
+
+    def _hold_input(self) -> None:
+        """Read the transport no longer, or again, by how much input waits."""
+        session, transport = self.session, self.transport
+        if transport is None or transport.is_closing() or session.has_failed:
+            return
+        if not self._is_held and session.has_more and session.input_bytes > _MOST_INPUT:
+            self._is_held = True
+            transport.pause_reading()
+        elif self._is_held and not session.has_more:
+            self._is_held = False
+            if not session.is_blocked:
+                transport.resume_reading()
 
     def _answer(self, *, is_turn: bool = False) -> None:
         """Answer the requests that need not wait for their turn; if `is_turn`, the first is not asked about."""
@@ -144,18 +187,15 @@ class Http2Connection(TimedHttp2Connection):
                 channel.answer()
 
     def take_turn(self) -> None:
-        """Answer the request that had to wait for its turn."""
+        """Read the input that had to wait for its turn; if none had to, answer the request that had."""
         self._is_waiting = False
         if self.transport is None:
             self._unanswered.clear()
-            return
-        self._is_reading = True
-        try:
-            self._answer(is_turn=True)
-        finally:
-            self._is_reading = False
-        self.flush()
-        self._update_deadlines()
+        elif self.session.has_more:
+            # Before any answer, because it may take requests back that wait.
+            self._read(b"", _HEADS)
+        else:
+            self._read(b"", 0, is_turn=True)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -327,7 +367,7 @@ class Http2Connection(TimedHttp2Connection):
         self.flush()
         for channel in list(self._channels.values()):
             channel.drain()
-        if not self.session.is_blocked and not transport.is_closing():
+        if not self.session.is_blocked and not self._is_held and not transport.is_closing():
             transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -58,7 +58,10 @@ class WithClient(Exchange[Session]):
     def carry_up(self, size: int) -> None:
         self.up += self.peer.data_to_send()
         piece, self.up = self.up[:size], self.up[size:]
-        for event in self.session.receive(piece, 0.0):
+        events = self.session.receive(piece, 0.0, 1)
+        while self.session.has_more:
+            events += self.session.receive(b"", 0.0, 1)
+        for event in events:
             match event:
                 case RequestReceived(stream):
                     self.streams[stream.id] = stream

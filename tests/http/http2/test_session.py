@@ -99,6 +99,27 @@ def test_a_smaller_table_is_acknowledged_by_a_size_update() -> None:
     assert [payload for *_, payload in server.said()] == [b"\x20\x88", b"\x88"]
 
 
+def test_no_more_heads_are_read_than_asked_for_and_the_rest_is_read_later() -> None:
+    server = Server()
+    flood = b"".join(request(id_) + reset(id_) for id_ in range(1, 21, 2))
+    shown = []
+    for piece, most_heads in ((flood[:-1], 3), (b"", 0), (flood[-1:], 0), (b"", 6), (b"", 6)):
+        events = server.session.receive(piece, 0.0, most_heads)
+        shown.append((len(events), server.session.has_more, server.session.is_mid_head))
+    # A request's reset is read with it.
+    assert shown == [(6, True, False), (0, True, False), (0, True, False), (12, True, False), (2, False, False)]
+    assert server.session.input_bytes == 0
+
+
+def test_what_waits_to_be_read_after_a_failure_is_dropped() -> None:
+    server = Server()
+    server.session.receive(request(1) + request(3), 0.0, 1)
+    assert server.session.has_more
+    server.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
+    assert server.session.receive(b"", 0.0, 1) == []
+    assert not server.session.has_more
+
+
 def test_streams_beyond_the_bound_are_refused() -> None:
     server = Server(most_streams=2)
     events = server.take(request(1), request(3), request(5))
