@@ -277,11 +277,11 @@ async def test_a_flood_over_http_2_is_read_a_part_at_a_time(pair: Pair) -> None:
     wire.writer.write(flood)
     await eventually(lambda: bool(waiting.takers))
     (client,) = gateway.clients
-    assert client.held_bytes > len(flood) / 2, "most of it is not read yet"
+    assert client.held_bytes > 0.9 * len(flood), "most of it is not read yet"
     for taker in waiting.takers:
         # Each is asked for again, at the end of the list, as long as there is more.
         taker.take_turn()
-    assert 4 <= len(waiting.takers) <= 8, "requests that were taken back before their turn are not begun"
+    assert 12 <= len(waiting.takers) <= 20, "requests that were taken back before their turn are not begun"
     gateway.clients.turns = turns
     async with asyncio.timeout(BOUND_S):
         assert (await wire.answer_of(wire.call)).body == b"abc"
