@@ -28,6 +28,10 @@ from gateway.upstream.upload import send_body
 
 KEEP_S: Final = 15.0
 """Seconds for which an idle connection is kept."""
+LEFT_S: Final = 0.25
+"""Seconds in which the reply to a read that nobody waits for may arrive."""
+_MOST_LEFT_BYTES: Final = 1 << 16
+"""Bytes of such a reply that are read and dropped."""
 
 
 class ConnectionOwner(Protocol):
@@ -163,6 +167,12 @@ class Connection(asyncio.Protocol):
         """Whether a request that got no byte of an answer may be sent once more, on another connection."""
         return self.is_used
 
+    def leave(self) -> None:
+        """Nobody waits for the reply any more: drop what comes of it.  The connection is kept if that is all soon."""
+        assert self._incoming is not None
+        self._incoming.is_left = True
+        self.deadline.move(self._loop.time() + LEFT_S)
+
     def fail(self, error: BaseException) -> None:
         """End the exchange, if there is one, with this error; drop the connection."""
         incoming, self._incoming = self._incoming, None
@@ -220,6 +230,9 @@ class Connection(asyncio.Protocol):
         if not events:
             return
         incoming.received(events)
+        if incoming.is_left:
+            self._drop_reply(incoming)
+            return
         self.deadline.at = inf
         if incoming.has_ended:
             if self._upload is None:
@@ -228,6 +241,14 @@ class Connection(asyncio.Protocol):
             self.is_reading = False
             self._transport.pause_reading()
         incoming.on_change()
+
+    def _drop_reply(self, incoming: IncomingReply) -> None:
+        """More has arrived of a reply that nobody waits for."""
+        head = incoming.head
+        if incoming.has_ended:
+            self._finish()
+        elif max(incoming.unread_bytes, (head and head.content_length) or 0) > _MOST_LEFT_BYTES:
+            self.drop()
 
     def eof_received(self) -> bool:
         incoming = self._incoming

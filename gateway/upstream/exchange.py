@@ -314,6 +314,12 @@ class Exchange:
         """Give up waiting for the head.  Has no effect once it is here."""
         if self.is_over:
             return
+        # A client that cancels its reads must not cost the others the connections that are kept for all.
+        incoming = self._incoming
+        if incoming is not None and self._lane.purpose is Purpose.READ:
+            self._incoming = None
+            incoming.on_change = no_op
+            incoming.leave()
         self._cancel()
         left = asyncio.CancelledError()
         if self._sending is not None:

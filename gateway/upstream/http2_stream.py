@@ -217,6 +217,10 @@ class Http2Stream:
         """Whether the request, which got no byte of an answer, may be sent once more."""
         return self.connection.take_repetition()
 
+    def leave(self) -> None:
+        """Reset the stream: that costs no connection."""
+        self.fail(ConnectionLost("left"))
+
     def fail(self, error: BaseException) -> None:
         """End the exchange with this error, and reset the stream."""
         incoming = self._incoming

@@ -55,6 +55,9 @@ class Carrier(Protocol):
     def may_repeat(self) -> bool:
         """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
 
+    def leave(self) -> None:
+        """End an exchange that reads and whose reply nobody waits for any more."""
+
     def fail(self, error: BaseException) -> None:
         """End the exchange with this error, and drop what carries it."""
 
@@ -68,7 +71,7 @@ class IncomingReply:
     `end` abandons it, and ends the exchange unless the whole reply has arrived.
     """
 
-    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "on_change")
+    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "is_left", "on_change")
 
     def __init__(self, connection: Carrier) -> None:
         self.connection: Carrier | None = connection
@@ -78,6 +81,8 @@ class IncomingReply:
         """Whether any byte of the reply has arrived."""
         self.has_ended = False
         """Whether all of the reply has arrived."""
+        self.is_left = False
+        """Whether nobody waits for it any more."""
         self.error: BaseException | None = None
         """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
@@ -153,6 +158,11 @@ class IncomingReply:
     def time_out(self) -> None:
         """Fail with TimeoutError now."""
         self.end(TimeoutError())
+
+    def leave(self) -> None:
+        """Wait for no more of the reply to a read, which has not begun to arrive."""
+        if self.connection is not None:
+            self.connection.leave()
 
     def end(self, error: BaseException) -> None:
         """Fail with this error unless the reply is complete, and end the exchange."""

@@ -332,6 +332,74 @@ async def test_a_cancelled_wait_leaves_no_connection_behind(exchanges: Exchanges
         await eventually(lambda: exchanges.connections()["shared"].busy == 1)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: exchanges.open_connections == 0)
+
+
+async def left(exchanges: Exchanges, running: Origin, method: str = "GET", **more: Any) -> None:
+    """Send a request, and cancel it before it is answered."""
+    asking = asyncio.create_task(send(exchanges, running.url, method, **more))
+    await eventually(lambda: exchanges.connections()["shared"].busy == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_connection_is_kept_whose_read_is_answered_soon_after_it_was_left(exchanges: Exchanges) -> None:
+    gate = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await gate.wait()
+        await peer.says(GOOD)
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        await left(exchanges, running)
+        assert exchanges.connections()["shared"].busy == 1, "it counts until it is free"
+        gate.set()
+        await eventually(lambda: exchanges.connections()["shared"].idle == 1)
+        assert await body_of(await send(exchanges, running.url)) == b"other"
+        assert running.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", id="announced"),
+        pytest.param(ENDLESS + b"8000\r\n" + b"x" * 0x8000 + b"\r\n" + b"8001\r\n" + b"x" * 0x8001, id="sent"),
+        pytest.param(b"garbage", id="malformed"),
+    ],
+)
+async def test_a_connection_is_dropped_whose_read_was_left_and_is_answered_at_length(
+    exchanges: Exchanges, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LEFT_S", 60.0)
+    gate = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await gate.wait()
+        await peer.says(answer)
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        await left(exchanges, running)
+        gate.set()
+        await eventually(lambda: exchanges.open_connections == 0)
+
+
+async def test_a_write_that_is_left_drops_its_connection_at_once(
+    exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LEFT_S", 60.0)
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        await left(exchanges, running, "POST", body=b"x")
         assert exchanges.open_connections == 0
 
 
