@@ -35,6 +35,9 @@ class Flow(Protocol):
     def unread(self, size: int) -> None:
         """`size` bytes of the body wait to be read.  The connection decides whether to go on reading meanwhile."""
 
+    async def late(self) -> None:
+        """The body has not arrived in time: wait until it may fail, for many may be late together."""
+
 
 class RequestBody:
     """The body of one request, to be read once.  A failure surfaces in the upstream client as a failed request; `error`
@@ -185,9 +188,10 @@ class RequestBody:
         except TimeoutError:
             self.error = RequestTimeout()
             self.exceeded = bound
-            raise RequestTimeout from None
         finally:
             self._waited_s += loop.time() - began
+        if isinstance(self.error, RequestTimeout):
+            await self._flow.late()
         if self.error is not None:
             raise self.error.anew()
 

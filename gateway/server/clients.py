@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import DETACHED, Clock, SystemClock
+from gateway.aio.pace import Pace
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
@@ -40,6 +41,11 @@ from gateway.telemetry.metrics import MetricsRecorder
 _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
+_LATE_BODY_S: Final = 0.002
+"""Seconds from the failure of one late body to that of the next.  Each takes about a millisecond: its answer, the end
+of its connection to the origin, and the beginning of the upload that waits for its slot."""
+_LATE_BODIES_S: Final = 2.0
+"""Seconds within which all fail that are late together."""
 _SPARE_PARSERS: Final = 16
 _MOST_LOOKED_AT: Final = 1_000
 """Connections looked at for an idle one to be displaced."""
@@ -189,6 +195,8 @@ class Clients:
         """Counters of the HTTP/2 sessions among them."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
         """When parsed requests are begun."""
+        self.late_bodies = Pace(SystemClock(), _LATE_BODY_S, _LATE_BODIES_S)
+        """When bodies fail that have not arrived in time."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""

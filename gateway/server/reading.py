@@ -181,6 +181,9 @@ class ReadingConnection(WritingConnection):
         elif self._is_body_full:
             self._resume_reading()
 
+    async def late(self) -> None:
+        await self._clients.late_bodies.turn()
+
     def _resume_reading(self) -> None:
         """Resume reading."""
         self._is_body_full = False

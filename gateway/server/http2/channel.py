@@ -246,6 +246,10 @@ class StreamChannel(Handling):
             # Window updates.
             self._connection.wake()
 
+    async def late(self) -> None:
+        """Wait until the request's body, which has not arrived in time, may fail."""
+        await self._clients.late_bodies.turn()
+
     # -- answers by a handler
 
     def proceed(self) -> None:

@@ -1,0 +1,49 @@
+"""A request body whose client is late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.config.limits import LimitsConfig
+from gateway.errors import RequestTimeout
+from gateway.server.body import RequestBody
+from tests.waiting import eventually
+
+
+class Flow:
+    """A connection whose late bodies end when the test says so."""
+
+    def __init__(self) -> None:
+        self.late_bodies = 0
+        self.gate = asyncio.Event()
+
+    def unread(self, size: int) -> None: ...
+
+    async def late(self) -> None:
+        self.late_bodies += 1
+        await self.gate.wait()
+
+
+@pytest.mark.parametrize("length", [100, 100_000, None])
+async def test_a_late_body_fails_in_its_turn(length: int | None) -> None:
+    flow = Flow()
+    body = RequestBody(flow, length)
+    limits = LimitsConfig(client_idle_timeout_s=0.05)
+
+    async def read() -> None:
+        if await body.gather(limits) is None:
+            async for _ in body.chunks(limits):
+                pass
+
+    reading = asyncio.create_task(read())
+    await eventually(lambda: flow.late_bodies == 1)
+    assert not reading.done()
+    # What arrives now is too late.
+    body.feed(b"x")
+    body.end()
+    flow.gate.set()
+    with pytest.raises(RequestTimeout):
+        await reading
+    assert flow.late_bodies == 1
