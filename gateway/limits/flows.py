@@ -2,7 +2,8 @@
 
 This is deficit round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of
 bytes.  A client that asks for little finds its queue empty, so it is new each time and is served before all that have
-more waiting, however many those are.  Costs are known only after an item has been taken: `charge` makes its client
+more waiting, however many those are.  One that has a second item waiting before its first is served asks for more than
+that, and is new no more: else a crowd that comes together would stand before all others.  Costs are known only after an item has been taken: `charge` makes its client
 wait for later rounds until the cost is paid.
 """
 
@@ -39,7 +40,7 @@ class Flows(Generic[Client, Item]):
     def __init__(self, quantum_s: float) -> None:
         self._quantum_s = quantum_s
         self._new: OrderedDict[Client, _Flow[Item]] = OrderedDict()
-        """The flows that have not been served to their end since they came."""
+        """The flows that have not been served to their end since they came, and have had one item at a time."""
         self._old: OrderedDict[Client, _Flow[Item]] = OrderedDict()
         """The others, and for one round those that have become empty: a client that comes back sooner is not new."""
         self._waiting = 0
@@ -64,6 +65,9 @@ class Flows(Generic[Client, Item]):
         flow = self._new.get(client) or self._old.get(client)
         if flow is None:
             flow = self._new[client] = _Flow(self._quantum_s)
+        elif flow.items and client in self._new:
+            # It asks for more than it is given, so it takes turns with all that do.
+            self._retire(self._new, client, flow)
         flow.items.append(item)
         self._waiting += 1
 

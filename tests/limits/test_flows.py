@@ -61,6 +61,17 @@ def test_one_that_has_just_come_is_served_before_all_that_wait() -> None:
     assert flows.pop() == ("reader", 0)
 
 
+def test_floods_that_have_just_come_do_not_stand_before_one_with_a_single_item() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    for n in range(3):
+        for flood in range(40):
+            flows.push(f"flood {flood}", n)
+    flows.push("reader", 0)
+    assert flows.pop() == ("reader", 0)
+    # The others have lost no turn by that.
+    assert [flows.pop() for _ in range(3)] == [("flood 0", n) for n in range(3)]
+
+
 def test_one_that_comes_back_at_once_has_to_wait_like_the_others() -> None:
     flows: Flows[str, int] = Flows(1.0)
     for n in range(100):
