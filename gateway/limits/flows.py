@@ -3,8 +3,8 @@
 This is deficit round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of
 bytes.  A client that asks for little finds its queue empty, so it is new each time and is served before all that have
 more waiting, however many those are.  One that has a second item waiting before its first is served asks for more than
-that, and is new no more: else a crowd that comes together would stand before all others.  Costs are known only after an item has been taken: `charge` makes its client
-wait for later rounds until the cost is paid.
+that, and is new no more: else a crowd that comes together would stand before all others.  Costs are known only after an
+item has been taken: `charge` makes its client wait for later rounds until the cost is paid.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The processes next to the gateway: `python -m loadtest.abuse.child ROLE JSON`, ended by SIGTERM.
 
-`origin` serves an in-memory origin at `port`, and sends its count of requests, as text, to each connection at
-`count_port`.  `abusers` strikes at `port`, and on SIGTERM prints the outcomes of each kind as JSON.  `hostile` serves
-`ports`, by kind.  `callers` reads from the routes of hostile origins, and prints the outcomes.  Each prints a line once
-it may be ended.
+`origin` serves an in-memory origin at `port`, and tells each connection at `count_port` the number of its requests and
+how late its loop has been since it was asked last, as JSON.  `abusers` strikes at `port`, and on SIGTERM prints the
+outcomes of each kind as JSON.  `hostile` serves `ports`, by kind.  `callers` reads from the routes of hostile origins,
+and prints the outcomes.  Each prints a line once it may be ended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import uvloop
 
 from gateway.origin.app import OriginSettings, start_origin
 from loadtest.abuse import abusers, hostile
+from loadtest.abuse.delays import note_delays
 from loadtest.abuse.good import Client, body
 from loadtest.abuse.wire import request
 
@@ -33,16 +34,19 @@ _NAMES: Final = 4
 
 
 async def origin(port: int, count_port: int) -> None:
-    """An in-memory origin that reports the number of its requests."""
+    """An in-memory origin that reports the number of its requests and its delays."""
     running = await start_origin(OriginSettings(port=port))
+    late_s: list[float] = []
 
     async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(str(running.origin.counters.total_requests).encode())
+        said = {"requests": running.origin.counters.total_requests, "late_s": late_s.copy()}
+        late_s.clear()
+        writer.write(json.dumps(said).encode())
         await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(tell, "127.0.0.1", count_port) as server:
-        await server.serve_forever()
+        await asyncio.gather(server.serve_forever(), note_delays(late_s))
 
 
 async def strike(port: int, origin_port: int, kinds: list[str], count: int, flood: float) -> None:

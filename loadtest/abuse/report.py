@@ -78,6 +78,7 @@ def _phase(phase: Phase) -> dict[str, Any]:
         "waited": round(phase.waited, 3),
         "clients_waited": round(phase.clients_waited, 3),
         "clients_late_p99_ms": round(1_000 * percentile(phase.clients_late_s, 0.99), 2),
+        "origin_late_p99_ms": round(1_000 * percentile(phase.origin_late_s, 0.99), 2),
         "stolen": round(phase.stolen, 4),
         "origin_per_s": round(sum(phase.origin_per_s) / max(1, len(phase.origin_per_s)), 1),
         "origin_most_per_s": round(max(phase.origin_per_s, default=0.0), 1),
@@ -146,8 +147,9 @@ def gateway_table(figures: Mapping[str, Any]) -> str:
         ("clients_waited", "the good clients for theirs"),
     ):
         lines.append(f"| {what} | {alone[name]:.0%} | {beside[name]:.0%} |")
-    late = " | ".join(f"{phase['clients_late_p99_ms']:.2f}" for phase in (alone, beside))
-    lines.append(f"| p99 of the delays of the good clients' own loop, ms | {late} |")
+    for name, what in (("clients_late_p99_ms", "good clients' own loop"), ("origin_late_p99_ms", "origin's loop")):
+        late = " | ".join(f"{phase[name]:.2f}" for phase in (alone, beside))
+        lines.append(f"| p99 of the delays of the {what}, ms | {late} |")
     stolen = f"{alone['stolen']:.1%} | {beside['stolen']:.1%}"
     lines.append(f"| time that the machine's host took from a core | {stolen} |")
     lines.append(f"| requests at the origin, a second | {alone['origin_per_s']:.0f} | {beside['origin_per_s']:.0f} |")

@@ -21,6 +21,7 @@ from typing import Any, Final
 import uvloop
 
 from loadtest.abuse import abusers, hostile
+from loadtest.abuse.delays import note_delays
 from loadtest.abuse.good import PATIENCE_S, Good, Tally
 from loadtest.abuse.wire import HOST
 from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
@@ -34,7 +35,6 @@ REQUESTS_PER_S: Final = 20
 REFUSALS_PER_S: Final = 5
 """Refusals per second above which it bans a client network."""
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_TIMER_S: Final = 0.01
 _REALTIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 """For the event loop alone: threads and processes that it starts are as others."""
 _PRIORITY: Final = 10
@@ -71,7 +71,7 @@ class Ports:
     gateway: int
     origin: int
     count: int
-    """The port at which the origin reports the number of its requests."""
+    """The port at which the origin reports the number of its requests and its delays."""
     hostile: Mapping[str, int]
 
 
@@ -94,6 +94,9 @@ class Phase:
     """Share of the time that the machine's host took from a core that the run uses: the largest of any core."""
     origin_per_s: list[float] = field(default_factory=list)
     """Requests at the good origin, per second."""
+    origin_late_s: list[float] = field(default_factory=list)
+    """How late the good origin's loop called a timer, each 10 ms: part of all times but those of hits, and not the
+    gateway's."""
 
 
 @dataclass(slots=True)
@@ -180,7 +183,7 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
     phase.tally.forget()
     before, stolen = (busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())), _stolen_s(cores)
     began = time.monotonic()
-    async with _beside(_count(ports.count, phase.origin_per_s)), _beside(_note_delays(phase.clients_late_s)):
+    async with _beside(_look(ports.count, phase)), _beside(note_delays(phase.clients_late_s)):
         await asyncio.sleep(plan.seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
@@ -205,30 +208,24 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(working, return_exceptions=True)
 
 
-async def _count(port: int, per_s: list[float]) -> None:
-    """Record the number of the origin's requests every second."""
+async def _look(port: int, phase: Phase) -> None:
+    """Record the number of the origin's requests, and how late its loop was, every second."""
 
-    async def count() -> int:
+    async def look() -> tuple[int, list[float]]:
         reader, writer = await asyncio.open_connection(HOST, port)
         try:
-            return int(await reader.read())
+            said = json.loads(await reader.read())
+            return said["requests"], said["late_s"]
         finally:
             writer.close()
 
-    before, at = await count(), time.monotonic()
+    (before, _), at = await look(), time.monotonic()
     while True:
         await asyncio.sleep(1.0)
-        now, then = await count(), time.monotonic()
-        per_s.append((now - before) / (then - at))
+        (now, late_s), then = await look(), time.monotonic()
+        phase.origin_per_s.append((now - before) / (then - at))
+        phase.origin_late_s += late_s
         before, at = now, then
-
-
-async def _note_delays(late_s: list[float]) -> None:
-    """Record how late this process's loop calls a timer."""
-    while True:
-        due = time.monotonic() + _TIMER_S
-        await asyncio.sleep(_TIMER_S)
-        late_s.append(max(0.0, time.monotonic() - due))
 
 
 # -- processes

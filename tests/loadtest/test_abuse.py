@@ -111,6 +111,12 @@ def test_the_table_has_the_good_clients_own_delays() -> None:
     assert "| p99 of the delays of the good clients' own loop, ms | 0.00 | 4.20 |" in gateway_table(document(found))
 
 
+def test_the_table_has_the_origins_delays() -> None:
+    found = result()
+    found.beside.origin_late_s += [0.001] * 99 + [0.0151]
+    assert "| p99 of the delays of the origin's loop, ms | 0.00 | 15.10 |" in gateway_table(document(found))
+
+
 def page(folder: Path) -> Path:
     """A folder with a page that has a part for each run, and a kept run of each."""
     folder.mkdir()
