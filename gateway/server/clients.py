@@ -41,10 +41,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
-_LATE_BODY_S: Final = 0.002
+LATE_BODY_S: Final = 0.002
 """Seconds from the failure of one late body to that of the next.  Each takes about a millisecond: its answer, the end
 of its connection to the origin, and the beginning of the upload that waits for its slot."""
-_LATE_BODIES_S: Final = 2.0
+LATE_BODIES_S: Final = 2.0
 """Seconds within which all fail that are late together."""
 _SPARE_PARSERS: Final = 16
 _MOST_LOOKED_AT: Final = 1_000
@@ -195,7 +195,7 @@ class Clients:
         """Counters of the HTTP/2 sessions among them."""
         self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
         """When parsed requests are begun."""
-        self.late_bodies = Pace(SystemClock(), _LATE_BODY_S, _LATE_BODIES_S)
+        self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
         """When bodies fail that have not arrived in time."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []

@@ -62,6 +62,8 @@ class Turns:
         """When the turn's first request was asked about, or when requests that had waited were begun last."""
         self._is_running = False
         """Whether requests that have waited are being begun."""
+        self.has_waiting = False
+        """Whether any connection waits."""
         self.waited = 0
         """Requests that have had to wait, so far."""
 
@@ -79,6 +81,7 @@ class Turns:
             if not is_late and not (flows and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
+        self.has_waiting = True
         self.waited += 1
         return True
 
@@ -111,6 +114,7 @@ class Turns:
             if at > until:
                 break
         self._is_running = False
+        self.has_waiting = bool(flows)
         if flows and not self._has_begun:
             self._has_begun, self._began = True, at
             self._call_soon(self._next)

@@ -30,7 +30,7 @@ KEEP_S: Final = 15.0
 """Seconds for which an idle connection is kept."""
 LEFT_S: Final = 0.25
 """Seconds in which the reply to a read that nobody waits for may arrive."""
-_MOST_LEFT_BYTES: Final = 1 << 16
+MOST_LEFT_BYTES: Final = 1 << 16
 """Bytes of such a reply that are read and dropped."""
 
 
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         head = incoming.head
         if incoming.has_ended:
             self._finish()
-        elif max(incoming.unread_bytes, (head and head.content_length) or 0) > _MOST_LEFT_BYTES:
+        elif max(incoming.unread_bytes, (head and head.content_length) or 0) > MOST_LEFT_BYTES:
             self.drop()
 
     def eof_received(self) -> bool:

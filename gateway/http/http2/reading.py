@@ -45,7 +45,6 @@ class Reading(Ending, Generic[Head]):
         "_events",
         "_has_settings",
         "_most_block_bytes",
-        "_most_heads",
         "_now",
         "_reader",
         "_unparsed",
@@ -66,8 +65,6 @@ class Reading(Ending, Generic[Head]):
         self._unparsed = b""
         self.has_more = False
         """Whether input is left that has only to be read."""
-        self._most_heads = sys.maxsize
-        """HEADERS frames that may still be read in this call of `receive`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -112,7 +109,6 @@ class Reading(Ending, Generic[Head]):
         if self.failed is not None:
             return []
         self._now = now
-        self._most_heads = most_heads
         events = self._events = []
         if self._unparsed:
             data = self._unparsed + data
@@ -120,7 +116,7 @@ class Reading(Ending, Generic[Head]):
         try:
             at = self._read_preface(data)
             if at >= 0:
-                self._read(data, at)
+                self._read(data, at, most_heads)
         except SessionError as failure:
             self.fail(failure.code)
         return events
@@ -129,7 +125,7 @@ class Reading(Ending, Generic[Head]):
         """Where the frames begin in these bytes; -1 if more has to come first."""
         return 0
 
-    def _read(self, data: bytes, at: int) -> None:
+    def _read(self, data: bytes, at: int, most_heads: int) -> None:
         end = len(data)
         while end - at >= frames.HEAD_BYTES:
             high, low, kind, flags, stream_id = frames.read_head(data, at)
@@ -146,11 +142,11 @@ class Reading(Ending, Generic[Head]):
                 break
             at = begin + size
             if kind == frames.HEADERS:
-                if not self._most_heads:
+                if not most_heads:
                     self.has_more = True
                     at = begin - frames.HEAD_BYTES
                     break
-                self._most_heads -= 1
+                most_heads -= 1
             take = _TAKERS.get(kind)
             if take is None:
                 self._spend(Kind.IDLE)

@@ -37,9 +37,9 @@ from gateway.server.remembered import RememberedAnswer
 
 _log = logging.getLogger("gateway.server")
 
-_HEADS: Final = 4
+HEADS: Final = 4
 """Heads that are read before it is asked whether the turn is late: about a quarter of a millisecond's."""
-_MOST_INPUT: Final = 1 << 16
+MOST_INPUT: Final = 1 << 16
 """Input that waits to be read, in bytes, above which the transport is not read."""
 _FLUSH_BYTES: Final = 1 << 15
 """Output of this size is written without waiting for the end of the loop's turn."""
@@ -133,38 +133,46 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # A head takes longer to decode than to be begun, so that none is read before it is asked about.
-        self._read(data, 0)
+        # To ask about each head would cost hits a quarter of their time.  If anything waits, the loop may be late.
+        is_calm = not self.session.has_more and not self.clients.turns.has_waiting
+        self._read(data, HEADS if is_calm else 0)
 
-    def _read(self, data: bytes, most_heads: int, *, is_turn: bool = False) -> None:
+    def _read(self, data: bytes, most_heads: int, is_turn: bool = False) -> None:
         """Read input with up to `most_heads` heads, and answer; then read on as long as the turn is not late.  If
         `is_turn`, the first answer is not asked about."""
         session, clients = self.session, self.clients
         self._is_reading = True
         try:
-            while True:
-                # After a failure the session reads nothing.
-                for event in session.receive(data, clients.now(), most_heads):
-                    self._take(event)
+            # After a failure the session reads nothing.
+            for event in session.receive(data, clients.now(), most_heads):
+                self._take(event)
+            if self._unanswered:
                 self._answer(is_turn=is_turn)
-                if not session.has_more or self._is_waiting:
-                    break
-                if clients.turns.must_wait(self):
-                    self._is_waiting = True
-                    break
-                data, most_heads, is_turn = b"", _HEADS, False
+            if session.has_more or self._is_held:
+                self._read_on()
         finally:
             self._is_reading = False
-        self._hold_input()
         self.flush()
         self._update_deadlines()
+
+    def _read_on(self) -> None:
+        """Read what is left of the input as long as the turn is not late, and no more from the transport meanwhile."""
+        session, clients = self.session, self.clients
+        while session.has_more and not self._is_waiting:
+            if clients.turns.must_wait(self):
+                self._is_waiting = True
+                break
+            for event in session.receive(b"", clients.now(), HEADS):
+                self._take(event)
+            self._answer()
+        self._hold_input()
 
     def _hold_input(self) -> None:
         """Read the transport no longer, or again, by how much input waits."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.has_failed:
             return
-        if not self._is_held and session.has_more and session.input_bytes > _MOST_INPUT:
+        if not self._is_held and session.has_more and session.input_bytes > MOST_INPUT:
             self._is_held = True
             transport.pause_reading()
         elif self._is_held and not session.has_more:
@@ -193,7 +201,7 @@ class Http2Connection(TimedHttp2Connection):
             self._unanswered.clear()
         elif self.session.has_more:
             # Before any answer, because it may take requests back that wait.
-            self._read(b"", _HEADS)
+            self._read(b"", HEADS)
         else:
             self._read(b"", 0, is_turn=True)
 
