@@ -56,14 +56,12 @@ class Turns:
         self._call_soon = call_soon
         self._now = now
         self._flows: Flows[Hashable, TurnTaker] = Flows(_QUANTUM_S)
-        self._has_begun = False
-        """Whether a request has been asked about in this turn; `_next` follows in the next one."""
+        self.has_begun = False
+        """Whether a request has been asked about in this turn, or any waits; `_next` follows in the next one."""
         self._began = 0.0
         """When the turn's first request was asked about, or when requests that had waited were begun last."""
         self._is_running = False
         """Whether requests that have waited are being begun."""
-        self.has_waiting = False
-        """Whether any connection waits."""
         self.waited = 0
         """Requests that have had to wait, so far."""
 
@@ -81,22 +79,26 @@ class Turns:
             if not is_late and not (flows and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
-        self.has_waiting = True
         self.waited += 1
         return True
 
+    def begin(self) -> None:
+        """Something is begun in this turn that nobody has asked about."""
+        if not self.has_begun:
+            self._is_late()
+
     def _is_late(self) -> bool:
         """Whether this turn has begun requests for long enough."""
-        if self._has_begun:
+        if self.has_begun:
             return self._now() - self._began > LATE_S
-        self._has_begun, self._began = True, self._now()
+        self.has_begun, self._began = True, self._now()
         # The loop has no number for its turns, and updates its time within them.
         self._call_soon(self._next)
         return False
 
     def _next(self) -> None:
         """The next turn: begin what may be begun of those that wait."""
-        self._has_begun = False
+        self.has_begun = False
         flows, now = self._flows, self._now
         if not flows:
             return
@@ -114,7 +116,6 @@ class Turns:
             if at > until:
                 break
         self._is_running = False
-        self.has_waiting = bool(flows)
-        if flows and not self._has_begun:
-            self._has_begun, self._began = True, at
+        if flows and not self.has_begun:
+            self.has_begun, self._began = True, at
             self._call_soon(self._next)

@@ -133,9 +133,9 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # To ask about each head would cost hits a quarter of their time.  If anything waits, the loop may be late.
-        is_calm = not self.session.has_more and not self.clients.turns.has_waiting
-        self._read(data, HEADS if is_calm else 0)
+        # To ask about each head would cost hits a quarter of their time.
+        is_asked = self.session.has_more or self.clients.turns.has_begun
+        self._read(data, 0 if is_asked else HEADS)
 
     def _read(self, data: bytes, most_heads: int, is_turn: bool = False) -> None:
         """Read input with up to `most_heads` heads, and answer; then read on as long as the turn is not late.  If
@@ -147,6 +147,7 @@ class Http2Connection(TimedHttp2Connection):
             for event in session.receive(data, clients.now(), most_heads):
                 self._take(event)
             if self._unanswered:
+                clients.turns.begin()
                 self._answer(is_turn=is_turn)
             if session.has_more or self._is_held:
                 self._read_on()
