@@ -287,6 +287,23 @@ async def test_a_flood_over_http_2_is_read_a_part_at_a_time(pair: Pair) -> None:
     wire.writer.close()
 
 
+async def test_requests_over_http_2_that_are_taken_back_at_once_begin_a_turn(pair: Pair) -> None:
+    gateway = pair.strict
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    turns = gateway.clients.turns = Turns(lambda _: None, lambda: 0.0)
+    wire.gathered = b""
+    for _ in range(3):
+        await wire.ask("/s?offset=-1")
+        await wire.reset_stream()
+    flood, wire.gathered = wire.gathered, None
+    assert not turns.has_begun
+    wire.writer.write(flood)
+    await eventually(lambda: turns.has_begun)
+    assert turns.waited == 0
+    wire.writer.close()
+
+
 async def test_much_input_over_http_2_that_waits_pauses_reading_and_is_answered(pair: Pair) -> None:
     gateway = pair.strict
     gateway.clients.turns = always_late(asyncio.get_running_loop())
