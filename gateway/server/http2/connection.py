@@ -211,7 +211,8 @@ class Http2Connection(TimedHttp2Connection):
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
                 if stream.reset_code is not None or self.session.has_failed:
-                    # Reset again by a later frame of the same input.
+                    # Reset again by a later frame of the same input, after its head has been decoded.
+                    self.clients.turns.begin()
                     return
                 if self.clients.bans and not self.session.is_leaving and self.clients.is_banned(self):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
