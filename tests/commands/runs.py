@@ -99,8 +99,9 @@ class Run:
     async def close(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
-        await self.process.wait()
-        await asyncio.gather(*self._readers)
+        async with asyncio.timeout(BOUND_S):
+            await self.process.wait()
+            await asyncio.gather(*self._readers)
         if self._terminal is not None:
             os.close(self._terminal)
 

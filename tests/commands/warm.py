@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -115,7 +116,10 @@ def _serve(listener: socket.socket) -> None:
                     return
                 if key.fileobj is listener:
                     one = _Asked(listener.accept()[0])
-                    folder, arguments, environ, descriptors = _read(one.client)
+                    if (asked := _read(one.client)) is None:
+                        one.client.close()
+                        continue
+                    folder, arguments, environ, descriptors = asked
                     one.pid = os.fork()
                     if one.pid == 0:
                         selector.close()
@@ -127,7 +131,9 @@ def _serve(listener: socket.socket) -> None:
                         os.close(descriptor)
                     one.watch = os.pidfd_open(one.pid)
                     running[one.pid] = one
-                    one.client.sendall(b"%d\n" % one.pid)
+                    # A client that was killed meanwhile is seen to have ended next.
+                    with suppress(OSError):
+                        one.client.sendall(b"%d\n" % one.pid)
                     selector.register(one.client, selectors.EVENT_READ, one)
                     selector.register(one.watch, selectors.EVENT_READ, one)
                     continue
@@ -141,19 +147,22 @@ def _serve(listener: socket.socket) -> None:
                 selector.unregister(one.client)
                 selector.unregister(one.watch)
                 os.close(one.watch)
-                with one.client:
-                    try:
-                        one.client.sendall(b"%d\n" % status)
-                    except OSError:
-                        pass
+                with one.client, suppress(OSError):
+                    one.client.sendall(b"%d\n" % status)
 
 
-def _read(client: socket.socket) -> tuple[str, list[str], dict[str, str], list[int]]:
+def _read(client: socket.socket) -> tuple[str, list[str], dict[str, str], list[int]] | None:
+    """What it asks for; None if it was killed before it had asked."""
     client.settimeout(_BOUND_S)
     head, descriptors, _, _ = socket.recv_fds(client, 4, 3)
+    length = int.from_bytes(head, "big")
     with client.makefile("rb") as stream:
-        length = int.from_bytes(head, "big")
-        folder, count, *words = stream.read(length).decode("utf-8", "surrogateescape").split("\0")
+        body = stream.read(length)
+    if not descriptors or len(body) < length:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+    folder, count, *words = body.decode("utf-8", "surrogateescape").split("\0")
     arguments, pairs = words[: int(count)], words[int(count) :]
     return folder, arguments, dict(pair.split("=", 1) for pair in pairs), list(descriptors)
 
