@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.usage import NetUse, Usage
@@ -366,3 +367,26 @@ async def test_a_request_that_waits_when_a_drain_begins_is_answered(pair: Pair) 
     assert b"Connection: close" in said
     assert said.endswith(b"abc")
     writer.close()
+
+
+async def test_a_request_over_http_2_behind_a_goaway_is_answered_although_it_waits_to_be_read(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    # Another request has begun in this turn of the loop.
+    waiting.has_begun = True
+    wire.gathered = b""
+    await wire.frame(GoAwayFrame(0))
+    await wire.ask("/s?offset=-1")
+    said, wire.gathered = wire.gathered, None
+    wire.writer.write(said)
+    await eventually(lambda: bool(waiting.takers))
+    gateway.clients.turns = turns
+    waiting.takers[0].take_turn()
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).body == b"abc"
+        assert await wire.is_ended()
+    wire.writer.close()
