@@ -3,8 +3,9 @@
 This is deficit round robin with a list of new flows (RFC 8290 section 4.1), in seconds of processor time instead of
 bytes.  A client that asks for little finds its queue empty, so it is new each time and is served before all that have
 more waiting, however many those are.  One that has a second item waiting before its first is served asks for more than
-that, and is new no more: else a crowd that comes together would stand before all others.  Costs are known only after an
-item has been taken: `charge` makes its client wait for later rounds until the cost is paid.
+that, and is new no more: else a crowd that comes together would stand before all others.  Among the others one is
+served after every few new ones, for there may always be another new client.  Costs are known only after an item has
+been taken: `charge` makes its client wait for later rounds until the cost is paid.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Item = TypeVar("Item")
 
 _MOST_DEBT: Final = 64
 """A client waits at most this many rounds for what it has cost."""
+_MOST_NEW: Final = 16
+"""New clients are served this often in a row while others wait."""
 _MOST_OLD: Final = 1 << 12
 """Above this number of old clients, one that has no items is forgotten at once."""
 
@@ -35,7 +38,7 @@ class _Flow(Generic[Item]):
 class Flows(Generic[Client, Item]):
     """Items that wait, by client.  Each client has `quantum_s` seconds in a round."""
 
-    __slots__ = ("_new", "_old", "_quantum_s", "_waiting")
+    __slots__ = ("_new", "_new_served", "_old", "_quantum_s", "_waiting")
 
     def __init__(self, quantum_s: float) -> None:
         self._quantum_s = quantum_s
@@ -43,6 +46,8 @@ class Flows(Generic[Client, Item]):
         """The flows that have not been served to their end since they came, and have had one item at a time."""
         self._old: OrderedDict[Client, _Flow[Item]] = OrderedDict()
         """The others, and for one round those that have become empty: a client that comes back sooner is not new."""
+        self._new_served = 0
+        """How often new ones have been served since there are others, or since one of those was."""
         self._waiting = 0
 
     def __repr__(self) -> str:
@@ -74,18 +79,20 @@ class Flows(Generic[Client, Item]):
     def pop(self) -> tuple[Client, Item]:
         """Remove and return the next item and its client.  KeyError if there is none."""
         while self._waiting:
-            flows = self._new or self._old
+            is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
+            flows = self._new if is_new else self._old
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 flow.left_s += self._quantum_s
                 self._retire(flows, client, flow)
             elif not flow.items:
-                if flows is self._new and len(self._old) < _MOST_OLD:
+                if is_new and len(self._old) < _MOST_OLD:
                     self._retire(flows, client, flow)
                 else:
                     del flows[client]
             else:
                 self._waiting -= 1
+                self._new_served = self._new_served + 1 if is_new and self._old else 0
                 return client, flow.items.popleft()
         raise KeyError
 

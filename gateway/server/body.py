@@ -201,5 +201,8 @@ class RequestBody:
             async with asyncio.timeout_at(time):
                 await self._more(limits)
         except TimeoutError:
-            return False
+            if self.error is None:
+                return False
+            # It was late before that time, and waited for its turn to fail.
+            raise self.error.anew() from None
         return True

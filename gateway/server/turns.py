@@ -7,7 +7,8 @@ millisecond, while the loop is never idle as long as anything waits.
 
 What follows from a request, such as its fetch and the parts of its answer, takes more than its beginning, and is not
 queued.  The time that the loop has spent on that and on all else since it last began requests that had waited counts
-against the share, so the more there is to be done for requests that have begun, the fewer are begun, but one at least.
+against the share, so the more there is to be done for requests that have begun, the fewer are begun.  They get a
+quarter of that time at least, up to the whole share: what does not wait, such as a flood of hits, must not starve them.
 
 A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
 and joins take less than queueing would, and do not wait.
@@ -29,6 +30,8 @@ LATE_S: Final = 0.001
 """A turn begins requests at once for this long."""
 SHARE_S: Final = 0.001
 """Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
+_LEAST: Final = 0.25
+"""What they get at least, as a part of what the loop has done besides."""
 _QUANTUM_S: Final = 0.0002
 """What a client may use before another one's turn: about two requests."""
 
@@ -103,7 +106,8 @@ class Turns:
         if not flows:
             return
         at = now()
-        until = self._began + SHARE_S
+        besides = at - self._began
+        until = at + min(SHARE_S, max(SHARE_S - besides, besides * _LEAST))
         self._is_running = True
         while flows:
             client, taker = flows.pop()

@@ -72,6 +72,19 @@ def test_floods_that_have_just_come_do_not_stand_before_one_with_a_single_item()
     assert [flows.pop() for _ in range(3)] == [("flood 0", n) for n in range(3)]
 
 
+def test_new_clients_without_end_do_not_keep_one_waiting_that_has_two_items() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    flows.push("reader", 0)
+    flows.push("reader", 1)
+    order = []
+    for n in range(40):
+        flows.push(f"new {n}", n)
+        client, _ = flows.pop()
+        flows.charge(client, 1.5)
+        order.append(client)
+    assert order.count("reader") == 2
+
+
 def test_one_that_comes_back_at_once_has_to_wait_like_the_others() -> None:
     flows: Flows[str, int] = Flows(1.0)
     for n in range(100):

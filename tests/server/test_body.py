@@ -47,3 +47,17 @@ async def test_a_late_body_fails_in_its_turn(length: int | None) -> None:
     with pytest.raises(RequestTimeout):
         await reading
     assert flow.late_bodies == 1
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_a_body_of_unknown_length_that_is_late_while_it_is_gathered_is_not_used(is_whole: bool) -> None:
+    flow = Flow()
+    body = RequestBody(flow, None)
+    gathering = asyncio.create_task(body.gather(LimitsConfig(client_body_timeout_s=0.05)))
+    await eventually(lambda: flow.late_bodies == 1)
+    if is_whole:
+        body.feed(b"x")
+        body.end()
+    # Its turn comes only after the time for which it would have been gathered.
+    with pytest.raises(RequestTimeout):
+        await gathering

@@ -186,7 +186,9 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _close_if_over(self) -> None:
         """Close the connection if either side is leaving and no request is open."""
         session = self.session
-        if (session.has_goaway or session.is_leaving) and not self._channels and not session.streams:
+        # What waits to be read may be requests: those behind the client's GOAWAY are answered as well.
+        is_ending = session.is_leaving or (session.has_goaway and not session.has_more)
+        if is_ending and not self._channels and not session.streams:
             self._close()
 
     def _close(self) -> None:
