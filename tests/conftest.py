@@ -38,13 +38,10 @@ settings.register_profile(
 )
 settings.load_profile("gateway")
 
-_TOGETHER: Final = (
-    ("tests/pipeline/report/",),
-    ("tests/pipeline/", "tests/pyspark_durable_streams/"),
-    ("tests/console/",),
-)
-"""Folders of tests: those of the report and of the console on one browser each, and those on the one Java."""
-_ON_JAVA: Final = _TOGETHER[1]
+_ON_JAVA: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
+"""Folders of tests on the one Java, but for those of the report."""
+_TOGETHER: Final = (("tests/pipeline/report/",), _ON_JAVA, ("tests/console/",))
+"""Folders whose tests share what takes long to start; those of the report and of the console have one browser each."""
 _BEHIND: Final = 5
 """How much nicer than the process with the Java the others are."""
 _LONGEST: Final = (
@@ -122,8 +119,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     # would be at work alone at the end of the run, so the others leave the processors to it.
     is_first = not item.session.stash.setdefault(_HAS_BEGUN, False)
     item.session.stash[_HAS_BEGUN] = True
-    if is_first and hasattr(item.config, "workerinput") and not item.nodeid.startswith(_ON_JAVA):
+    if is_first and hasattr(item.config, "workerinput") and _shared_by(item.nodeid) is not _ON_JAVA:
         os.nice(_BEHIND)
+
+
+def _shared_by(nodeid: str) -> tuple[str, ...] | None:
+    """The folders with which a test shares what takes long to start."""
+    return next((folders for folders in _TOGETHER if nodeid.startswith(folders)), None)
 
 
 def _place(nodeid: str) -> int:
@@ -137,7 +139,8 @@ class _OneSparkForManyFiles(LoadFileScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folders[0] for folders in _TOGETHER if nodeid.startswith(folders)), super()._split_scope(nodeid))
+        folders = _shared_by(nodeid)
+        return super()._split_scope(nodeid) if folders is None else folders[0]
 
 
 @pytest.hookimpl(optionalhook=True)

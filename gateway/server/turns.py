@@ -88,15 +88,15 @@ class Turns:
     def begin(self) -> None:
         """Something is begun in this turn that nobody has asked about."""
         if not self.has_begun:
-            self._is_late()
+            self.has_begun, self._began = True, self._now()
+            # The loop has no number for its turns, and updates its time within them.
+            self._call_soon(self._next)
 
     def _is_late(self) -> bool:
         """Whether this turn has begun requests for long enough."""
         if self.has_begun:
             return self._now() - self._began > LATE_S
-        self.has_begun, self._began = True, self._now()
-        # The loop has no number for its turns, and updates its time within them.
-        self._call_soon(self._next)
+        self.begin()
         return False
 
     def _next(self) -> None:
