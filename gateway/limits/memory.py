@@ -3,7 +3,7 @@
 The order is that of Envoy's overload manager: first the cache, which costs no client an answer, then the clients that
 hold most, then new connections.  Above each mark one more measure is taken.  A measure ends only once memory is clearly
 below its mark, so that it is not switched on and off.  The cache's budget is always what fits below the first mark.
-Pure: the owner looks once a second and acts on the answer.
+Pure: the owner looks from time to time and acts on the answer.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ class MemoryGuard:
 
     def __repr__(self) -> str:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
+
+    def would_rise(self, resident: int, limit: int) -> bool:
+        """Whether a look now would find that another level begins."""
+        return _level(self.pressure, resident / limit) > self.pressure
 
     def look(self, resident: int, limit: int, cache_bytes: int, budget_bytes: int) -> Measures:
         """Decide by the process's resident bytes.  The cache holds `cache_bytes` of its configured `budget_bytes`."""

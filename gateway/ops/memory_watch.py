@@ -24,6 +24,9 @@ _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
 """Above this part of the limit everything is looked at this often, and below it the process's memory alone: a second is
 enough for a flood to pass all marks."""
+_PASSED_S: Final = 0.02
+"""There the process's memory alone is looked at this often, and everything at once when it passes a mark: hundreds of
+clients that come together pass from one mark to the limit within a tenth of a second."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
 _SHED_S: Final = 0.5
@@ -120,11 +123,18 @@ class MemoryWatch:
 
     async def _pause(self) -> None:
         """Wait until the next look is due."""
-        due = self._clock.now() + INTERVAL_S
-        while (left_s := due - self._clock.now()) > 0:
+        clock = self._clock
+        began = clock.now()
+        while (left_s := began + INTERVAL_S - clock.now()) > 0:
             limit = self.limits.memory_max_bytes
-            await pause(self._clock, min(left_s, _NEAR_INTERVAL_S) if limit else left_s)
-            if limit and self._resident() > _NEAR * limit:
+            if not limit:
+                await pause(clock, left_s)
+                continue
+            near = _NEAR * limit
+            await pause(clock, min(left_s, _PASSED_S if self._resident() > near else _NEAR_INTERVAL_S))
+            if (resident := self._resident()) > near and (
+                clock.now() - began >= _NEAR_INTERVAL_S or self._guard.would_rise(resident, limit)
+            ):
                 return
 
     async def look(self) -> None:

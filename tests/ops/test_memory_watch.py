@@ -122,3 +122,19 @@ async def test_memory_that_grows_between_two_looks_is_noticed_before_the_next_is
     await pass_turns()
     assert watch.figures().pressure == Pressure.CACHE
     watching_it.cancel()
+
+
+async def test_a_mark_that_is_passed_is_noticed_at_once() -> None:
+    process = Process(800_000, 0)
+    clock = ManualClock()
+    store = TapeStore(0, S3Fifo(), lambda: "", Metrics())
+    watch = MemoryWatch(store, process, MemoryLimits(LIMIT, 0), lambda: 0, process.resident, process.trim, clock)
+    watching_it = asyncio.ensure_future(watch.run())
+    await pass_turns()
+    for base, pressure in ((860_000, Pressure.CACHE), (930_000, Pressure.CLIENTS), (980_000, Pressure.CONNECTIONS)):
+        process.base = base
+        clock.advance(0.02)
+        await pass_turns()
+        assert watch.figures().pressure == pressure
+    assert process.refuses
+    watching_it.cancel()
