@@ -38,6 +38,8 @@ MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIO
 """The part of the limit above which each level begins."""
 HYSTERESIS: Final = 0.03
 """How far below its mark, in parts of the limit, a level ends."""
+_RISE: Final = 0.01
+"""While clients are dropped, memory that has risen by this part of the limit is not left to the next look."""
 
 
 class Measures(NamedTuple):
@@ -56,17 +58,22 @@ class MemoryGuard:
     def __init__(self) -> None:
         self.pressure = Pressure.NONE
         self.cache_share = 1.0
+        self._used = 0.0
+        """The part of the limit that was used at the latest look."""
 
     def __repr__(self) -> str:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
 
-    def would_rise(self, resident: int, limit: int) -> bool:
-        """Whether a look now would find that another level begins."""
-        return _level(self.pressure, resident / limit) > self.pressure
+    def calls_for_look(self, resident: int, limit: int) -> bool:
+        """Whether memory has risen so far since the latest look that the next has to come at once."""
+        used = resident / limit
+        if self.pressure >= Pressure.CLIENTS and used > self._used + _RISE:
+            return True
+        return _level(self.pressure, used) > self.pressure
 
     def look(self, resident: int, limit: int, cache_bytes: int, budget_bytes: int) -> Measures:
         """Decide by the process's resident bytes.  The cache holds `cache_bytes` of its configured `budget_bytes`."""
-        used = resident / limit
+        self._used = used = resident / limit
         self.pressure = pressure = _level(self.pressure, used)
         room = MARKS[Pressure.CACHE] * limit - resident
         # A cache that fills up before the next look must not reach the mark, and one above it gives back the excess.

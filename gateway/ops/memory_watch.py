@@ -24,13 +24,16 @@ _NEAR: Final = 0.7
 _NEAR_INTERVAL_S: Final = 0.1
 """Above this part of the limit everything is looked at this often, and below it the process's memory alone: a second is
 enough for a flood to pass all marks."""
-_PASSED_S: Final = 0.02
-"""There the process's memory alone is looked at this often, and everything at once when it passes a mark: hundreds of
-clients that come together pass from one mark to the limit within a tenth of a second."""
+_PASSED_S: Final = 0.005
+"""There the process's memory alone is looked at this often, and everything as soon as the guard calls for it: hundreds
+of clients that come together take memory from one mark to the limit within a tenth of a second."""
 _TRIM_S: Final = 5.0
 """Freed memory is returned to the system at most this often: that goes over the whole heap."""
 _SHED_S: Final = 0.5
-"""The same after clients were dropped, and no others are dropped meanwhile."""
+"""After clients were dropped it is returned once this long has passed, or earlier if that takes little time.  No other
+clients are dropped before."""
+_TRIM_SHARE: Final = 0.05
+"""The part of the time that returning memory may take after clients were dropped."""
 
 _log = logging.getLogger("gateway.memory")
 
@@ -87,6 +90,7 @@ class MemoryWatch:
         self._clock = clock
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
+        self._trim_took_s = 0.0
         self._has_shed = False
         """Whether clients were dropped whose memory has not been returned to the system yet."""
         self.client_bytes = 0
@@ -133,7 +137,7 @@ class MemoryWatch:
             near = _NEAR * limit
             await pause(clock, min(left_s, _PASSED_S if self._resident() > near else _NEAR_INTERVAL_S))
             if (resident := self._resident()) > near and (
-                clock.now() - began >= _NEAR_INTERVAL_S or self._guard.would_rise(resident, limit)
+                clock.now() - began >= _NEAR_INTERVAL_S or self._guard.calls_for_look(resident, limit)
             ):
                 return
 
@@ -152,7 +156,7 @@ class MemoryWatch:
         store, guard = self._store, self._guard
         before, budget = guard.pressure, self._cache_budget()
         if self._has_shed:
-            self._return_freed(_SHED_S)
+            self._return_freed(min(_SHED_S, self._trim_took_s / _TRIM_SHARE))
         resident = self._resident()
         found = guard.look(resident, limit, store.cost + store.lent, budget)
         if found.pressure is not before:
@@ -175,3 +179,4 @@ class MemoryWatch:
             self._trimmed_at = now
             self._has_shed = False
             self._trim()
+            self._trim_took_s = self._clock.now() - now

@@ -38,6 +38,29 @@ def test_levels_begin_at_their_marks_and_end_below_them(looks: list[int], pressu
     assert (found.pressure, found.shed_bytes) == (pressure, sheds)
 
 
+@pytest.mark.parametrize(
+    ("looks", "resident", "calls"),
+    [
+        ([], 850_000, False),
+        ([], 850_001, True),
+        ([860_000], 919_000, False),
+        ([860_000], 920_001, True),
+        ([980_000], 990_000, False),
+        # Other clients have come since some were dropped.
+        ([925_000], 934_000, False),
+        ([925_000], 936_000, True),
+        ([980_000, 941_000], 952_000, True),
+    ],
+)
+def test_a_look_is_called_for_at_a_mark_and_by_what_rises_while_clients_are_dropped(
+    looks: list[int], resident: int, calls: bool
+) -> None:
+    guard = MemoryGuard()
+    for before in looks:
+        guard.look(before, LIMIT, 0, 0)
+    assert guard.calls_for_look(resident, LIMIT) is calls
+
+
 def test_the_cache_may_grow_to_the_first_mark_and_gives_back_what_is_above_it() -> None:
     guard = MemoryGuard()
     # Of 850,000 bytes 200,000 are free.

@@ -25,6 +25,8 @@ class Process:
     """A process whose allocator keeps what is freed until it is trimmed, and its clients."""
 
     def __init__(self, base: int, clients: int) -> None:
+        self.clock = ManualClock()
+        self.trim_takes_s = 0.03
         self.base = base
         self.clients = dict.fromkeys(range(clients), HELD)
         self.leaving = 0
@@ -39,6 +41,7 @@ class Process:
     def trim(self) -> None:
         self.freed = 0
         self.trims += 1
+        self.clock.advance(self.trim_takes_s)
 
     # -- as `ClientMemory`
 
@@ -67,11 +70,10 @@ class Process:
 
 def watching(process: Process) -> tuple[MemoryWatch, Callable[[], None]]:
     """The watch of this process, and a function that lets the time between two looks pass."""
-    clock = ManualClock()
     store = TapeStore(0, S3Fifo(), lambda: "", Metrics())
     limits = MemoryLimits(LIMIT, 0)
-    watch = MemoryWatch(store, process, limits, lambda: 0, process.resident, process.trim, clock)
-    return watch, lambda: clock.advance(0.1)
+    watch = MemoryWatch(store, process, limits, lambda: 0, process.resident, process.trim, process.clock)
+    return watch, lambda: process.clock.advance(0.1)
 
 
 @pytest.mark.parametrize("has_trimmed", [False, True])
@@ -126,15 +128,28 @@ async def test_memory_that_grows_between_two_looks_is_noticed_before_the_next_is
 
 async def test_a_mark_that_is_passed_is_noticed_at_once() -> None:
     process = Process(800_000, 0)
-    clock = ManualClock()
-    store = TapeStore(0, S3Fifo(), lambda: "", Metrics())
-    watch = MemoryWatch(store, process, MemoryLimits(LIMIT, 0), lambda: 0, process.resident, process.trim, clock)
+    watch, _ = watching(process)
     watching_it = asyncio.ensure_future(watch.run())
     await pass_turns()
     for base, pressure in ((860_000, Pressure.CACHE), (930_000, Pressure.CLIENTS), (980_000, Pressure.CONNECTIONS)):
         process.base = base
-        clock.advance(0.02)
+        process.clock.advance(0.006)
         await pass_turns()
         assert watch.figures().pressure == pressure
     assert process.refuses
+    watching_it.cancel()
+
+
+async def test_clients_that_come_after_others_were_dropped_are_noticed_at_once_as_well() -> None:
+    process = Process(800_000, 0)
+    process.trim_takes_s = 0.0
+    watch, _ = watching(process)
+    watching_it = asyncio.ensure_future(watch.run())
+    await pass_turns()
+    for number in range(200):
+        # As much as there is room above the mark for comes between two ordinary looks.
+        process.clients.update({(number, one): HELD for one in range(2)})
+        process.clock.advance(0.006)
+        await pass_turns()
+        assert process.resident() < LIMIT
     watching_it.cancel()
