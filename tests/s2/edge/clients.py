@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import orjson
@@ -54,6 +54,8 @@ class Client:
     http: aiohttp.ClientSession
     url: str
     token: str = "token"
+    replies: list[aiohttp.ClientResponse] = field(default_factory=list)
+    """Those that are read bit by bit, to be closed at the end."""
 
     def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
         own = {"Authorization": f"Bearer {self.token}", "s2-basin": BASIN, "Accept-Encoding": "identity"}
@@ -104,10 +106,17 @@ class Client:
 
     async def _open(self, query: str, stream: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         async with asyncio.timeout(BOUND_S):
-            return await self.http.get(
+            reply = await self.http.get(
                 URL(f"{self.url}/v1/streams/{stream}/records?{query}", encoded=True),
                 headers=self._headers(headers),
             )
+        self.replies[:] = [earlier for earlier in self.replies if not earlier.closed] + [reply]
+        return reply
+
+    def close(self) -> None:
+        """Close what was opened and not closed yet."""
+        for reply in self.replies:
+            reply.close()
 
 
 async def _status(reader: SseReader | SessionReader) -> int:
@@ -209,7 +218,7 @@ class Edge:
 
     def as_(self, token: str) -> Client:
         """A client of the gateway with another token."""
-        return Client(self.client.http, self.client.url, token)
+        return Client(self.client.http, self.client.url, token, self.client.replies)
 
     @property
     def counters(self) -> S2Counters:

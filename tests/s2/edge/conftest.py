@@ -64,6 +64,8 @@ async def edge(settings: dict[str, object], origin: RunningS2Origin) -> AsyncIte
         )
         assert created.status in (200, 201), created
         yield Edge(origin, gateway, client, direct, clock)
+        client.close()
+        direct.close()
     origin.origin.faults.clear()
     await gateway.stop()
 
@@ -80,4 +82,6 @@ async def slow_client(edge: Edge) -> AsyncIterator[Client]:
 
     connector = aiohttp.TCPConnector(socket_factory=socket_factory)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
-        yield Client(http, edge.client.url)
+        client = Client(http, edge.client.url)
+        yield client
+        client.close()
