@@ -334,6 +334,9 @@ class Relay:
             if request.mode is not Mode.APPEND:
                 self._store.forget_bytes(stream)
                 stream.may_be_another()
+            else:
+                # It may have gone to the stream of now, whose tail may have been read before.
+                stream.acknowledged_without_offset()
             self._live.restart(stream)
 
 

@@ -334,7 +334,7 @@ class Stream:
         self.tail_version += 1
 
     def acknowledged_without_offset(self) -> None:
-        """Record that a write was acknowledged to a client in an answer without an offset."""
+        """Record that a write was acknowledged to a client, and that it is not known where it ended."""
         self.acks += 1
         self.lost_tail()
 

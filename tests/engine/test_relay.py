@@ -138,6 +138,23 @@ async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(sta
     assert bench.stream.head_headers is None
 
 
+async def test_an_overtaken_append_that_is_acknowledged_ends_what_was_said_of_the_tail(start: Start) -> None:
+    """The answer to a PUT overtakes an append, which the new stream has taken; a read before has seen its tail."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(lambda asked: None if asked.method in ("PUT", "POST") else origin(asked), tail_fresh_s=60)
+    creating = asyncio.create_task(bench.relay(Mode.CREATE, b""))
+    put = await bench.until(1)
+    appending = asyncio.create_task(bench.relay(Mode.APPEND, b"cd"))
+    append = await bench.until(2)
+    put.answer(201, {"Stream-Next-Offset": "0002", "Content-Type": "application/octet-stream"})
+    (await creating).close()
+    assert await bench.body() == (200, b"ab")
+    origin.body += b"cd"
+    append.answer(204, {"Stream-Next-Offset": "0004"})
+    (await appending).close()
+    assert await bench.body() == (200, b"abcd")
+
+
 async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_that_failed(start: Start) -> None:
     """No read of another offset comes that could show that the stream is still there."""
     origin = BinaryOrigin(b"ab")
