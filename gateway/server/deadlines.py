@@ -2,7 +2,7 @@
 
 Each connection has one entry on the wheel, which serves for whichever deadline applies in its phase.  Handlers bound
 their own waits.  This module bounds what no handler waits for: an unfinished head, the pause between two requests, an
-answer without a task that the client leaves unread, and the last bytes of a closing connection.
+answer without a task that the client leaves unread or reads too slowly, and the last bytes of a closing connection.
 """
 
 from __future__ import annotations

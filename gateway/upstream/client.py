@@ -3,7 +3,7 @@
 A request names a route, and `pool` knows the route's origins.  If no byte of a request was sent, because no connection
 could be made, it goes to the next origin.  This holds for writes too, since the first origin received nothing.  A
 request that was sent is not sent again here, except after a redirect to a leader: the redirect states that the origin
-did not process it.
+did not process it.  `exchange` repeats one that met a dead connection, and `gateway.engine.fetch_table` a fetch.
 
 A streamed body is buffered, up to 64 KiB, if a redirect may have to be followed.  For a larger body the client follows
 the redirect itself; its next request goes to the leader directly.
