@@ -24,7 +24,7 @@ from gateway.protocol.names import (
     STREAM_FORKED_FROM,
     is_true,
 )
-from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.offsets import is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -80,6 +80,7 @@ class RelayExchange:
         "is_write",
         "request",
         "stream",
+        "tail",
         "write_version",
     )
 
@@ -97,6 +98,8 @@ class RelayExchange:
         """The stream of `request.tape_key` when the request was sent: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None
         """The stream's `write_version` at that time."""
+        self.tail = stream.tape.tail if stream is not None else None
+        """The stream's tail as it was known at that time."""
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 
@@ -290,17 +293,32 @@ class Relay:
 
     def _acknowledge(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
+        may_be_remade = request.mode is Mode.APPEND and self._may_be_remade(request.group)
         for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
-            if tail is None:
+            known = write.tail if stream is write.stream else stream.tape.tail
+            if may_be_remade and known is not None and not (tail is not None and is_before(known, tail)):
+                self._doubt(stream)
+            elif tail is None:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
-        if write.stream is not None and write.stream.ended is None:
+        if write.stream is not None and write.stream.ended is None and not may_be_remade:
             self._reached(write.stream, reply)
+
+    def _may_be_remade(self, group: Group) -> bool:
+        """Whether a PUT or DELETE is under way: the origin may have done it before what it has answered already."""
+        return any(write.request.mode is not Mode.APPEND for write in self._writes[group])
+
+    def _doubt(self, stream: Stream) -> None:
+        """An append was acknowledged that may be the first of another stream, whose offsets may coincide."""
+        self._store.forget_bytes(stream)
+        stream.may_be_another()
+        stream.acknowledged_without_offset()
+        self._live.restart(stream)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -330,14 +348,18 @@ class Relay:
 
     def _invalidate(self, request: RelayedRequest) -> None:
         """Drop every belief about what is held."""
+        if request.mode is not Mode.APPEND:
+            # It may have been done after them, as one that is not overtaken.
+            for other in self._writes[request.group]:
+                other.is_overtaken = True
+        may_be_remade = self._may_be_remade(request.group)
         for stream in self._store.group(request.group):
-            if request.mode is not Mode.APPEND:
-                self._store.forget_bytes(stream)
-                stream.may_be_another()
+            if may_be_remade:
+                self._doubt(stream)
             else:
                 # It may have gone to the stream of now, whose tail may have been read before.
                 stream.acknowledged_without_offset()
-            self._live.restart(stream)
+                self._live.restart(stream)
 
 
 def _offset(reply: Reply) -> str | None:

@@ -118,15 +118,17 @@ class MemoryWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
+            has_looked = False
             try:
                 await self.look()
+                has_looked = True
             except Exception:
                 # One failure must not end the guard.
                 _log.exception("memory could not be looked at")
-            await self._pause()
+            await self._pause(may_be_called=has_looked)
 
-    async def _pause(self) -> None:
-        """Wait until the next look is due."""
+    async def _pause(self, *, may_be_called: bool) -> None:
+        """Wait until the next look is due, or the guard calls for it.  After a failed look it would call at once."""
         clock = self._clock
         began = clock.now()
         while (left_s := began + INTERVAL_S - clock.now()) > 0:
@@ -137,7 +139,8 @@ class MemoryWatch:
             near = _NEAR * limit
             await pause(clock, min(left_s, _PASSED_S if self._resident() > near else _NEAR_INTERVAL_S))
             if (resident := self._resident()) > near and (
-                clock.now() - began >= _NEAR_INTERVAL_S or self._guard.calls_for_look(resident, limit)
+                clock.now() - began >= _NEAR_INTERVAL_S
+                or (may_be_called and self._guard.calls_for_look(resident, limit))
             ):
                 return
 

@@ -9,7 +9,8 @@ import pytest
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
-from tests.engine.bench import BinaryOrigin, EngineBench, Start, bring, confirm
+from gateway.upstream.reply import Reply
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
@@ -153,6 +154,83 @@ async def test_an_overtaken_append_that_is_acknowledged_ends_what_was_said_of_th
     append.answer(204, {"Stream-Next-Offset": "0004"})
     (await appending).close()
     assert await bench.body() == (200, b"abcd")
+
+
+class Writes:
+    """Writes of several clients under way at once, which the test answers in its own order."""
+
+    def __init__(self, start: Start, body: bytes) -> None:
+        self.origin = BinaryOrigin(body)
+        is_write = {"PUT", "POST", "DELETE"}
+        self.bench = start(lambda asked: None if asked.method in is_write else self.origin(asked), tail_fresh_s=60)
+        self._under_way: list[tuple[Asked, asyncio.Task[Reply]]] = []
+
+    async def begin(self, *modes: Mode) -> None:
+        for mode in modes:
+            count = len(self.bench.upstream.asked)
+            writing = asyncio.create_task(self.bench.relay(mode, None if mode is Mode.DELETE else b""))
+            self._under_way.append((await self.bench.until(count + 1), writing))
+
+    async def answer(self, number: int, status: int, tail: str | None = None, **more: str) -> None:
+        """Answer the write that was begun as this one, counted from 0."""
+        asked, writing = self._under_way[number]
+        offset = {} if tail is None else {"Stream-Next-Offset": tail}
+        asked.answer(status, {**BINARY, **offset, **{name.replace("_", "-"): value for name, value in more.items()}})
+        (await writing).close()
+
+
+@pytest.mark.parametrize("before", [b"abcdefghij", b"ab"])
+async def test_an_append_that_is_answered_before_the_put_of_its_stream_ends_what_was_held(
+    start: Start, before: bytes
+) -> None:
+    writes = Writes(start, before)
+    # The second read is answered from memory, as the ones below must not be.
+    assert [await writes.bench.body() for _ in range(2)] == [(200, before)] * 2
+    await writes.begin(Mode.DELETE, Mode.CREATE, Mode.APPEND)
+    writes.origin.body = b"cd"
+    await writes.answer(2, 204, "0002")
+    assert await writes.bench.body() == (200, b"cd")
+    await writes.answer(0, 204)
+    await writes.answer(1, 201, "0000")
+    assert await writes.bench.body() == (200, b"cd")
+
+
+async def test_an_append_beside_a_put_that_finds_the_stream_leaves_what_is_held(start: Start) -> None:
+    writes = Writes(start, b"ab")
+    assert await writes.bench.body() == (200, b"ab")
+    await writes.begin(Mode.CREATE, Mode.APPEND)
+    writes.origin.body += b"cd"
+    await writes.answer(1, 204, "0004")
+    await writes.answer(0, 200, "0004")
+    assert writes.bench.stream.tape.read("-1", 100).pieces == (b"ab",)
+    assert await writes.bench.body() == (200, b"abcd")
+
+
+async def test_an_overtaken_append_beside_another_put_ends_what_is_held(start: Start) -> None:
+    """A read between has learned a stream whose offsets coincide with those of the next."""
+    writes = Writes(start, b"ab")
+    await writes.begin(Mode.CREATE, Mode.DELETE, Mode.CREATE, Mode.APPEND)
+    await writes.answer(0, 201, "0002")
+    assert await writes.bench.body() == (200, b"ab")
+    writes.origin.body = b"cd"
+    await writes.answer(3, 204, "0002")
+    assert await writes.bench.body() == (200, b"cd")
+
+
+async def test_a_put_that_was_overtaken_overtakes_what_is_under_way(start: Start) -> None:
+    """The late answer to an append that closed the stream before says nothing of the one that the PUT made."""
+    writes = Writes(start, b"ab")
+    await writes.begin(Mode.CREATE, Mode.DELETE, Mode.CREATE)
+    await writes.answer(0, 201, "0002")
+    await writes.begin(Mode.APPEND)
+    writes.origin.body = b"wxyz"
+    await writes.answer(1, 204)
+    await writes.answer(2, 201, "0004")
+    assert [await writes.bench.body() for _ in range(2)] == [(200, b"wxyz")] * 2
+    await writes.answer(3, 204, "0004", Stream_Closed="true")
+    assert await writes.bench.body() == (200, b"wxyz")
+    assert writes.bench.stream.tape.closed_at is None
+    assert not writes.bench.stream.is_closing
 
 
 async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_that_failed(start: Start) -> None:

@@ -153,3 +153,22 @@ async def test_clients_that_come_after_others_were_dropped_are_noticed_at_once_a
         await pass_turns()
         assert process.resident() < LIMIT
     watching_it.cancel()
+
+
+async def test_a_look_that_fails_is_not_called_for_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(980_000, 0)
+    watch, _ = watching(process)
+    looks = []
+
+    async def look() -> int:
+        looks.append(process.clock.now())
+        raise ValueError
+
+    process.look = look  # type: ignore[method-assign]
+    watching_it = asyncio.ensure_future(watch.run())
+    for _ in range(200):
+        await pass_turns()
+        process.clock.advance(0.006)
+    assert 5 < len(looks) <= 13
+    assert "memory could not be looked at" in caplog.text
+    watching_it.cancel()
