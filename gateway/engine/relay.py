@@ -296,15 +296,19 @@ class Relay:
         may_be_remade = request.mode is Mode.APPEND and self._may_be_remade(request.group)
         for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
-            known = write.tail if stream is write.stream else stream.tape.tail
-            if may_be_remade and known is not None and not (tail is not None and is_before(known, tail)):
+            if may_be_remade and stream is write.stream and _is_reached(write.tail, tail):
                 self._doubt(stream)
-            elif tail is None:
+                continue
+            if tail is None:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
+            if may_be_remade and _is_reached(stream.tape.tail, tail):
+                # A follower may have brought the append already, so nothing is forgotten: a PUT may take minutes, and
+                # each append would cost the readers of other partitions all that is held.
+                stream.mark_stale()
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
         if write.stream is not None and write.stream.ended is None and not may_be_remade:
             self._reached(write.stream, reply)
@@ -360,6 +364,11 @@ class Relay:
                 # It may have gone to the stream of now, whose tail may have been read before.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
+
+
+def _is_reached(known: str | None, tail: str | None) -> bool:
+    """Whether a known tail is not before the one that an append has named, as it would be of one stream."""
+    return known is not None and (tail is None or not is_before(known, tail))
 
 
 def _offset(reply: Reply) -> str | None:

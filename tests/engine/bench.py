@@ -169,9 +169,9 @@ class EngineBench:
         finally:
             answer.close()
 
-    async def relay(self, mode: Mode, body: bytes | None = None) -> Reply:
+    async def relay(self, mode: Mode, body: bytes | None = None, **credentials: str) -> Reply:
         parsed = parse_target("/s")
-        key = self.route.key(parsed, self.route.partition(CIMultiDict()))
+        key = self.route.key(parsed, self.route.partition(CIMultiDict(credentials)))
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
 
         async def chunks() -> Any:

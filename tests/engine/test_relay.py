@@ -165,10 +165,11 @@ class Writes:
         self.bench = start(lambda asked: None if asked.method in is_write else self.origin(asked), tail_fresh_s=60)
         self._under_way: list[tuple[Asked, asyncio.Task[Reply]]] = []
 
-    async def begin(self, *modes: Mode) -> None:
+    async def begin(self, *modes: Mode, **credentials: str) -> None:
         for mode in modes:
             count = len(self.bench.upstream.asked)
-            writing = asyncio.create_task(self.bench.relay(mode, None if mode is Mode.DELETE else b""))
+            body = None if mode is Mode.DELETE else b""
+            writing = asyncio.create_task(self.bench.relay(mode, body, **credentials))
             self._under_way.append((await self.bench.until(count + 1), writing))
 
     async def answer(self, number: int, status: int, tail: str | None = None, **more: str) -> None:
@@ -204,6 +205,20 @@ async def test_an_append_beside_a_put_that_finds_the_stream_leaves_what_is_held(
     await writes.answer(0, 200, "0004")
     assert writes.bench.stream.tape.read("-1", 100).pieces == (b"ab",)
     assert await writes.bench.body() == (200, b"abcd")
+
+
+async def test_an_append_beside_a_slow_put_leaves_what_others_hold_and_have_read_already(start: Start) -> None:
+    writes = Writes(start, b"ab")
+    assert await writes.bench.body() == (200, b"ab")
+    await writes.begin(Mode.CREATE, Mode.APPEND, Authorization="of a writer")
+    writes.origin.body += b"cd"
+    assert await writes.bench.body("/s?offset=0002") == (200, b"cd")
+    held = writes.bench.stream
+    await writes.answer(1, 204, "0004")
+    assert b"".join(held.tape.read("-1", 100).pieces) == b"abcd"
+    assert held.needs_revalidation
+    assert await writes.bench.body() == (200, b"abcd")
+    await writes.answer(0, 200, "0004")
 
 
 async def test_an_overtaken_append_beside_another_put_ends_what_is_held(start: Start) -> None:
