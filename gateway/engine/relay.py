@@ -351,7 +351,8 @@ class Relay:
                 stream.mark_stale(may_have_ended=False)
 
     def _invalidate(self, request: RelayedRequest) -> None:
-        """Drop every belief about what is held."""
+        """Record a write whose answer may concern the stream before or the one now.  A PUT or DELETE, done or still
+        under way, ends all that is held; an append beside none ends only what was said of the tail."""
         if request.mode is not Mode.APPEND:
             # It may have been done after them, as one that is not overtaken.
             for other in self._writes[request.group]:

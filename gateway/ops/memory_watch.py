@@ -91,6 +91,7 @@ class MemoryWatch:
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
         self._trim_took_s = 0.0
+        """How long it took the last time, which bounds how soon it is done again after clients were dropped."""
         self._has_shed = False
         """Whether clients were dropped whose memory has not been returned to the system yet."""
         self.client_bytes = 0

@@ -18,10 +18,8 @@ from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 from tests.scenarios.wire import Dropped, Wire
 from tests.waiting import eventually
 
-CONTAINER: Final = 256 * MIB
-LIMIT: Final = CONTAINER * 9 // 10
-"""What the gateway takes by itself in a container of that size: the rest is for what a burst brings in one turn of the
-loop, before the guard can look."""
+LIMIT: Final = 256 * MIB * 9 // 10
+"""What the gateway takes by itself in a container of 256 MiB."""
 LARGE: Final = bytes(range(256)) * (4 * MIB // 256)
 
 
@@ -106,7 +104,7 @@ async def test_clients_that_leave_much_unread_are_dropped_and_a_good_one_is_serv
         # Its connection is kept all the time; what the cache had to give up is answered again as soon as there is room.
         await eventually(lambda: is_served(good), look_s=0.1)
     assert served > 15
-    assert await asyncio.to_thread(gateway.stop) < CONTAINER
+    assert await asyncio.to_thread(gateway.stop) < LIMIT
 
 
 def test_the_limit_of_a_container_is_the_least_of_its_groups(tmp_path: Path) -> None:
