@@ -31,7 +31,8 @@ from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, ConfigReadTimeout, Load
 from gateway.config.watched_files import Stamp, Watch, stamp
 from gateway.engine.core import Engine
-from gateway.ops.access_log_setup import open_access_log
+from gateway.ops.access_log.setup import open_access_log
+from gateway.ops.access_log.writer import LogWriter
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.connections import IDLE_S, AdminConnections
@@ -39,7 +40,6 @@ from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
 from gateway.ops.history import History, Sample, Sampling, sampled
-from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics

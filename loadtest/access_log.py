@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.aio.clock import SystemClock
-from gateway.ops.access_log import Hit, Lines
-from gateway.ops.log_sinks.file import FileSink
-from gateway.ops.log_writer import LogWriter
+from gateway.ops.access_log.lines import Hit, Lines
+from gateway.ops.access_log.sinks.file import FileSink
+from gateway.ops.access_log.writer import LogWriter
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode

@@ -237,7 +237,7 @@ class _Strings:
     def keys(self, key: bytes, depth: int, objects: _Positions | None) -> tuple[_Positions, _Positions]:
         """Where this key, given with its quotes, and its values begin in objects at this depth.
 
-        If `objects` is given, only in those that begin there.
+        If `objects` is given, only in objects that begin there.
         """
         at = self._begins[self._sizes == len(key)]
         if not at.size:
@@ -348,7 +348,7 @@ def _are_objects(data: bytes) -> bool:
 
 
 def _is_within(values: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether decimals have no more digits than their type; Arrow's reader counts those that are written only."""
+    """Whether decimals have no more digits than their type; Arrow's reader counts written digits only."""
     kind = values.type
     if pa.types.is_struct(kind):
         return all(_is_within(field) for field in values.flatten())

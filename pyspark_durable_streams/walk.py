@@ -75,7 +75,7 @@ class Walk:
     reply_end: str | None = None
     """The end token of the current reply."""
     passed: list[tuple[str, int]] = field(default_factory=list)
-    """The ends of replies and the counts there; of lines, only those that a line feed ends."""
+    """The ends of replies and the counts there; of lines, only the ones that a line feed ends."""
     leap: Callable[[Place, Unit, str], Place | None] | None = None
     """Called before a long reply is read, with its place and ETag: returns the place up to which counts make reading
     unnecessary.  After a None it is not called again."""

@@ -10,7 +10,7 @@ from gateway.aio.clock import Clock, pause
 
 
 class Pace:
-    """Turns that are `every_s` seconds apart.  Nobody waits for longer than `most_s` seconds, however many wait."""
+    """Turns that are `every_s` seconds apart.  No wait is longer than `most_s` seconds, however many wait."""
 
     def __init__(self, clock: Clock, every_s: float, most_s: float) -> None:
         self._clock = clock

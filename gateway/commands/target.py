@@ -38,7 +38,7 @@ class Target:
     url: str
     """For HTTP."""
     headers: dict[str, str] = field(repr=False)
-    """Sent with every request: those that were given; of an S2 stream its basin, and the access token."""
+    """Sent with every request: the given ones, and for an S2 stream its basin and the access token."""
     is_s2: bool = False
 
 

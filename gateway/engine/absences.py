@@ -8,7 +8,7 @@ readers as soon as its PUT is acknowledged.
 
 Requests for ever new names would find nothing remembered.  Each 404 therefore takes a token from its origin's bucket,
 which refills at `absent_per_s`; while the bucket is empty, streams that are not in memory are not requested.  The lower
-half of the bucket is for client nets that have been given few 404s: those that ask for invented names leave it to the
+half of the bucket is for client nets that have been given few 404s: nets that ask for invented names leave it to the
 others, however many they are.
 """
 

@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
+from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import head_answer, not_modified, now_answer, origin_error_answer, stream_headers
+from gateway.engine.response_heads import head_answer, now_answer, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead, as_seen_by
@@ -400,7 +400,7 @@ class _Attempt:
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
         run = BodyRun(stream, read.start, self._at, self._edition)
-        if matches(read.if_none_match, headers["ETag"]):
+        if is_not_modified(read, headers):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, run=run)
         else:

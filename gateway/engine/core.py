@@ -18,11 +18,12 @@ from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
-from gateway.engine.cold_reads import ColdReads
+from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
+from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
@@ -31,7 +32,6 @@ from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
-from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -119,7 +119,7 @@ class Engine:
             access_log,
         )
         self.absences = Absences(clock.now)
-        self._cold_reads = ColdReads(self.absences, metrics, rng, clock.now)
+        self._cold_read_limit = ColdReadLimit(self.absences, metrics, rng, clock.now)
         self.fetches = FetchTable(
             upstream,
             self.store,
@@ -149,7 +149,7 @@ class Engine:
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)
-        self._incarnations = Incarnations(self.store, self.absences, self._cold_reads, self.live, clock)
+        self._incarnations = Incarnations(self.store, self.absences, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
@@ -165,7 +165,7 @@ class Engine:
             self.live.begin_relayed,
             wheel,
             self.absences,
-            self._cold_reads,
+            self._cold_read_limit,
         )
         self.limit_clients(limits)
 
@@ -185,9 +185,9 @@ class Engine:
             self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
         )
-        if is_known or not self._cold_reads.may_ask(read.route, read.source.client):
+        if is_known or not self._cold_read_limit.may_ask(read.route, read.source.client):
             return True
-        self._cold_reads.admit(read.route, read.source.client)
+        self._cold_read_limit.admit(read.route, read.source.client)
         return False
 
     async def head(self, read: Read) -> Answer | None:
@@ -198,7 +198,7 @@ class Engine:
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None:
-                self._cold_reads.admit(read.route, read.source.client)
+                self._cold_read_limit.admit(read.route, read.source.client)
             return None
         stream.hold()
         try:
@@ -306,11 +306,11 @@ class Engine:
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
         self.live.limit_clients(limits.most_client_followed_streams)
-        self._cold_reads.configure(limits.client_new_streams_per_s)
+        self._cold_read_limit.configure(limits.client_new_streams_per_s)
 
     def suspend_client(self, net: str, until: float) -> None:
         """Have the client net begin without any allowance at `until`, when its ban ends."""
-        self._cold_reads.suspend(net, until)
+        self._cold_read_limit.suspend(net, until)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""

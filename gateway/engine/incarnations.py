@@ -8,7 +8,7 @@ from typing import TypeVar
 from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
-from gateway.engine.cold_reads import ColdReads
+from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -30,11 +30,11 @@ class Incarnations:
     """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
     def __init__(
-        self, store: TapeStore, absences: Absences, cold_reads: ColdReads, live: LiveTopics, clock: Clock
+        self, store: TapeStore, absences: Absences, cold_read_limit: ColdReadLimit, live: LiveTopics, clock: Clock
     ) -> None:
         self._store = store
         self._absences = absences
-        self._cold_reads = cold_reads
+        self._cold_read_limit = cold_read_limit
         self._live = live
         self._clock = clock
 
@@ -82,5 +82,5 @@ class Incarnations:
             is_over = existing.is_past_expiry(self._clock.wall())
             self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
-            self._cold_reads.admit(read.route, read.source.client)
+            self._cold_read_limit.admit(read.route, read.source.client)
         return self._store.open(read.key, now)

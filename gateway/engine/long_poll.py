@@ -8,14 +8,14 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
+from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
+from gateway.engine.long_poll_waiter import PollClient, Waiter, Waiting
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import not_modified, origin_error_answer, stream_headers, timed_out
-from gateway.engine.waiter import PollClient, Waiter, Waiting
+from gateway.engine.response_heads import origin_error_answer, stream_headers, timed_out
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.etag import matches
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
 from gateway.tape.stream import Edition, Stream
 from gateway.tape.tape import Reading
@@ -187,7 +187,7 @@ class LongPoll:
             cursor=cursor,
             edition=edition,
         )
-        if matches(read.if_none_match, headers["ETag"]):
+        if is_not_modified(read, headers):
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer
+from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.etag import matches, mint
+from gateway.protocol.etag import mint
 from gateway.protocol.names import (
     ACCEL_BUFFERING,
     DEFAULT_TYPE,
@@ -29,7 +30,6 @@ from gateway.upstream.flight import OriginError
 
 _IMMUTABLE_S = 60
 _STALE_WHILE_REVALIDATE_S = 300
-_NOT_MODIFIED_DROPS = ("Content-Type",)
 
 
 def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
@@ -92,13 +92,6 @@ def stream_headers(
     return headers
 
 
-def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """The headers of a 304 in place of a 200 with `headers` (RFC 9110 §15.4.5)."""
-    for name in _NOT_MODIFIED_DROPS:
-        headers.popall(name, None)
-    return headers
-
-
 def now_answer(
     read: Read, stream: Stream, tail: str, outcome: Outcome, *, is_closed: bool, fwd_status: int | None = None
 ) -> Answer:
@@ -126,7 +119,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     headers["ETag"] = mint(stream.tape.incarnation, START, tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
-    if matches(read.if_none_match, headers["ETag"]):
+    if is_not_modified(read, headers):
         return Answer(304, not_modified(headers), Outcome.HIT)
     return Answer(200, headers, Outcome.HIT)
 

@@ -13,7 +13,7 @@ from yarl import URL
 from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
 from gateway.engine.hit_for_miss import Unshared
-from gateway.engine.retries import RetryBudget, RouteRetries
+from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
@@ -82,7 +82,7 @@ class Route:
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
         self.meaningful_names = frozenset((*self.credential_names, "accept") if self.is_s2 else self.credential_names)
-        """Headers that the route's answers depend on, of those that no answer of most routes depends on."""
+        """Headers that the route's answers depend on and most routes' answers do not."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 

@@ -1,4 +1,4 @@
-"""The clients that one request to an origin is made for: the one that caused it, and those that joined it since."""
+"""The clients that one request to an origin is made for: the one that caused it, and all that joined it since."""
 
 from __future__ import annotations
 

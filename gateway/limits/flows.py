@@ -45,7 +45,7 @@ class Flows(Generic[Client, Item]):
         self._new: OrderedDict[Client, _Flow[Item]] = OrderedDict()
         """The flows that have not been served to their end since they came, and have had one item at a time."""
         self._old: OrderedDict[Client, _Flow[Item]] = OrderedDict()
-        """The others, and for one round those that have become empty: a client that comes back sooner is not new."""
+        """All other flows.  An empty one stays for a round, so a client that comes back within it is not new."""
         self._new_served = 0
         """How often new ones have been served since there are others, or since one of those was."""
         self._waiting = 0

@@ -86,7 +86,7 @@ class Subscriber:
         self._said_up_to_date = False
         self._least_cursor = least_cursor
         self.wire = wire
-        """Where it writes; whoever gave it may replace it between two writes."""
+        """Where it writes; the caller may replace it between two writes."""
         self._context = context
         self._large: LargeEvent | None = None
         """An event of which only the first `_large_sent` bytes have been written."""

@@ -176,7 +176,7 @@ class OpenTelemetryTracer:
         return _TimedSpan(span, self._clock, began, wall)
 
     async def close(self, within_s: float) -> None:
-        """Export the remaining spans; those that the collector has not taken within `within_s` seconds are lost."""
+        """Export the remaining spans; what the collector has not taken within `within_s` seconds is lost."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 

@@ -31,7 +31,7 @@ def data_event(payload: bytes, *, is_json: bool, is_text: bool) -> bytes:
     if is_json:
         return event(names.EVENT_DATA, f"[{payload.decode()}]")
     if is_text:
-        # A text stream may contain any bytes; SSE cannot carry those that are not UTF-8.
+        # A text stream may contain any bytes; SSE carries UTF-8 only.
         return event(names.EVENT_DATA, payload.decode(errors="replace"))
     return event(names.EVENT_DATA, base64.b64encode(payload).decode("ascii"))
 

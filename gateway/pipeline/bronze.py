@@ -1,7 +1,7 @@
 """Bronze: every ingested line, unchanged.  Lines that are not valid events are rejects, with the reason.
 
 Both are one table, whose rows have a kind, so that a batch is one commit.  Each line is parsed once, by Spark's own
-JSON parser and the schema of `gateway.ops.access_log`.  A reason is one of
+JSON parser and the schema of `gateway.ops.access_log.fields`.  A reason is one of
 
     not JSON                  also a truncated line, and two lines run together
     not an object             JSON, but another kind of value
@@ -28,7 +28,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from gateway.ops.access_log import FIELDS, VERSION
+from gateway.ops.access_log.fields import FIELDS, VERSION
 from gateway.pipeline.tables import LINES, REJECTS
 
 LONGEST_LINE: Final = 1 << 20

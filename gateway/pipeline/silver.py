@@ -1,6 +1,6 @@
 """Silver: the events of bronze with their types, each line once.
 
-The schema is that of the access log (`gateway.ops.access_log.FIELDS`), read by name, and that of `tables.REQUESTS`.  A
+The schema is that of the access log (`gateway.ops.access_log.fields`), read by name, and that of `tables.REQUESTS`.  A
 duplicate of a line has the same id and the same day, so the ids of new lines are compared with each other and with
 those of the same days in silver.  There is no window after which a duplicate counts again.  Lines without an id cannot
 be compared, and all of them count.

@@ -1,4 +1,4 @@
-"""Write a text file whole or not at all: whoever reads it meanwhile sees the old text or the new one."""
+"""Write a text file atomically: a concurrent reader sees the old text or the new one."""
 
 from __future__ import annotations
 

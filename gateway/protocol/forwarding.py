@@ -215,7 +215,7 @@ def response_headers_for_client(headers: Headers, *, node: str, http_version: st
 
 
 def storable_headers(headers: Headers) -> CIMultiDict[str]:
-    """The reply headers that a tape may replay: those that hold for the stream, such as CORS, nosniff or
+    """The reply headers that a tape may replay: the ones that hold for the stream, such as CORS, nosniff or
     Content-Disposition.
 
     Drops headers that hold for one reply only (dates, validators, lengths, codings, cookies, positions, traces) and

@@ -21,7 +21,7 @@ _FORBIDDEN: Final = frozenset(",&=?/")
 
 
 def is_well_formed(offset: str) -> bool:
-    """Whether a token may be an offset: 1-256 printable ASCII characters, none of those that section 6 forbids."""
+    """Whether a token may be an offset: 1-256 printable ASCII characters, none that section 6 forbids."""
     return (
         0 < len(offset) <= MAX_OFFSET_CHARS
         and offset.isascii()

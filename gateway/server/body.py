@@ -21,7 +21,7 @@ from typing import Final, Protocol, Self
 from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
-from gateway.limits.least_rate import upload_time_left
+from gateway.limits.slow_clients import upload_time_left
 
 _MOST_GATHERED: Final = 1 << 16
 """A body that is not longer than this is read whole before the origin is contacted."""
@@ -63,7 +63,7 @@ class RequestBody:
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._received = 0
-        """Bytes that have arrived, those that were taken included."""
+        """Bytes that have arrived, including all that were taken."""
         self._waited_s = 0.0
         """How long the body's reader has waited for the client, in all."""
         self.exceeded: str | None = None

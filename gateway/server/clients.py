@@ -29,7 +29,7 @@ from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, client_nets
-from gateway.limits.least_rate import keeps_up
+from gateway.limits.slow_clients import keeps_up
 from gateway.limits.usage import NetUse, Usage
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins

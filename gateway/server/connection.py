@@ -19,7 +19,6 @@ from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.deadlines import Phase
 from gateway.server.handling import REFUSALS, Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
@@ -27,6 +26,7 @@ from gateway.server.joins import Join
 from gateway.server.reading import NO_EVENTS, ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, Request
+from gateway.server.timeouts import Phase
 
 _log = logging.getLogger("gateway.server")
 

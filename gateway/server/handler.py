@@ -16,11 +16,11 @@ from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
 from gateway.engine.live_read import TOO_LARGE
+from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.s2.answer import RefusedToAnother
 from gateway.engine.sse import Subscription
-from gateway.engine.waiter import Waiting
 from gateway.errors import (
     BadRequest,
     GatewayError,

@@ -12,8 +12,8 @@ from functools import partial
 
 from multidict import CIMultiDict
 
+from gateway.engine.long_poll_waiter import Waiter, Waiting
 from gateway.engine.sse import Subscription
-from gateway.engine.waiter import Waiter, Waiting
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status

@@ -12,10 +12,10 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
+from gateway.engine.long_poll_waiter import Rendered, Waiter
 from gateway.engine.read import Drain
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
-from gateway.engine.waiter import Rendered, Waiter
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -43,7 +43,7 @@ class Rendering:
 
 
 class PollGroup:
-    """The clients of one waiter; a `gateway.engine.waiter.PollClient`."""
+    """The clients of one waiter; a `gateway.engine.long_poll_waiter.PollClient`."""
 
     __slots__ = ("_channels", "_keeps", "_note", "_origin", "_rendering", "_route", "_waiter", "answer", "shape")
 

@@ -1,4 +1,4 @@
-"""What clients' connections make the process hold, and dropping those that hold the most.
+"""Memory that clients' connections hold, and shedding: dropping the connections that hold the most.
 
 The sum is sampled, not kept: nothing is counted where bytes arrive and leave.  One look goes over all connections in
 slices, with turns of the loop between them, so that ten thousand connections delay no answer.

@@ -128,7 +128,7 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]
 
 
 def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
-    """The descriptors for one listener: those with its name, or without a name those that no other listener names."""
+    """The descriptors for one listener: all with its name, or without a name all that no other listener names."""
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]
 

@@ -86,7 +86,7 @@ class Turns:
         return True
 
     def begin(self) -> None:
-        """Something is begun in this turn that nobody has asked about."""
+        """Count something that was begun in this turn without asking `must_wait`."""
         if not self.has_begun:
             self.has_begun, self._began = True, self._now()
             # The loop has no number for its turns, and updates its time within them.
@@ -100,7 +100,7 @@ class Turns:
         return False
 
     def _next(self) -> None:
-        """The next turn: begin what may be begun of those that wait."""
+        """The next turn: begin waiting requests, as many as may be begun."""
         self.has_begun = False
         flows, now = self._flows, self._now
         if not flows:

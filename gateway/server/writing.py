@@ -9,10 +9,10 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.server.clients import Clients
-from gateway.server.deadlines import Phase, TimedConnection
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
+from gateway.server.timeouts import Phase, TimedConnection
 from gateway.telemetry.access_record import CloseReason
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -119,7 +119,7 @@ class Stream:
     """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
     `MAX_BEYOND`."""
     head_headers: CIMultiDict[str] | None = None
-    """End-to-end headers of the origin's latest answer to a HEAD, besides those that `headers` and the tape provide."""
+    """End-to-end headers of the origin's latest answer to a HEAD, besides what `headers` and the tape provide."""
     stale_marks: int = 0
     """Events after which the origin is asked before anything held is given."""
     ended_mark: int = 0

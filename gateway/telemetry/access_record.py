@@ -102,8 +102,8 @@ class Fetch(Protocol):
 class Record:
     """The facts of one client request, as far as they are known; None and 0 where there is nothing to report.
 
-    `gateway.ops.access_log` documents the written form of each field.  The code that answers the request owns the
-    record until it hands it to an access log, which only reads it.
+    `gateway.ops.access_log.fields` documents the written form of each field.  The code that answers the request owns
+    the record until it hands it to an access log, which only reads it.
     """
 
     mode: Mode = Mode.OTHER

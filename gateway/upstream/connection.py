@@ -29,7 +29,7 @@ from gateway.upstream.upload import send_body
 KEEP_S: Final = 15.0
 """Seconds for which an idle connection is kept."""
 LEFT_S: Final = 0.25
-"""Seconds in which the reply to a read that nobody waits for may arrive."""
+"""Seconds in which the reply to an abandoned read may arrive."""
 MOST_LEFT_BYTES: Final = 1 << 16
 """Bytes of such a reply that are read and dropped."""
 
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         return self.is_used
 
     def leave(self) -> None:
-        """Nobody waits for the reply any more: drop what comes of it.  The connection is kept if that is all soon."""
+        """Abandon the reply: drop what comes of it.  The connection is kept if the reply ends soon."""
         assert self._incoming is not None
         self._incoming.is_left = True
         self.deadline.move(self._loop.time() + LEFT_S)
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         incoming.on_change()
 
     def _drop_reply(self, incoming: IncomingReply) -> None:
-        """More has arrived of a reply that nobody waits for."""
+        """More has arrived of an abandoned reply."""
         head = incoming.head
         if incoming.has_ended:
             self._finish()

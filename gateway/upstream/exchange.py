@@ -9,11 +9,7 @@ translated into those of `errors.py` here.  Bodies are raw: nothing is decompres
 cookie is kept, and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no
 exception holds every byte.
 
-A kept connection may be dead: the origin closed it while the request was on its way.  A GET or HEAD without a body is
-then sent once more, on a new connection, if no byte of the reply has arrived (RFC 9112 section 9.3.1).  There is at
-most one repetition for each reply that arrived completely before, so an origin in trouble gets no extra load.  Over
-HTTP/2 the origin may say that it has not processed a request (RFC 9113 section 8.7); under the same bound, it is sent
-once more whatever its method, unless its body was streamed.  Nothing else is repeated here.
+A request whose kept connection turns out to be dead may be sent once more: `gateway.upstream.repeats`.
 
 The outcome of a request is reported to the origin's state, if the request has one (`OutcomeReport`).
 """
@@ -26,7 +22,7 @@ import ssl
 from collections.abc import Coroutine
 from functools import partial
 from math import inf
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from multidict import CIMultiDict
 
@@ -52,20 +48,18 @@ from gateway.upstream.failures import (
     ConnectTimedOut,
     NoSlot,
     NotConnected,
-    Unprocessed,
     UploadFailed,
 )
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import Carrier, IncomingReply, no_op
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
+from gateway.upstream.repeats import is_repeatable
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.slots import Lane
 from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
-
-_REPEATED: Final = frozenset({"GET", "HEAD"})
 
 T = TypeVar("T")
 
@@ -279,21 +273,15 @@ class Exchange:
                 reply.span = self._span
             self._requester.answered(reply)
         elif (error := incoming.error) is not None:
-            if (
-                isinstance(error, ConnectionLost)
-                and not incoming.has_received
-                and self._is_repeatable(error)
-                and connection.may_repeat()
-            ):
+            if not incoming.has_received and self._is_repeatable(error) and connection.may_repeat():
                 incoming.on_change = no_op
                 self._connect(connection.endpoint, is_repeat=True)
             else:
                 self._fail(error)
 
-    def _is_repeatable(self, error: ConnectionLost) -> bool:
-        if isinstance(error, Unprocessed):
-            return self._upload is None
-        return self._body is None and self._method in _REPEATED
+    def _is_repeatable(self, error: BaseException) -> bool:
+        has_body, is_streamed = self._body is not None, self._upload is not None
+        return is_repeatable(error, self._method, has_body=has_body, is_streamed=is_streamed)
 
     def _fail(self, error: BaseException) -> None:
         if self.is_over:

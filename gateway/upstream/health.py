@@ -85,7 +85,7 @@ class Health:
             self._running[check] = self._tasks.start(self._check(check), f"check {check.authority}")
 
     def probe_all(self) -> None:
-        """Probe each origin once in the background and report those that do not answer; called at start."""
+        """Probe each origin once in the background and report each that does not answer; called at start."""
         for origin in self._origins:
             self._tasks.start(self._probe_at_start(origin), f"probe {origin.authority}")
 

@@ -56,7 +56,7 @@ class Carrier(Protocol):
         """Whether a request that got no byte of an answer may be sent once more; each complete reply allows one."""
 
     def leave(self) -> None:
-        """End an exchange that reads and whose reply nobody waits for any more."""
+        """Abandon a read: its reply is not needed any more."""
 
     def fail(self, error: BaseException) -> None:
         """End the exchange with this error, and drop what carries it."""
@@ -82,7 +82,7 @@ class IncomingReply:
         self.has_ended = False
         """Whether all of the reply has arrived."""
         self.is_left = False
-        """Whether nobody waits for it any more."""
+        """Whether the reply is abandoned."""
         self.error: BaseException | None = None
         """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op

@@ -13,11 +13,11 @@ from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
+from gateway.engine.long_poll_waiter import Rendered, Waiter, Waiting
 from gateway.engine.read import Read
 from gateway.engine.relay import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
-from gateway.engine.waiter import Rendered, Waiter, Waiting
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_DATA_ENCODING

@@ -1,8 +1,8 @@
 """Acknowledgements of appends on their way to the client.
 
 A stream that was deleted and created again past the gateway numbers its records from 0 anew, and an append through the
-gateway may be what shows that first: records can only be appended after those that were held when it was sent.  It is
-noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
+gateway may be what shows that first: records can only be appended after the ones that were held when it was sent.
+It is noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.engine.absences import Absences
-from gateway.engine.cold_reads import ColdReads
+from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
@@ -56,12 +56,12 @@ class S2Reads:
         begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
         absences: Absences,
-        cold_reads: ColdReads,
+        cold_read_limit: ColdReadLimit,
     ) -> None:
         self.clock = clock
         self.wheel = wheel
         self._store = store
-        self._cold_reads = cold_reads
+        self._cold_read_limit = cold_read_limit
         self._tasks = tasks
         self._rng = rng
         origin = OriginReads(upstream, clock, metrics, access_log, absences)
@@ -86,7 +86,7 @@ class S2Reads:
     def _admit(self, read: S2Read) -> None:
         """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
         if self._store.find(read.key) is None:
-            self._cold_reads.admit(read.source.configured, read.client)
+            self._cold_read_limit.admit(read.source.configured, read.client)
 
     # -- whole answers
 

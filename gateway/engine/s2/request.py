@@ -37,7 +37,7 @@ _MOST_CREATED_BYTES: Final = 1 << 16
 """The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
 
 _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
-"""The codings of bodies: S2's SDK for Python compresses all of its own if it is told to compress."""
+"""The codings of bodies: S2's SDK for Python compresses every body if compression is on."""
 
 
 class Reply(Enum):

@@ -23,7 +23,7 @@ class Kind(Enum):
     """DATA, HEADERS and CONTINUATION frames without content."""
     CONTINUATION = "continuation"
     WINDOW = "window"
-    """Window updates beyond those that sent data accounts for (CVE-2019-9511)."""
+    """Window updates beyond what sent data accounts for (CVE-2019-9511)."""
     IDLE = "idle"
     """Priorities, frames of unknown types, and frames for streams that have ended."""
 

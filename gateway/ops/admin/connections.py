@@ -3,8 +3,8 @@
 The admin port shares the process's open files with clients and origins, and its HTTP server bounds none of these.  Each
 accepted connection is a protocol of this module, which passes what it reads on to the server's own.  A connection is
 *busy* from the moment its request reaches the application until the application has answered.  If there are too many
-connections, the one that has been idle longest is closed for the new one, those that have never sent a whole request
-first: idle connections, however many, cannot lock an operator out.
+connections, the one that has been idle longest is closed for the new one, connections that have never sent a whole
+request first: idle connections, however many, cannot lock an operator out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AdminConnections:
         self._serve = serve
         self._most = most
         self._open: dict[AdminConnection, None] = {}
-        """Connections, those that began to be idle last at the end."""
+        """Connections, in the order in which they became idle."""
         self._by_handler: dict[object, AdminConnection] = {}
         self.closed: Counter[Closed] = Counter()
 

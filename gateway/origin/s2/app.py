@@ -8,7 +8,7 @@ They are separate so that an origin can be stopped and started again on the same
     running = await start_s2_origin(S2OriginSettings(port=port), origin=running.origin)
 
 Stopping takes three bounded steps.  The listener closes.  Sessions end with 503 `server_draining`, reads that wait are
-answered with it, and connections are told to make no more requests.  What is left after the grace period is cut off.
+answered with it, and connections are asked to make no more requests.  What is left after the grace period is cut off.
 """
 
 from __future__ import annotations

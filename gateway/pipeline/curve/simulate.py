@@ -9,7 +9,7 @@ If the log is too long, a sample of its *tapes* is replayed with a proportionall
 USENIX ATC 2017); a size at which that cache would hold no tape says little, and its error shows that.
 
 Not modelled: live readers that keep the record of an evicted tape, coded bodies for which the gateway may lend part of
-the budget, and bytes that an origin sends beyond those that were missing.
+the budget, and bytes that an origin sends beyond the missing ones.
 """
 
 from __future__ import annotations

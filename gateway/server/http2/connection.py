@@ -32,7 +32,7 @@ from gateway.server.clients import ClientConnection, Clients
 from gateway.server.handling import REFUSALS
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
-from gateway.server.http2.deadlines import TimedHttp2Connection
+from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.remembered import RememberedAnswer
 
 _log = logging.getLogger("gateway.server")

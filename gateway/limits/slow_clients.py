@@ -3,7 +3,7 @@
 A bound on silence alone is met by one byte now and then.  An upload is measured over the whole time that was spent
 waiting for the client, so that the origin's slowness does not count; reading is measured window by window, and only
 while bytes wait for the client.  The first seconds of an upload are free: connections begin slowly.  The connections
-drop the client: `gateway.server.deadlines` over HTTP/1.1, `gateway.server.http2.deadlines` over HTTP/2.
+drop the client: `gateway.server.timeouts` over HTTP/1.1, `gateway.server.http2.timeouts` over HTTP/2.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _BURST_S: Final = 2.0
 """This many seconds' worth of reads may come at once."""
 
 
-class ColdReads:
+class ColdReadLimit:
     """Owner of the allowance of each net.  `now` gives monotonic seconds."""
 
     def __init__(
@@ -36,7 +36,7 @@ class ColdReads:
         self._nets: Buckets | None = None
 
     def __repr__(self) -> str:
-        return f"<ColdReads {self._nets}>"
+        return f"<ColdReadLimit {self._nets}>"
 
     def configure(self, per_s: float) -> None:
         """Admit `per_s` reads a second of each net from now on; 0 is no bound."""

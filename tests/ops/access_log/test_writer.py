@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.ops.access_log import Lines
-from gateway.ops.log_sinks.descriptor import DescriptorSink
-from gateway.ops.log_sinks.file import FileSink
-from gateway.ops.log_sinks.sink import Sink
-from gateway.ops.log_sinks.stream import StreamSink
-from gateway.ops.log_writer import LogWriter
+from gateway.ops.access_log.lines import Lines
+from gateway.ops.access_log.sinks.descriptor import DescriptorSink
+from gateway.ops.access_log.sinks.file import FileSink
+from gateway.ops.access_log.sinks.sink import Sink
+from gateway.ops.access_log.sinks.stream import StreamSink
+from gateway.ops.access_log.writer import LogWriter
 from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome

@@ -17,12 +17,12 @@ import pytest
 from gateway.aio.clock import ManualClock, SystemClock
 from gateway.config.errors import ConfigError
 from gateway.config.telemetry import LogConfig
-from gateway.ops.log_sinks import open_sink
-from gateway.ops.log_sinks.descriptor import DescriptorSink
-from gateway.ops.log_sinks.file import FileSink
-from gateway.ops.log_sinks.producer import Producer, Step
-from gateway.ops.log_sinks.sink import Sink
-from gateway.ops.log_sinks.stream import StreamSink
+from gateway.ops.access_log.sinks import open_sink
+from gateway.ops.access_log.sinks.descriptor import DescriptorSink
+from gateway.ops.access_log.sinks.file import FileSink
+from gateway.ops.access_log.sinks.producer import Producer, Step
+from gateway.ops.access_log.sinks.sink import Sink
+from gateway.ops.access_log.sinks.stream import StreamSink
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.ops.log_reading import BOUND_S, messages, numbered, numbers_in

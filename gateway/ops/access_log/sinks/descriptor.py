@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from gateway.ops.log_sinks.sink import Trouble
-from gateway.ops.log_sinks.thread import WorkThread
+from gateway.ops.access_log.sinks.sink import Trouble
+from gateway.ops.access_log.sinks.thread import WorkThread
 
 STDOUT = 1
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.least_rate import GRACE_S, keeps_up, upload_time_left
+from gateway.limits.slow_clients import GRACE_S, keeps_up, upload_time_left
 
 
 @given(st.floats(0, 1_000), st.integers(0, 1 << 30), st.integers(1, 1 << 20))

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.aio.wheel import NEVER
-from gateway.limits.least_rate import ReadingWindow
+from gateway.limits.slow_clients import ReadingWindow
 from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason

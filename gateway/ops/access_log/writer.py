@@ -27,9 +27,10 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.ops.access_log import STREAM_CHARS, Hit, Lines, cut
-from gateway.ops.log_sinks.sink import Sink
-from gateway.ops.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
+from gateway.ops.access_log.fields import STREAM_CHARS
+from gateway.ops.access_log.lines import Hit, Lines, cut
+from gateway.ops.access_log.sinks.sink import Sink
+from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason, LiveNote, Record, RecordedStream, Repeated

@@ -6,9 +6,9 @@ import random
 
 from gateway.aio.clock import Clock
 from gateway.config.gateway import GatewayConfig
-from gateway.ops.access_log import Lines
-from gateway.ops.log_sinks import open_sink
-from gateway.ops.log_writer import DropCounter, LogWriter
+from gateway.ops.access_log.lines import Lines
+from gateway.ops.access_log.sinks import open_sink
+from gateway.ops.access_log.writer import DropCounter, LogWriter
 from gateway.ops.partition_ids import PartitionIds
 
 

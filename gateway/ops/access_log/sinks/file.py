@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from gateway.aio.clock import Clock
-from gateway.ops.log_sinks.sink import Trouble
-from gateway.ops.log_sinks.thread import WorkThread
+from gateway.ops.access_log.sinks.sink import Trouble
+from gateway.ops.access_log.sinks.thread import WorkThread
 
 _MODE = 0o640
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")

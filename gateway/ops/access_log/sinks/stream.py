@@ -17,8 +17,8 @@ from yarl import URL
 
 from gateway.aio.clock import Clock, pause
 from gateway.errors import GatewayError
-from gateway.ops.log_sinks.producer import Producer, Step, Verdict
-from gateway.ops.log_sinks.sink import Trouble
+from gateway.ops.access_log.sinks.producer import Producer, Step, Verdict
+from gateway.ops.access_log.sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
 from gateway.upstream.client import OriginClient
 from gateway.upstream.reply import Bounds

@@ -9,10 +9,10 @@ from typing import assert_never
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.telemetry import LogConfig
-from gateway.ops.log_sinks.descriptor import DescriptorSink
-from gateway.ops.log_sinks.file import FileSink
-from gateway.ops.log_sinks.sink import Sink
-from gateway.ops.log_sinks.stream import StreamSink
+from gateway.ops.access_log.sinks.descriptor import DescriptorSink
+from gateway.ops.access_log.sinks.file import FileSink
+from gateway.ops.access_log.sinks.sink import Sink
+from gateway.ops.access_log.sinks.stream import StreamSink
 
 
 def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
