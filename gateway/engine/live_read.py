@@ -9,6 +9,7 @@ bytes could be lost or repeated.
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
@@ -29,6 +30,16 @@ _LITTLE_BYTES = 1 << 16
 """A reader that is behind by no more than this is served at once, in whatever coding."""
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
 """Why a live reader's replay is relayed: it does not fit on any tape."""
+
+
+class Beginning(NamedTuple):
+    """Where a live read begins."""
+
+    at: str
+    head: Head | None
+    """The origin's answer there, if it was asked."""
+    tail: str | None
+    """The tail, if the origin has named it to this read."""
 
 
 class LiveReads:
@@ -53,14 +64,15 @@ class LiveReads:
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
 
-    async def begin(self, read: Read, stream: Stream) -> tuple[str, Head | None]:
+    async def begin(self, read: Read, stream: Stream) -> Beginning:
         """Make sure that the stream exists, is unchanged and has a known type.  Return the offset to start from, which
-        is the tail for a reader that asked for an offset beyond it, and the origin's answer there if it was asked.
+        is the tail for a reader that asked for an offset beyond it, and what the origin has answered.
 
         Raises StreamEnded, Uncacheable or a GatewayError.
         """
         fresh, tape, start = self.fetches.fresh_head, stream.tape, read.start
         head: Head | None = None
+        tail: str | None = None
         # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.  It also names
         # the lifetime, without which the follower would ask for it.
         first = start if start == START else METADATA
@@ -84,11 +96,13 @@ class LiveReads:
             if stream.content_type is None:
                 self.expect_stream(head)
             self.check_stored(stream, start, head if first == start else None)
+            tail = _named_tail(head)
             head = head if first == start or (first, start) == (METADATA, NOW) else None
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
-            tail = tape.tail or start
-            reply = await fresh(stream, tail, read.route, read.source)
-            if isinstance(reply, OriginError) and reply.status == 400 and tail != start:
+            known = tape.tail or start
+            reply = await fresh(stream, known, read.route, read.source)
+            tail = _named_tail(reply)
+            if isinstance(reply, OriginError) and reply.status == 400 and known != start:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
@@ -100,8 +114,9 @@ class LiveReads:
             if topic is not None and topic.position is not None:
                 at = tape.resolve(topic.position)
                 if topic.is_current(at):
-                    return at, None
-            return self.expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
+                    return Beginning(at, None, None)
+            now = self.expect_stream(head or await fresh(stream, NOW, read.route, read.source))
+            return Beginning(now.next_offset, None, _named_tail(now))
         if start != START and head is None and not tape.has_seen(start):
             # This needs bytes and not the tail, so another read's fetch will do.
             await self.fetches.join_earlier(stream, start, read.route, read.source.client)
@@ -109,14 +124,15 @@ class LiveReads:
         if start != START and not tape.has_seen(start):
             # Check an offset that the origin has not named with the origin: it may be behind, ahead, or invalid.
             if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
-                return tape.tail, Beyond(tape.tail, True, tape.is_closed_at(tape.tail))
+                return Beginning(tape.tail, Beyond(tape.tail, True, tape.is_closed_at(tape.tail)), None)
             if head is None:
                 head = await fresh(stream, start, read.route, read.source)
             if isinstance(head, Beyond):
-                return head.tail, head
+                return Beginning(head.tail, head, None)
             self.expect_stream(head)
             self.check_stored(stream, start, head)
-        return start, head
+            tail = _named_tail(head)
+        return Beginning(start, head, tail)
 
     @staticmethod
     def has_failed(head: Head) -> bool:
@@ -153,6 +169,7 @@ class LiveReads:
         route, source, config = read.route, read.source, read.route.config
         existing = self.live.find(stream)
         if existing is not None and existing.not_shareable is not None:
+            route.shares_live = False
             raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
@@ -228,6 +245,11 @@ class LiveReads:
 
     def _has_little_after(self, tape: Tape, at: str) -> bool:
         return tape.knows_after(at) and tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+
+
+def _named_tail(head: Head | None) -> str | None:
+    """The tail, if this answer names it."""
+    return head.next_offset if isinstance(head, StreamHead) and head.up_to_date else None
 
 
 def _is_furthest(tape: Tape, at: str) -> bool:

@@ -61,7 +61,7 @@ class LongPoll:
         the origin's from the start, or another GatewayError.
         """
         try:
-            start, head = await self._reads.begin(read, stream)
+            start, head, _ = await self._reads.begin(read, stream)
             if isinstance(head, Beyond):
                 # A wait there might never end: answer with the tail at once.
                 return self._polled(

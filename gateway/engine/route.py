@@ -59,6 +59,8 @@ class Route:
         self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
+        self.shares_live = False
+        """Whether the latest live answer that a reader waited for might be shared."""
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
         """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""

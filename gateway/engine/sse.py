@@ -1,4 +1,9 @@
-"""SSE (section 5.8): opening a subscription, including everything that can fail before the first byte."""
+"""SSE (section 5.8): opening a subscription, including everything that can fail before the first byte.
+
+The first reader of a stream is answered as soon as its own fetch has named the tail, while the follower is still
+connecting: one round trip to the origin instead of three.  It waits for the follower until a live answer on its route
+has proved to be shareable, because one that is not has to be relayed from its first byte.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
-from gateway.tape.stream import Stream
+from gateway.tape.stream import FirstTail, Stream
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _CONNECTING_S = 1.0
@@ -59,23 +64,30 @@ class Sse:
 
         Raises StreamEnded, Uncacheable, TailMovedBack or another GatewayError.
         """
-        at = stream.tape.resolve((await self._reads.begin(read, stream))[0])
+        version = stream.write_version
+        start, _, tail = await self._reads.begin(read, stream)
+        at = stream.tape.resolve(start)
+        first = FirstTail(tail, version) if tail is not None else None
         topic = self._reads.attach(read, stream)
         try:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._reads.fill(read.route, read.source, topic, at)
-            await self._await_follower(stream, topic)
+            if first is None or not read.route.shares_live:
+                await self._await_follower(stream, topic)
+                read.route.shares_live = topic.is_confirmed
             self._reads.check_ended(stream)
             if topic.not_shareable is not None:
+                read.route.shares_live = False
                 raise Uncacheable(topic.not_shareable)
         except BaseException:
             self._reads.left(topic)
             raise
-        return Subscription(self, read, stream, topic, at)
+        return Subscription(self, read, stream, topic, at, first)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
-        """Wait briefly for a follower that is connecting, so that the first control event can state the tail."""
+        """Wait briefly for a follower that is connecting: then the first control event can state the tail, and a live
+        answer that may not be shared is known before the first byte."""
         deadline = self.clock.now() + _CONNECTING_S
         while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self.clock.now()
@@ -88,7 +100,7 @@ class Sse:
         lifetime_s = read.route.config.sse_lifetime_s * self._reads.rng.uniform(*_LIFETIME_JITTER)
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._reads.rng))
-        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s)
+        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
             subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return subscriber
@@ -116,6 +128,8 @@ class Subscription(NamedTuple):
     stream: Stream
     topic: Topic
     at: str
+    first: FirstTail | None = None
+    """The tail, if the origin has named it to this read."""
 
     @property
     def headers(self) -> dict[str, str]:

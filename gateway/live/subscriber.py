@@ -13,6 +13,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, chunk
 from gateway.live.topic import BEATS, Topic
+from gateway.tape.stream import FirstTail
 from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17
@@ -64,6 +65,7 @@ class Subscriber:
     __slots__ = (
         "_context",
         "_established_tick",
+        "_first",
         "_has_missed",
         "_is_filling",
         "_is_over",
@@ -79,10 +81,19 @@ class Subscriber:
     )
 
     def __init__(
-        self, topic: Topic, at: str, least_cursor: int, wire: Wire, context: LiveContext, lifetime_s: float
+        self,
+        topic: Topic,
+        at: str,
+        least_cursor: int,
+        wire: Wire,
+        context: LiveContext,
+        lifetime_s: float,
+        first: FirstTail | None = None,
     ) -> None:
         self.topic = topic
         self.at = at
+        self._first = first
+        """The tail as its own request was told it; None once it has started."""
         self._said_up_to_date = False
         self._least_cursor = least_cursor
         self.wire = wire
@@ -116,6 +127,7 @@ class Subscriber:
         """Join the topic and write what there is."""
         self.topic.readers_now.add(self)
         self.pump()
+        self._first = None
 
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""
@@ -147,7 +159,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            step = topic.step(self.at, self._said_up_to_date, self._least_cursor)
+            step = topic.step(self.at, self._said_up_to_date, self._least_cursor, self._first)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue

@@ -5,7 +5,8 @@ the tape from its own offset and waits here when it has read everything.  A slow
 nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset.
 
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
-Only then may a reader be told that it is up to date.
+A reader may be told that it is up to date only then, or as it begins, if the origin has just named the tail to its own
+request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.sse import Control, encode_control, encode_data
-from gateway.tape.stream import End, Sighting, Stream
+from gateway.tape.stream import End, FirstTail, Sighting, Stream
 from gateway.tape.tape import Reading
 from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
@@ -299,8 +300,9 @@ class Topic:
         wall = self._wall()
         return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
 
-    def step(self, at: str, said_up_to_date: bool, least_cursor: int) -> Step:
-        """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.
+    def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> Step:
+        """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.  `first` is
+        the tail that the origin has named to a reader that begins now.
 
         While readers are pumped, a step with the shared cursor is left in `steps`.
         """
@@ -310,14 +312,14 @@ class Topic:
         reading = tape.read(at, _EVENT_BYTES)
         end = reading.end
         is_closed = tape.is_closed_at(end)
-        is_current = self.is_current(end)
+        is_current = self.is_current(end) or (first is not None and self.stream.is_still(first, end))
         if reading.size:
             frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
             if isinstance(frame, LargeEvent):
                 step = Step(b"", 0, end, said_up_to_date, cursor, large=frame)
             else:
                 step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-            if self.is_pumping and cursor == shared:
+            if self.is_pumping and cursor == shared and first is None:
                 # Keep a large event without sending it from here: readers that take it whole hold no reference to it.
                 self.steps[at] = step
             return step

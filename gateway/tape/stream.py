@@ -62,6 +62,14 @@ class Sighting(NamedTuple):
     stale_until: float = -math.inf
 
 
+class FirstTail(NamedTuple):
+    """The tail that the origin has named to a live read before it began."""
+
+    at: str
+    write_version: tuple[int, int]
+    """`Stream.write_version` when the origin was asked."""
+
+
 class Edition(NamedTuple):
     """Identifies the bytes read from a stream: bytes held before some were dropped differ from those held since."""
 
@@ -354,6 +362,17 @@ class Stream:
     def holds_acknowledged(self, token: str) -> bool:
         """Whether everything acknowledged through this gateway lies before `token`."""
         return not self.is_closing and (self.acked is None or not is_before(token, self.acked))
+
+    def is_still(self, first: FirstTail, at: str) -> bool:
+        """Whether a reader that was named this tail, and has everything before `at`, may be told that it is up to date:
+        no write has been acknowledged or may have been done since, and no other reply has named a later tail."""
+        tape = self.tape
+        return (
+            tape.resolve(first.at) == at
+            and first.write_version == self.write_version
+            and self.holds_acknowledged(at)
+            and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
+        )
 
     def saw_tail(self, sighting: Sighting) -> None:
         """Record a sighting of the tail, unless the current one is further on or later."""

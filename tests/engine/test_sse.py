@@ -7,7 +7,12 @@ import base64
 import json
 from typing import Any
 
+import pytest
+
+from gateway.engine.read import Uncacheable
+from gateway.engine.sse import Subscription
 from gateway.live.subscriber import Subscriber
+from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
 from tests.engine.bench import BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -37,6 +42,65 @@ async def test_a_replay_ends_in_one_control_event_that_says_where_the_tail_is(st
     (control,) = controls(wire)
     assert (control["streamNextOffset"], control["upToDate"]) == ("0002", True)
     assert control["streamCursor"].isdigit()
+
+
+class TestFirstReader:
+    """The first reader of a stream, on a route whose live answers have proved to be shareable."""
+
+    async def test_it_is_told_the_tail_that_its_own_fetch_named_while_the_follower_connects(self, start: Start) -> None:
+        bench = start(BinaryOrigin(b"ab"))
+        await subscribed(bench)
+        wire, _ = await bench.subscribe("/t?offset=-1&live=sse")
+        assert datas(wire) == ["ab"]
+        assert [control["upToDate"] for control in controls(wire)] == [True]
+        live = await bench.live_request(2)
+        confirm(live, "0002")
+        bring(live, b"cd", "0004")
+        await eventually(lambda: datas(wire) == ["ab", "cd"], look_s=0)
+        # What the follower confirms has been said.
+        assert [control["streamNextOffset"] for control in controls(wire)] == ["0002", "0004"]
+
+    @pytest.mark.parametrize("offset", ["now", "0002"])
+    async def test_so_is_a_reader_that_begins_at_the_tail(self, start: Start, offset: str) -> None:
+        bench = start(BinaryOrigin(b"ab"))
+        await subscribed(bench)
+        wire, _ = await bench.subscribe(f"/t?offset={offset}&live=sse")
+        assert [(control["streamNextOffset"], control["upToDate"]) for control in controls(wire)] == [("0002", True)]
+
+    async def test_it_is_not_told_a_tail_that_an_append_has_passed_since(self, start: Start) -> None:
+        def script(asked: Asked) -> None:
+            if asked.method == "POST":
+                asked.answer(204, {"Stream-Next-Offset": "0004"}, b"")
+            else:
+                origin(asked)
+
+        origin = BinaryOrigin(b"ab")
+        bench = start(script)
+        # On /t, so that the append, to /s, is to the stream of the reader after it.
+        opening = asyncio.create_task(bench.subscribe("/t?offset=-1&live=sse"))
+        confirm(await bench.live_request(), "0002")
+        await opening
+        found = await bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True))
+        assert isinstance(found, Subscription)
+        (await bench.relay(Mode.APPEND, b"cd")).close()
+        wire = EventStream()
+        found.start(wire).start()
+        assert datas(wire) == ["ab"]
+        assert [control.get("upToDate", False) for control in controls(wire)] == [False]
+
+    async def test_it_ends_if_the_live_answer_may_not_be_shared_and_the_next_one_waits(self, start: Start) -> None:
+        bench = start(BinaryOrigin(b"ab"))
+        await subscribed(bench)
+        wire, _ = await bench.subscribe("/t?offset=-1&live=sse")
+        personal = {"Content-Type": "text/event-stream", "Cache-Control": "private"}
+        (await bench.live_request(2)).begin(200, personal)
+        await eventually(lambda: wire.ended == [(CloseReason.FAILED, True)], look_s=0)
+        # The client comes back and is relayed, and so is the first reader of another stream, at once.
+        for number, path in ((3, "/t"), (4, "/u")):
+            opening = asyncio.create_task(bench.subscribe(f"{path}?offset=-1&live=sse"))
+            (await bench.live_request(number)).begin(200, personal)
+            with pytest.raises(Uncacheable):
+                await opening
 
 
 async def test_every_event_goes_out_once_with_its_control_event(start: Start) -> None:
