@@ -94,7 +94,7 @@ def schema_table() -> str:
 
 
 def test_the_reference_has_the_schema() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "access-log.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "access-log.md"
     assert schema_table() in page.read_text(encoding="utf-8")
 
 
