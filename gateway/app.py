@@ -28,8 +28,8 @@ from gateway.config.errors import ConfigError
 from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
-from gateway.config.reader import ConfigReader, ConfigReadTimeout, Load
-from gateway.config.watched_files import Stamp, Watch, stamp
+from gateway.config.reader import ConfigReader, Load
+from gateway.config.watched_files import Stamp, stamp
 from gateway.engine.core import Engine
 from gateway.ops.access_log.setup import open_access_log
 from gateway.ops.access_log.writer import LogWriter
@@ -49,12 +49,13 @@ from gateway.ops.process_memory import container_limit_bytes, resident_bytes, re
 from gateway.ops.state import Unsent, look_at
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
+from gateway.server.certificate_reloader import CertificateReloader
 from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
 from gateway.server.shedding import Shedding
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
-from gateway.upstream.pool import Credentials
+from gateway.upstream.origin_pool import Credentials
 
 _log = logging.getLogger("gateway.app")
 
@@ -92,14 +93,17 @@ class RunningGateway:
         self._frontend = frontend
         self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
-        self._certificate_reader = ConfigReader(self._loaded_certificates, engine.clock)
         self._load = load
-        self._watch = Watch(
-            lambda: certificate_files(self.config.every_listener), self._reload_certificates, engine.clock
-        )
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
+        self._certificate_reloader = CertificateReloader(
+            lambda: self.config.every_listener,
+            self.listeners,
+            frontend.use_certificates,
+            self._reloading,
+            engine.clock,
+        )
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
@@ -168,7 +172,7 @@ class RunningGateway:
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if certificate_files(self.config.every_listener):
-                self._tasks.start(self._watch.run(self._certificate_stamp), "certificates")
+                self._tasks.start(self._certificate_reloader.run(self._certificate_stamp), "certificates")
         except BaseException:
             self.planned.stop()
             self._loop_delay.close()
@@ -233,23 +237,6 @@ class RunningGateway:
         shown = config_change(self.config, config).config.every_listener
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
         return config, load_plan(config), _origin_credentials(config, self._environ), load_tls(config), certificates
-
-    def _loaded_certificates(self) -> Certificates:
-        """The current listeners' certificates.  Runs in the reader's thread."""
-        return load_certificates(self.config.every_listener, self.listeners.alpn, self.listeners.certificates)
-
-    async def _reload_certificates(self) -> None:
-        """Load the listeners' certificate files again; keep the old certificates if they cannot be used.
-
-        Raises ConfigReadTimeout if the files are not read in time.
-        """
-        async with self._reloading:
-            try:
-                self._frontend.use_certificates(await self._certificate_reader.read())
-            except ConfigError as error:
-                _log.warning("certificates are not taken: %s", error)
-                if isinstance(error, ConfigReadTimeout):
-                    raise
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the one before."""

@@ -14,7 +14,7 @@ from gateway.config.routes import RouteConfig
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.state import State
-from gateway.upstream.pool import Origins
+from gateway.upstream.origin_pool import Origins
 from reference_pages.part import table
 
 _PLAN = Path(__file__).parent.parent / "config" / "cache-plan.json"

@@ -32,7 +32,7 @@ from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
 from gateway.protocol.offsets import NOW
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
-from gateway.upstream.pool import ROUTE_URL, route_url
+from gateway.upstream.origin_pool import ROUTE_URL, route_url
 from gateway.upstream.reply import Body, Bounds, Reply
 from gateway.upstream.upstream import Upstream
 

@@ -136,7 +136,7 @@ def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
 
 async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
     from gateway.upstream.exchanges import Exchanges
-    from gateway.upstream.pool import authority_of
+    from gateway.upstream.origin_pool import authority_of
     from gateway.upstream.slots import SlotLimits
 
     urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]

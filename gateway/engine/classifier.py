@@ -1,10 +1,10 @@
 """Classifies an origin's reply for the readers that share it, and records what it says about the stream.
 
 A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that asked, or not
-shareable: for one client alone, because it is personal, encoded, of unknown length, or outside the protocol.  A reply
-is compared with what was known *when it was requested*, because the tape moves on meanwhile.  A tail that has moved
-back, a closed stream that is open again, another content type or another identity mean another stream under the same
-name.
+shareable: for one client alone, because it is personal (`gateway.protocol.sharing`), encoded, of unknown length, or
+outside the protocol.  A reply is compared with what was known *when it was requested*, because the tape moves on
+meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or another identity
+mean another stream under the same name.
 
 An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
 ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
@@ -19,11 +19,7 @@ from typing import Final, NamedTuple
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarding import response_headers_for_client
-from gateway.protocol.freshness import (
-    forbids_storing,
-    vary_allows_sharing,
-)
+from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
@@ -32,6 +28,7 @@ from gateway.protocol.names import (
     is_true,
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.sharing import why_not_shared
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -97,7 +94,7 @@ class ReplyClassifier:
         Raises UpstreamBroken if the protocol does not allow the reply, TailMovedBack if it belongs to another stream
         than the known one.
         """
-        headers = reply.headers
+        headers, config = reply.headers, route.config
         if reply.status >= 400:
             if flight.start == METADATA and reply.status in NO_HEAD:
                 return NotShareable("no HEAD")
@@ -117,7 +114,8 @@ class ReplyClassifier:
             raise UpstreamBroken
         if why := _why_not_delimited(reply):
             return NotShareable(why)
-        if flight.start not in (METADATA, NOW) and (why := _why_not_shared(route, reply)):
+        is_stored = flight.start not in (METADATA, NOW)
+        if is_stored and (why := why_not_shared(headers, config.credential_headers, has_cors=config.cors is not None)):
             return NotShareable(why, is_personal=True)
         tape = stream.tape
         content_type = headers.get("Content-Type")
@@ -218,20 +216,6 @@ def _why_not_delimited(reply: Reply) -> str | None:
         return "no length"
     if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
         return "encoded"
-    return None
-
-
-def _why_not_shared(route: Route, reply: Reply) -> str | None:
-    """Why a reply is for its requester alone; None if it may be shared."""
-    headers = reply.headers
-    if "Set-Cookie" in headers:
-        return "cookie"
-    if forbids_storing(", ".join(headers.getall("Cache-Control", ())) or None):
-        return "Cache-Control"
-    vary = ", ".join(headers.getall("Vary", ())) or None
-    allow_origin = None if route.config.cors is not None else headers.get("Access-Control-Allow-Origin")
-    if not vary_allows_sharing(vary, route.config.credential_headers, allow_origin):
-        return "Vary"
     return None
 
 

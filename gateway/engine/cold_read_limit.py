@@ -1,7 +1,7 @@
 """Reads of streams that are not in memory: how many of them may ask the origin.
 
 Each such read may be of an invented name or with an invented query, and each makes a record here and a request there.
-They are bounded for the origin (`absences`) and for each client net (`client_new_streams_per_s`).  Reads that the
+They are bounded for the origin (`negative_cache`) and for each client net (`client_new_streams_per_s`).  Reads that the
 gateway makes for itself have no net and count only for the origin.
 """
 
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from gateway.engine.absences import Absences
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import TooManyAbsent, TooManyRequests
 from gateway.limits.buckets import Buckets
@@ -27,9 +27,9 @@ class ColdReadLimit:
     """Owner of the allowance of each net.  `now` gives monotonic seconds."""
 
     def __init__(
-        self, absences: Absences, metrics: MetricsRecorder, rng: random.Random, now: Callable[[], float]
+        self, negative_cache: NegativeCache, metrics: MetricsRecorder, rng: random.Random, now: Callable[[], float]
     ) -> None:
-        self._absences = absences
+        self._negative_cache = negative_cache
         self._metrics = metrics
         self._rng = rng
         self._now = now
@@ -52,11 +52,11 @@ class ColdReadLimit:
 
     def may_ask(self, route: Route, client: str) -> bool:
         """Whether `admit` would admit a read for this net."""
-        return self._absences.may_ask(route, client) and not self._wait_s(client)
+        return self._negative_cache.may_ask(route, client) and not self._wait_s(client)
 
     def admit(self, route: Route, client: str) -> None:
         """Count a read for this net.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
-        if not self._absences.may_ask(route, client):
+        if not self._negative_cache.may_ask(route, client):
             raise TooManyAbsent(is_unsent=True)
         if wait_s := self._wait_s(client):
             self._metrics.client_limited("client_new_streams_per_s")

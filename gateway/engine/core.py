@@ -14,7 +14,6 @@ from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
-from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
@@ -24,6 +23,7 @@ from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import Waiting
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
@@ -46,7 +46,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
-from gateway.upstream.pool import Credentials, Origins
+from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader
 from gateway.upstream.upstream import Upstream
@@ -118,8 +118,8 @@ class Engine:
             limits.max_flight_bytes,
             access_log,
         )
-        self.absences = Absences(clock.now)
-        self._cold_read_limit = ColdReadLimit(self.absences, metrics, rng, clock.now)
+        self.negative_cache = NegativeCache(clock.now)
+        self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
         self.fetches = FetchTable(
             upstream,
             self.store,
@@ -132,7 +132,7 @@ class Engine:
             self.live.revalidate,
             self.live.tail_named,
             self.live.watch_expiry,
-            self.absences,
+            self.negative_cache,
             tracer,
             access_log,
         )
@@ -141,7 +141,7 @@ class Engine:
             upstream,
             self.store,
             self.live,
-            self.absences,
+            self.negative_cache,
             clock,
             metrics,
             self.s2_writes.written,
@@ -149,7 +149,7 @@ class Engine:
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)
-        self._incarnations = Incarnations(self.store, self.absences, self._cold_read_limit, self.live, clock)
+        self._incarnations = Incarnations(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
         self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
@@ -164,7 +164,7 @@ class Engine:
             access_log,
             self.live.begin_relayed,
             wheel,
-            self.absences,
+            self.negative_cache,
             self._cold_read_limit,
         )
         self.limit_clients(limits)
@@ -183,7 +183,7 @@ class Engine:
         """Whether anything in memory may answer or refuse a HEAD.  If not, it has to be relayed, which is counted."""
         is_known = (
             self.store.find(read.key) is not None
-            or self.absences.find(read.key, METADATA, read.source.headers) is not None
+            or self.negative_cache.find(read.key, METADATA, read.source.headers) is not None
         )
         if is_known or not self._cold_read_limit.may_ask(read.route, read.source.client):
             return True
@@ -192,7 +192,7 @@ class Engine:
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
-        if (error := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
+        if (error := self.negative_cache.find(read.key, METADATA, read.source.headers)) is not None:
             return origin_error_answer(read.route, error, Outcome.HIT)
         stream = self.store.find(read.key)
         now = self.clock.now()
@@ -247,7 +247,7 @@ class Engine:
             or not stream.has_topic
             or stream.has_expired(self.clock.now(), self.clock.wall())
             or read.route.unshared.reason(read.key, read.shape) is not None
-            or self.absences.find(read.key, read.start, read.source.headers) is not None
+            or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
         ):
             return None
         return stream

@@ -20,8 +20,8 @@ from functools import partial
 
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
-from gateway.engine.absences import Absences
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import (
     CircuitOpen,
@@ -67,7 +67,7 @@ class FetchTable:
         on_stale: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
         on_lifetime: Callable[[Stream], None],
-        absences: Absences,
+        negative_cache: NegativeCache,
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -85,7 +85,7 @@ class FetchTable:
         """Called with a stream's tail as the origin names it, and when that was requested."""
         self._on_lifetime = on_lifetime
         """Called when the origin has reported a stream's lifetime."""
-        self._absences = absences
+        self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
         self._classifier = ReplyClassifier(store, metrics, on_end, on_stale)
@@ -212,7 +212,7 @@ class FetchTable:
 
     async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
         earlier = await self.join_earlier(stream, start, route, source.client)
-        if earlier is not None and (error := self._absences.find(stream.key, start, source.headers)) is not None:
+        if earlier is not None and (error := self._negative_cache.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
             # Those bytes are stored: only what follows them still has to be requested.
@@ -298,7 +298,7 @@ class FetchTable:
                     # with a HEAD.
                     is_whole = head.status == 404 and not is_metadata
                     offset = None if is_whole else flight.start
-                    self._absences.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
+                    self._negative_cache.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
                         self._classifier.apply(stream, flight, head, facts)

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gateway.aio.clock import Clock
-from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -30,10 +30,15 @@ class Incarnations:
     """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
     def __init__(
-        self, store: TapeStore, absences: Absences, cold_read_limit: ColdReadLimit, live: LiveTopics, clock: Clock
+        self,
+        store: TapeStore,
+        negative_cache: NegativeCache,
+        cold_read_limit: ColdReadLimit,
+        live: LiveTopics,
+        clock: Clock,
     ) -> None:
         self._store = store
-        self._absences = absences
+        self._negative_cache = negative_cache
         self._cold_read_limit = cold_read_limit
         self._live = live
         self._clock = clock
@@ -65,10 +70,10 @@ class Incarnations:
 
     def _absence(self, read: Read) -> OriginError | None:
         """The remembered error that answers this read."""
-        found = self._absences.find(read.key, read.start, read.source.headers)
+        found = self._negative_cache.find(read.key, read.start, read.source.headers)
         if found is None and read.is_live and read.start != START:
             # Such a read begins with a HEAD, so the error of an earlier HEAD is what it would be given.
-            found = self._absences.find(read.key, METADATA, read.source.headers)
+            found = self._negative_cache.find(read.key, METADATA, read.source.headers)
         return found
 
     def open(self, read: Read) -> Stream:

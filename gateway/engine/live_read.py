@@ -180,7 +180,7 @@ class LiveReads:
             ),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
-        topic.note_cursor(read.cursor, self.clock.wall())
+        topic.cursors.note(read.cursor, self.clock.wall())
         return topic
 
     def left(self, topic: Topic) -> None:
@@ -218,13 +218,13 @@ class LiveReads:
         topic, wall = self.live.find(stream), self.clock.wall()
         if topic is None:
             return next_cursor(wall, read.cursor, self.rng)
-        return topic.cursor_for(read.cursor, wall, self.rng)
+        return topic.cursors.next_for(read.cursor, wall, self.rng)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
         """Join the stream's topic if that needs no answer from the origin, else None; the caller must call `left`."""
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
-            topic.note_cursor(read.cursor, self.clock.wall())
+            topic.cursors.note(read.cursor, self.clock.wall())
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:

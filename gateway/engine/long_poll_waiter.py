@@ -215,7 +215,7 @@ class Waiter:
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
             # A client whose cursor is not below the shared one needs its own, unless it is among the far-ahead clients.
-            answer_key = (answer_key, "far" if topic.is_far(self._cursor) else self._cursor)
+            answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
             self._client.send(shared)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
-from gateway.engine.absences import Absences
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.live.topics import LiveTopics
@@ -153,12 +153,12 @@ class Relay:
         upstream: Upstream,
         store: TapeStore,
         live: LiveTopics,
-        absences: Absences,
+        negative_cache: NegativeCache,
         clock: Clock,
         metrics: MetricsRecorder,
         s2_written: Callable[[RelayedRequest, int | None], object],
     ) -> None:
-        self._absences = absences
+        self._negative_cache = negative_cache
         self._upstream = upstream
         self._store = store
         self._live = live
@@ -192,7 +192,7 @@ class Relay:
         relayed = RelayExchange(self, request, asker, stream, self._clock.now())
         if relayed.is_write:
             self._writes.setdefault(request.group, set()).add(relayed)
-            self._absences.write_begins(request.group)
+            self._negative_cache.write_begins(request.group)
         relayed.begin(self._upstream, url, bounds, is_live=is_live)
         return relayed
 
@@ -228,7 +228,7 @@ class Relay:
         writes.discard(relayed)
         if not writes:
             del self._writes[group]
-        self._absences.write_ends(group)
+        self._negative_cache.write_ends(group)
 
     def _record(self, request: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if request.route.is_s2:

@@ -18,7 +18,7 @@ from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, unescaped_delimiters
-from gateway.upstream.pool import authority_of, route_url
+from gateway.upstream.origin_pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
 

@@ -1,5 +1,7 @@
 """SSE (section 5.8): opening a subscription, including everything that can fail before the first byte.
 
+Events are encoded in `gateway.live.frames` and written by `gateway.live.subscriber`.
+
 The first reader of a stream is answered as soon as its own fetch has named the tail, while the follower is still
 connecting: one round trip to the origin instead of three.  It waits for the follower until a live answer on its route
 has proved to be shareable, because one that is not has to be relayed from its first byte.
@@ -99,7 +101,7 @@ class Sse:
         read, topic = subscription.read, subscription.topic
         lifetime_s = read.route.config.sse_lifetime_s * self._reads.rng.uniform(*_LIFETIME_JITTER)
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
-        cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._reads.rng))
+        cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
             subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)

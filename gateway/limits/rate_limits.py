@@ -4,6 +4,8 @@ A request is admitted if every limit that applies to it admits it, and takes a t
 answer has been sent: its length may not be known before, and a part of it would be useless.  A limit on bytes thus goes
 into debt, and refuses requests until the debt is paid.
 
+`gateway.server.admission` asks, and answers 429 (RFC 6585 section 4) where a request is not admitted.
+
 A limit keeps an allowance for each value of its key: the client's net, the route, or nothing.  A client without a net
 is not bounded by a limit per client.
 """

@@ -27,7 +27,7 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
-from gateway.live.replies import decoded, end_of, unwrapped, why_not_shared
+from gateway.live.replies import decoded, end_of, unwrapped
 from gateway.live.topic import Topic
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
@@ -47,6 +47,7 @@ from gateway.protocol.names import (
     media_type,
 )
 from gateway.protocol.offsets import START
+from gateway.protocol.sharing import why_live_not_shared
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -214,7 +215,7 @@ class Follower:
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
             self._raise_for_status(reply.status)
-        if (why := why_not_shared(reply.headers)) is not None:
+        if (why := why_live_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
         end = end_of(reply.headers)
         self._cursor = reply.headers.get("Stream-Cursor")
@@ -254,7 +255,7 @@ class Follower:
             if reply.status != 200:
                 await self._check_offset(at, reply.status)
                 self._raise_for_status(reply.status)
-            if (why := why_not_shared(reply.headers)) is not None:
+            if (why := why_live_not_shared(reply.headers)) is not None:
                 self._refuse_sharing(why)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()

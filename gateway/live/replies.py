@@ -6,22 +6,9 @@ import base64
 import binascii
 
 from gateway.errors import UpstreamBroken
-from gateway.protocol.forwarding import Headers
-from gateway.protocol.freshness import parse_cache_control
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.json_array import NotAnArray, unwrap
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
-
-
-def why_not_shared(headers: Headers) -> str | None:
-    """Why a live reply may not be shared; None if it may.  `no-store` is no reason, because a live reply is passed on
-    and not stored."""
-    if "Set-Cookie" in headers:
-        return "cookie"
-    if headers.get("Content-Encoding", "identity").lower() != "identity":
-        return "encoded"
-    if "private" in parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None):
-        return "Cache-Control"
-    return None
 
 
 def end_of(headers: Headers) -> str:

@@ -2,7 +2,8 @@
 
 A topic has no queues.  The follower stores what it receives on the tape and moves `position`.  Each live reader reads
 the tape from its own offset and waits here when it has read everything.  A slow reader therefore costs the others
-nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset.
+nothing; it simply reads from the tape.  Frames are encoded once for all readers at the same offset
+(`gateway.live.frames`), and readers that wait together share a cursor (`gateway.live.cursors`).
 
 `is_confirmed` means that the follower's live request is open and the origin has said on it that `position` is the tail.
 A reader may be told that it is up to date only then, or as it begins, if the origin has just named the tail to its own
@@ -14,26 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
-
-from cachetools import LRUCache
 
 from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
+from gateway.live.cursors import Cursors
+from gateway.live.delivery_times import DeliveryTimes
+from gateway.live.frames import EVENT_BYTES, Frames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
-from gateway.live.rounds import Rounds
-from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
-from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
-from gateway.protocol.sse import Control, encode_control, encode_data
 from gateway.tape.stream import End, FirstTail, Sighting, Stream
-from gateway.tape.tape import Reading
 from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
 
@@ -46,20 +40,8 @@ Fill = Callable[["Topic", str], Awaitable[bool]]
 """Fetches the bytes after an offset of the topic if the follower will not bring them; returns whether that changed
 anything."""
 
-_FRAME_BYTES: Final = 1 << 20
-"""Bytes of encoded frames kept for the next readers at the same offset."""
-_EVENT_BYTES: Final = 1 << 18
-"""The approximate bytes of a replay in one data event, as far as the known offsets allow."""
-_FRAME_MOST_BYTES: Final = 2 * _EVENT_BYTES
-"""A data event that is larger once encoded is sent in parts: base64 adds a third, and text of nothing but line ends
-grows to six times its size."""
 BEATS: Final = 16
 """A topic's one timer beats this often per heartbeat interval, so that its readers need no timers."""
-_CURSOR_REACH: Final = 1_000
-"""A client's cursor that is more intervals ahead than this does not raise the shared cursor."""
-_HIGH_REACH: Final = 1 << 40
-"""A cursor that is more intervals ahead than this does not raise the cursor of far-ahead clients either.  Events can
-never advance a cursor this far, and it is far below the largest valid cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +77,15 @@ class Topic:
     """The live state of one stream.  Owner: the `LiveTopics` table; the follower moves it."""
 
     def __init__(
-        self, stream: Stream, access: OriginAccess, times: LiveTimes, wall: Callable[[], float], rounds: Rounds
+        self,
+        stream: Stream,
+        access: OriginAccess,
+        times: LiveTimes,
+        wall: Callable[[], float],
+        delivery_times: DeliveryTimes,
     ) -> None:
         self.stream = stream
-        self._rounds = rounds
+        self._delivery_times = delivery_times
         self.access = access
         self.times = times
         self._wall = wall
@@ -135,27 +122,19 @@ class Topic:
         """The cursor of shared answers; clients that showed one at least as high get answers of their own."""
         self.to_account: list[tuple[LiveReader, object]] = []
         """Readers answered while being pumped: all are answered before any is accounted for."""
-        self._cursor_floor = 0
-        self._high_floor = 0
-        """The floor for clients whose cursors are far ahead: each answer advances the clients that read on."""
-        self._large_events: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
-        self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
+        self.cursors = Cursors(wall)
+        self.frames = Frames(stream)
 
     def __repr__(self) -> str:
         state = "confirmed" if self.is_confirmed else "unconfirmed"
         return f"<Topic {self.readers} readers, {state} at {self.position}>"
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of frames that are kept for the next reader at the same place."""
-        return int(self._frames.currsize)
 
     # -- the follower's side
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
         """The follower stands at `position`: wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
-            self._rounds.arrived()
+            self._delivery_times.arrived()
         self.position = position
         self.is_confirmed = is_confirmed
         self.stream.followed()
@@ -221,7 +200,7 @@ class Topic:
             self.steps = {}
             self.is_pumping = False
             self._account_all()
-            self._rounds.delivered(clients)
+            self._delivery_times.delivered(clients)
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []
@@ -243,7 +222,7 @@ class Topic:
 
     def _begin_answers(self, of: tuple[object, ...]) -> None:
         self._answers, self._answers_of = {}, of
-        self.answers_cursor = self.frame_cursor()
+        self.answers_cursor = self.cursors.shared()
 
     def beat(self) -> None:
         """One beat of the heartbeat interval has passed."""
@@ -272,49 +251,21 @@ class Topic:
             and self.stream.holds_acknowledged(at)
         )
 
-    def note_cursor(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames carry a greater one."""
-        value = parse_cursor(cursor)
-        if value is None:
-            return
-        ahead = value - interval(wall)
-        if ahead <= _CURSOR_REACH:
-            self._cursor_floor = max(self._cursor_floor, value)
-        elif ahead <= _HIGH_REACH:
-            self._high_floor = max(self._high_floor, value)
-
-    def is_far(self, cursor: int) -> bool:
-        """Whether a client that showed this cursor shares the cursor of the far-ahead clients."""
-        return interval(self._wall()) + _CURSOR_REACH < cursor <= self._high_floor
-
-    def cursor_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """The cursor of the next frame for a client that showed `client`: the shared one unless its own is higher."""
-        shared = shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
-        own = parse_cursor(client)
-        if own is None or own < shared:
-            return str(shared)
-        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
-
-    def frame_cursor(self) -> int:
-        """The cursor that shared frames carry now."""
-        wall = self._wall()
-        return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
-
     def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> Step:
         """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.  `first` is
         the tail that the origin has named to a reader that begins now.
 
         While readers are pumped, a step with the shared cursor is left in `steps`.
         """
-        shared = self.frame_cursor()
+        shared = self.cursors.shared()
         cursor = max(shared, least_cursor)
         tape = self.stream.tape
-        reading = tape.read(at, _EVENT_BYTES)
+        reading = tape.read(at, EVENT_BYTES)
         end = reading.end
         is_closed = tape.is_closed_at(end)
         is_current = self.is_current(end) or (first is not None and self.stream.is_still(first, end))
         if reading.size:
-            frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
+            frame = self.frames.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
             if isinstance(frame, LargeEvent):
                 step = Step(b"", 0, end, said_up_to_date, cursor, large=frame)
             else:
@@ -324,7 +275,7 @@ class Topic:
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not said_up_to_date):
-            frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
+            frame = self.frames.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
             return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
         return Step(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
@@ -335,40 +286,9 @@ class Topic:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
-    def _frame(
-        self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str
-    ) -> bytes | LargeEvent:
-        """The data event of a reading and the control event that must follow it (section 5.8), or the data event alone
-        if it is too large to be written at once."""
-        key = (start, reading.end, is_current, is_closed, cursor)
-        frame = self._frames.get(key)
-        if frame is not None:
-            return frame
-        large = self._large_events.get(key[:2])
-        if large is not None:
-            return large
-        data = self._data_event(reading)
-        if reading.size > _EVENT_BYTES or len(data) > _FRAME_MOST_BYTES:
-            large = self._large_events[key[:2]] = LargeEvent(data, reading.end)
-            return large
-        control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
-        frame = self._frames[key] = data + control
-        return frame
-
-    def _data_event(self, reading: Reading) -> bytes:
-        stream = self.stream
-        pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
-        return encode_data(pieces, base64=not is_sse_text(stream.content_type))
-
     def last_step(self, large: LargeEvent, least_cursor: int) -> Step:
         """The control event after a large event: states what is true now, not when the event was started."""
-        end, cursor = large.end, max(self.frame_cursor(), least_cursor)
+        end, cursor = large.end, max(self.cursors.shared(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
-        frame = self.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
+        frame = self.frames.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
         return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed)
-
-    @staticmethod
-    @lru_cache(256)
-    def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """A control event by itself; kept, because clients that join at one offset are sent the same."""
-        return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))

@@ -9,7 +9,7 @@ streams that may be followed, and one without readers gives its place to a live 
 
 A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
 stream and another live request, and one net must not use up all of them.  Relayed live reads take places of the same
-kind (`places`).
+kind (`live_requests`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.errors import ShortOfMemory, TooManyFollowed
+from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
-from gateway.live.places import Places, RelayedLive
-from gateway.live.rounds import Rounds
+from gateway.live.live_requests import LiveRequests, RelayedLive
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
@@ -64,7 +64,7 @@ class LiveTopics:
         self._tasks = tasks
         self._metrics = metrics
         self._rng = rng
-        self._places = Places(max_followed, metrics, rng)
+        self._live_requests = LiveRequests(max_followed, metrics, rng)
         self._charged: dict[Topic, str] = {}
         """The net that each topic is charged to."""
         self._topics: dict[Stream, Topic] = {}
@@ -94,12 +94,12 @@ class LiveTopics:
 
     def limit_clients(self, most_per_client: int) -> None:
         """One client net may cause at most this many live requests from now on."""
-        self._places.most_per_client = most_per_client
+        self._live_requests.most_per_client = most_per_client
 
     @property
     def _is_full(self) -> bool:
         """Whether there are as many live requests as there may be."""
-        return len(self._runs) + self._places.relayed >= self._places.most
+        return len(self._runs) + self._live_requests.relayed >= self._live_requests.most
 
     @property
     def hot_count(self) -> int:
@@ -117,7 +117,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(
-                stream, access, times, self._clock.wall, Rounds(self._metrics, self._clock.now, stream.key.route)
+                stream, access, times, self._clock.wall, DeliveryTimes(self._metrics, self._clock.now, stream.key.route)
             )
             stream.hold()
             stream.has_topic = True
@@ -155,15 +155,15 @@ class LiveTopics:
         """Count a live read of the net `client` that is relayed; `RelayedLive.end` must follow.  Raises
         TooManyFollowed, ShortOfMemory or TooManyRequests."""
         self._make_room(client, is_charged=False)
-        return self._places.begin_relayed(client)
+        return self._live_requests.begin_relayed(client)
 
     def _make_room(self, client: str, *, is_charged: bool) -> None:
         """Make room for one more live request, for a live reader of this net; a hot topic may have to end for it.
         `is_charged` says that the net is charged for the request already.  Raises what `begin_relayed` does."""
         if not self._store.may_grow:
             raise ShortOfMemory
-        if not is_charged and not self._places.has_share(client) and not self._remove_hot(client):
-            raise TooManyFollowed if self._is_full else self._places.refusal()
+        if not is_charged and not self._live_requests.has_share(client) and not self._remove_hot(client):
+            raise TooManyFollowed if self._is_full else self._live_requests.refusal()
         if self._is_full and not self._remove_hot(None):
             raise TooManyFollowed
 
@@ -183,15 +183,15 @@ class LiveTopics:
     def _charge(self, topic: Topic) -> None:
         if topic not in self._charged:
             net = self._charged[topic] = topic.access.source.client
-            self._places.take(net)
+            self._live_requests.take(net)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
         room."""
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
-        has_share = topic in self._charged or self._places.has_share(topic.access.source.client)
-        if not has_share or len(self._coolings) >= self._places.most // 2:
+        has_share = topic in self._charged or self._live_requests.has_share(topic.access.source.client)
+        if not has_share or len(self._coolings) >= self._live_requests.most // 2:
             return
         if topic not in self._runs and (self._is_full or not self._store.may_grow):
             return
@@ -351,7 +351,7 @@ class LiveTopics:
             return
         del self._topics[topic.stream]
         if (net := self._charged.pop(topic, None)) is not None:
-            self._places.give_back(net)
+            self._live_requests.give_back(net)
         topic.is_hot = False
         for timers in (
             self._lingers,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.metrics_core import Metric
 
 from gateway.ops.families import counter, gauge
-from gateway.upstream.connections import Connections
+from gateway.upstream.connection_pool import Connections
 from gateway.upstream.slots import SlotUse
 
 

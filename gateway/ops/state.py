@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
 from gateway.tape.store import RouteUsage
-from gateway.upstream.connections import Connections
+from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
 from gateway.upstream.origins import OriginState
 from gateway.upstream.purpose import Purpose

@@ -31,7 +31,7 @@ from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, client_nets
 from gateway.limits.slow_clients import keeps_up
 from gateway.limits.usage import NetUse, Usage
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request

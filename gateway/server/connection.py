@@ -16,7 +16,7 @@ from gateway.errors import BadRequest
 from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import REFUSALS, Handling, plain_text

@@ -19,8 +19,8 @@ from gateway.limits.client_net import client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.limits.usage import Usage
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
-from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
 from gateway.server.admission import Admission
 from gateway.server.clients import AsyncHandler, ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work

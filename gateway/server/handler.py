@@ -35,11 +35,11 @@ from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.joins import Join, Joins
-from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
+from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request

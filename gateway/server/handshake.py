@@ -15,9 +15,9 @@ from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
 from gateway.limits.usage import NetUse
+from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
-from gateway.protocol.proxies import Proxies
-from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
+from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header
 from gateway.server.clients import Clients, ConnectionRefusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 

@@ -13,7 +13,7 @@ from gateway.engine.route import Route
 from gateway.errors import LoopDetected
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, negotiate
-from gateway.protocol.forwarding import is_looping, passed_nodes, request_headers_for_origin
+from gateway.protocol.forwarded_headers import is_looping, passed_nodes, request_headers_for_origin
 from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
 

@@ -21,9 +21,9 @@ from gateway.engine.core import Engine
 from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError
-from gateway.live.places import RelayedLive
+from gateway.live.live_requests import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.forwarding import response_headers_for_client
+from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
@@ -171,7 +171,7 @@ class Relaying:
         self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
-        self._write_epoch = relays.engine.absences.write_epoch
+        self._write_epoch = relays.engine.negative_cache.write_epoch
         self._reply: Reply | None = None
         self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""
@@ -232,7 +232,7 @@ class Relaying:
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
         if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
-            self._relays.engine.absences.add_relayed(
+            self._relays.engine.negative_cache.add_relayed(
                 parsed.key,
                 status,
                 parsed.read.source.headers,

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from gateway.http.request import RequestHead
 from gateway.limits.usage import NetUse
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.remembered import RememberedAnswer
 from gateway.telemetry.access_record import CloseReason

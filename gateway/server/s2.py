@@ -27,8 +27,8 @@ from gateway.s2.numbers import fixed_width
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.head import response_head
-from gateway.server.learning import learn_hit
 from gateway.server.live import LiveAnswers
+from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request
 from gateway.telemetry.access_record import Record, note_span

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.protocol.forwarding import Headers, storable_headers
+from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import Lifetime, lifetime_from_headers, parse_cache_control
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import is_before

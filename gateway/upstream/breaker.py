@@ -1,7 +1,8 @@
 """A circuit breaker: decides whether one origin may be used.
 
 It is a pure state machine: it sends nothing, reads no clock and has no randomness of its own.  `now` and `rng` are
-arguments; the events are `admit`, `succeeded`, `failed` and `abandoned`.
+arguments; the events are `admit`, `succeeded`, `failed` and `abandoned`.  Each origin has one
+(`gateway.upstream.origins`).
 
     closed     all requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
     open       no request passes for a time that grows from trip to trip.  It is jittered, so that several gateways do

@@ -22,12 +22,12 @@ from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, Upstrea
 from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
-from gateway.upstream.connections import Connections
+from gateway.upstream.connection_pool import Connections
 from gateway.upstream.endpoint import split_url
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.origin_pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.origins import Origin, OriginRequest
-from gateway.upstream.pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.slots import SlotLimits, SlotUse
 

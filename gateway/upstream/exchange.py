@@ -40,7 +40,7 @@ from gateway.http.reply import ReplyBroken
 from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.asking import Requester
-from gateway.upstream.connections import ConnectionPool, Slot
+from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of
 from gateway.upstream.failures import (

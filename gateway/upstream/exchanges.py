@@ -13,7 +13,7 @@ from gateway.http.http2.counts import SessionCounts
 from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Requester, answer_to
-from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Connections
+from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.exchange import Exchange
@@ -28,7 +28,7 @@ from gateway.upstream.slots import SlotLimits, SlotUse
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded where they begin (`gateway.live.places`) rather than by
+    Live requests have a pool of their own, bounded where they begin (`gateway.live.live_requests`) rather than by
     `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
     """
 

@@ -26,8 +26,8 @@ from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
 from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origins import FAILING, Origin
-from gateway.upstream.pool import Origins, authority_of
 from gateway.upstream.reasons import reason_of, reason_of_status
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply
 

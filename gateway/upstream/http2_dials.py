@@ -7,7 +7,7 @@ import asyncio
 from gateway.aio.tasks import Tasks
 from gateway.errors import bare
 from gateway.http.http2.counts import SessionCounts
-from gateway.upstream.connections import ConnectionPool
+from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import NoHttp2, NotConnected

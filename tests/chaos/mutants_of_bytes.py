@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from gateway.engine import catchup, core, relay, response_heads
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.coder import Coder
 from gateway.engine.relay import Relay, RelayExchange
+from gateway.live.cursors import Cursors
+from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
@@ -172,12 +173,12 @@ def joined_without_a_comma() -> Patches:
 
 @mutant("a frame is for readers at one place")
 def frame_is_shared_by_where_it_ends() -> Patches:
-    frame = Topic._frame
+    frame = Frames.frame
 
-    def shared(self: Topic, start: str, reading: Reading, **said: Any) -> Any:
+    def shared(self: Frames, start: str, reading: Reading, **said: Any) -> Any:
         return frame(self, "", reading, **said)
 
-    return [(Topic, "_frame", shared)]
+    return [(Frames, "frame", shared)]
 
 
 @mutant("a live reader's offset is where its bytes end")
@@ -195,13 +196,13 @@ def live_reader_skips_to_the_tail() -> Patches:
 
 @mutant("a data event has a control event behind it")
 def control_event_is_lost() -> Patches:
-    frame = Topic._frame
+    frame = Frames.frame
 
-    def without_control(self: Topic, start: str, reading: Reading, **said: Any) -> Any:
+    def without_control(self: Frames, start: str, reading: Reading, **said: Any) -> Any:
         found = frame(self, start, reading, **said)
-        return self._data_event(reading) if isinstance(found, bytes) else found
+        return self.data(reading) if isinstance(found, bytes) else found
 
-    return [(Topic, "_frame", without_control)]
+    return [(Frames, "frame", without_control)]
 
 
 # -- tags, codings, cursors
@@ -235,21 +236,21 @@ def coded_body_of_a_shorter_run() -> Patches:
 
 @mutant("the cursor of a long-poll is above the client's")
 def cursor_is_not_advanced() -> Patches:
-    def cursor_for(self: Topic, client: str | None, wall: float, _: Any) -> str:
+    def next_for(self: Cursors, client: str | None, wall: float, _: Any) -> str:
         return client or str(interval(wall))
 
-    return [(Topic, "cursor_for", cursor_for)]
+    return [(Cursors, "next_for", next_for)]
 
 
 @mutant("the cursor of an SSE connection never goes back")
 def cursor_goes_back() -> Patches:
-    drawn: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
+    drawn: dict[int, int] = {}
 
-    def frame_cursor(self: Topic) -> int:
-        drawn[self] = drawn.get(self, 0) + 1
-        return max(0, interval(self._wall()) - drawn[self])
+    def shared(self: Cursors) -> int:
+        drawn[id(self)] = drawn.get(id(self), 0) + 1
+        return max(0, interval(self._wall()) - drawn[id(self)])
 
     return [
-        (Topic, "frame_cursor", frame_cursor),
-        (Topic, "cursor_for", lambda *_: "0"),
+        (Cursors, "shared", shared),
+        (Cursors, "next_for", lambda *_: "0"),
     ]

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from gateway.engine import classifier, fetch_table, live_read
-from gateway.engine.absences import Absences
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.relay import Relay, RelayExchange
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
@@ -165,11 +165,11 @@ def expiry_is_ignored() -> Patches:
 
 @mutant("a 404 is not repeated over a write")
 def absence_outlives_a_write() -> Patches:
-    def write_begins(self: Absences, group: Any) -> None:
+    def write_begins(self: NegativeCache, group: Any) -> None:
         self.write_epoch += 1
         self._writes[group] = self._writes.get(group, 0) + 1
 
-    return [(Absences, "write_begins", write_begins)]
+    return [(NegativeCache, "write_begins", write_begins)]
 
 
 @mutant("a remembered answer ends with its stream")

@@ -181,7 +181,7 @@ async def test_many_clients_cost_the_origin_one_live_request_and_share_its_frame
     await eventually(lambda: all("cd" in datas(wire) for wire in (first, *others)), look_s=0)
     assert len(bench.live) == 1
     (topic,) = bench.engine.live.topics()
-    assert 0 < topic.frame_bytes < 1_000
+    assert 0 < topic.frames.kept_bytes < 1_000
 
 
 async def test_a_drain_ends_each_response_in_order_and_not_all_at_once(start: Start) -> None:

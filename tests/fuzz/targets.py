@@ -25,9 +25,19 @@ from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
 from gateway.http.reply import MOST_FRAMING_BYTES, Head, ReplyBroken, ReplyParser
 from gateway.http.request import Mark, RequestHead, RequestParser
-from gateway.protocol import cache_status, coding, cursor, etag, freshness, offsets, proxies, proxy_header, target
+from gateway.protocol import (
+    cache_status,
+    client_address,
+    coding,
+    cursor,
+    etag,
+    freshness,
+    offsets,
+    proxy_protocol,
+    target,
+)
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
-from gateway.protocol.forwarding import passed_nodes, request_headers_for_origin, response_headers_for_client
+from gateway.protocol.forwarded_headers import passed_nodes, request_headers_for_origin, response_headers_for_client
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
 from gateway.protocol.surrogate import surrogate_keys
@@ -352,12 +362,12 @@ def fields(data: bytes) -> None:
     assert "Connection" not in response_headers_for_client(headers, node="n", http_version="1.1")
 
 
-_PROXIES: Final = [proxies.Proxies(("10.0.0.0/8", "unix"), name) for name in ("x-forwarded-for", "forwarded")]
+_PROXIES: Final = [client_address.Proxies(("10.0.0.0/8", "unix"), name) for name in ("x-forwarded-for", "forwarded")]
 
 
 @_target
 def forwarded(data: bytes) -> None:
-    """`protocol/proxies.py`: the client is an address, and at most one is read from many."""
+    """`protocol/client_address.py`: the client is an address, and at most one is read from many."""
     for one in _PROXIES:
         headers = _fields("Forwarded" if one is _PROXIES[1] else "X-Forwarded-For", data)
         headers.add("X-Forwarded-Proto", _text(data))
@@ -373,16 +383,16 @@ def forwarded(data: bytes) -> None:
 
 @_target
 def proxy(data: bytes) -> None:
-    """`protocol/proxy_header.py`: incomplete input stays undecided, and more of it decides the same."""
+    """`protocol/proxy_protocol.py`: incomplete input stays undecided, and more of it decides the same."""
 
     def first(data: bytes) -> object:
         try:
-            return proxy_header.read_proxy_header(data)
-        except proxy_header.BadProxyHeader:
+            return proxy_protocol.read_proxy_header(data)
+        except proxy_protocol.BadProxyHeader:
             return "bad"
 
     found = first(data)
-    if isinstance(found, proxy_header.ProxyHeader):
+    if isinstance(found, proxy_protocol.ProxyHeader):
         assert found.size <= len(data)
         assert found == first(data[: found.size])
         assert all(first(data[:size]) is None for size in range(min(found.size, 256)))

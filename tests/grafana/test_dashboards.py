@@ -26,8 +26,8 @@ from gateway.ops.state import State
 from gateway.server.clients import ConnectionRefusal
 from gateway.server.handshake import HandshakeFailure
 from gateway.server.shedding import ShedReason
-from gateway.upstream.connections import Connections
-from gateway.upstream.pool import Origins
+from gateway.upstream.connection_pool import Connections
+from gateway.upstream.origin_pool import Origins
 from grafana import __main__ as generator
 from tests.grafana.queries import (
     ALERTS,

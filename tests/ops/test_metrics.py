@@ -20,7 +20,7 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.tape.store import RouteUsage
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics
-from gateway.upstream.connections import Connections
+from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import SlotUse

@@ -307,7 +307,7 @@ async def test_shared_frames_are_bounded_by_their_bytes(edge: Edge) -> None:
         await wire.head()
         assert await wire.event() is not None
     (topic,) = edge.gateway.engine.live.topics()
-    assert topic.frame_bytes <= 1 << 20
+    assert topic.frames.kept_bytes <= 1 << 20
 
 
 @pytest.mark.parametrize("is_live", [False, True], ids=["replayed", "appended"])
@@ -330,4 +330,4 @@ async def test_text_that_grows_to_many_times_its_size_in_frames_arrives_whole(
         fields = await control(wire)
         assert fields["streamNextOffset"] == (await edge.send("HEAD", "/s")).next_offset
     (topic,) = edge.gateway.engine.live.topics()
-    assert topic.frame_bytes <= 1 << 20
+    assert topic.frames.kept_bytes <= 1 << 20

@@ -13,8 +13,8 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import State
+from gateway.upstream.origin_pool import OriginPool, Origins, route_url
 from gateway.upstream.origins import Origin, OriginRequest
-from gateway.upstream.pool import OriginPool, Origins, route_url
 
 A, B, C = "http://a", "http://b", "http://c"
 

@@ -13,8 +13,8 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
-from gateway.engine.absences import Absences
 from gateway.engine.classifier import PERSONAL
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.askers import Askers
@@ -107,13 +107,13 @@ class OriginReads:
         clock: Clock,
         metrics: MetricsRecorder,
         access_log: AccessLog,
-        absences: Absences,
+        negative_cache: NegativeCache,
     ) -> None:
         self._upstream = upstream
         self._clock = clock
         self._metrics = metrics
         self._access_log = access_log
-        self._absences = absences
+        self._negative_cache = negative_cache
 
     async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Outcome:
         """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
@@ -211,7 +211,7 @@ class OriginReads:
             return None
         if reply.status == 404:
             # Counted and not remembered: whether a stream is there is asked at every read.
-            self._absences.count(source.configured, client)
+            self._negative_cache.count(source.configured, client)
         if reply.status < 400:
             raise UpstreamBroken("Origin answered a read with neither records nor an error")
         headers: CIMultiDict[str] = CIMultiDict()

@@ -13,8 +13,8 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
-from gateway.engine.absences import Absences
 from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.answer import S2Answer, S2Read, json_answer, refused_answer, unwritten_answer
 from gateway.engine.s2.origin import Found, OriginReads, Refused
 from gateway.engine.s2.reader import DRAINING, Session, SessionReader
@@ -25,7 +25,7 @@ from gateway.engine.s2.streams import S2Streams
 from gateway.engine.s2.topic import Topic
 from gateway.engine.s2.unary import UnaryRead, held_answer
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.live.places import RelayedLive
+from gateway.live.live_requests import RelayedLive
 from gateway.live.subscriber import Wire
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format
@@ -55,7 +55,7 @@ class S2Reads:
         access_log: AccessLog,
         begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
-        absences: Absences,
+        negative_cache: NegativeCache,
         cold_read_limit: ColdReadLimit,
     ) -> None:
         self.clock = clock
@@ -64,7 +64,7 @@ class S2Reads:
         self._cold_read_limit = cold_read_limit
         self._tasks = tasks
         self._rng = rng
-        origin = OriginReads(upstream, clock, metrics, access_log, absences)
+        origin = OriginReads(upstream, clock, metrics, access_log, negative_cache)
         self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None

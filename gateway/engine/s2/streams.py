@@ -19,7 +19,7 @@ from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
 from gateway.limits.askers import Askers
-from gateway.live.places import RelayedLive
+from gateway.live.live_requests import RelayedLive
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore

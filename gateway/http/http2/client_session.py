@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.budget import Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import InterimReceived, ReplyReceived, StreamReset
+from gateway.http.http2.flood_limits import Kind
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.reading import Reading
 from gateway.http.http2.receiving import CONNECTION_WINDOW

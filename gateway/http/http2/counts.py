@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sized
 from typing import Protocol
 
-from gateway.http.http2.budget import Kind
+from gateway.http.http2.flood_limits import Kind
 from gateway.http.http2.frames import ErrorCode
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable
-from gateway.http.http2.budget import Budget, Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.ending import Ending
 from gateway.http.http2.events import BodyEnded, ConnectionEvent, DataReceived, Event, StreamDrained, StreamReset
+from gateway.http.http2.flood_limits import Budget, Kind
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.streams import Stream
 

@@ -11,9 +11,9 @@ request that is answered.
 from __future__ import annotations
 
 from gateway.http.http2 import frames
-from gateway.http.http2.budget import Kind
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import RequestReceived, StreamReset
+from gateway.http.http2.flood_limits import Kind
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
 from gateway.http.http2.reading import Reading, SessionError

@@ -1,4 +1,7 @@
-"""Purging by stream, by prefix, by surrogate key or by id.  A soft purge keeps the bytes but revalidates them."""
+"""Purging by stream, by prefix, by surrogate key or by id.  A soft purge keeps the bytes but revalidates them.
+
+The streams are selected here and removed by `gateway.engine.purge`.
+"""
 
 from __future__ import annotations
 

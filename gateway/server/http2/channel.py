@@ -21,7 +21,7 @@ from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.limits.usage import NetUse
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import Handling

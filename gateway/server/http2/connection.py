@@ -27,7 +27,7 @@ from gateway.http.http2.events import (
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.handling import REFUSALS
 from gateway.server.head import response_head

@@ -15,7 +15,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.limits.usage import NetUse
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.timer import Timer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.http.http2.budget import ALLOWANCES, Kind
+from gateway.http.http2.flood_limits import ALLOWANCES, Kind
 from gateway.http.http2.frames import ErrorCode
 from tests.http.http2.peer import POST, Server, ping, request, reset
 

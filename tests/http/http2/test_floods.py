@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.budget import ALLOWANCES
+from gateway.http.http2.flood_limits import ALLOWANCES
 from gateway.http.http2.frames import ErrorCode, Setting
 from tests.http.http2.peer import (
     NO_SETTINGS,

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.protocol.proxies import Proxies
+from gateway.protocol.client_address import Proxies
 
 TRUSTED = ("10.0.0.0/8", "2001:db8:ff::/48", "192.0.2.200", "unix")
 PROXY = "10.0.0.1"

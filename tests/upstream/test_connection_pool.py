@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.limits.askers import Askers
-from gateway.upstream.connections import UNBOUNDED, ConnectionPool, Slot
+from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Slot
 from gateway.upstream.endpoint import endpoint_of
 from gateway.upstream.failures import NoSlot, NotConnected, Refusal
 from gateway.upstream.purpose import Purpose

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
-from gateway.protocol.proxy_header import plain_address
+from gateway.protocol.proxy_protocol import plain_address
 
 UNIX: Final = "unix"
 """Listed in place of a network: trusts peers on a Unix socket."""

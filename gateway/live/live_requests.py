@@ -1,4 +1,4 @@
-"""Places for live requests at origins: each followed stream takes one, and each relayed live read.
+"""LiveRequests for live requests at origins: each followed stream takes one, and each relayed live read.
 
 A live request has a connection to the origin for minutes.  Relayed ones are as many as clients care to send, over
 HTTP/2 even on one connection, so they share the bounds of followed streams: in all, and of one client network.
@@ -15,8 +15,8 @@ from gateway.limits.usage import Tally
 from gateway.telemetry.metrics import MetricsRecorder
 
 
-class Places:
-    """What the nets of clients have taken, and how many places relayed live reads have."""
+class LiveRequests:
+    """What the nets of clients have taken, and how many live reads are relayed."""
 
     def __init__(self, most: int, metrics: MetricsRecorder, rng: random.Random) -> None:
         self.most = most
@@ -30,7 +30,7 @@ class Places:
         self._rng = rng
 
     def __repr__(self) -> str:
-        return f"<Places {self.relayed} relayed, {self._by_client}>"
+        return f"<LiveRequests {self.relayed} relayed, {self._by_client}>"
 
     def has_share(self, net: str) -> bool:
         """Whether the net may cause one more live request."""
@@ -59,18 +59,18 @@ class Places:
 class RelayedLive:
     """The place of one relayed live read."""
 
-    __slots__ = ("_net", "_places")
+    __slots__ = ("_net", "_requests")
 
-    def __init__(self, places: Places, net: str) -> None:
-        self._places = places
+    def __init__(self, requests: LiveRequests, net: str) -> None:
+        self._requests = requests
         self._net = net
-        places.relayed += 1
-        places.take(net)
+        requests.relayed += 1
+        requests.take(net)
 
     def __repr__(self) -> str:
         return f"<RelayedLive of {self._net!r}>"
 
     def end(self) -> None:
         """The live read has ended."""
-        self._places.relayed -= 1
-        self._places.give_back(self._net)
+        self._requests.relayed -= 1
+        self._requests.give_back(self._net)

@@ -1,7 +1,7 @@
 """Rate limits on frames that cost work and bring no request.
 
 Each kind of frame has a bucket with a size and a drain rate.  Regular clients stay far below the limits; a flood fills
-its bucket within milliseconds, and its connection is closed (RFC 9113 section 10.5).
+its bucket within milliseconds, and `gateway.http.http2.reading` ends its connection (RFC 9113 section 10.5).
 """
 
 from __future__ import annotations

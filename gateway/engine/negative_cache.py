@@ -75,7 +75,7 @@ class _Bucket:
             self._few.take_left(client, now)
 
 
-class Absences:
+class NegativeCache:
     """Remembered origin errors, and a token bucket per origin.  `now` gives monotonic seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -100,7 +100,7 @@ class Absences:
         return len(self._remembered)
 
     def __repr__(self) -> str:
-        return f"<Absences {len(self)} remembered, {sum(self._writes.values())} writes under way>"
+        return f"<NegativeCache {len(self)} remembered, {sum(self._writes.values())} writes under way>"
 
     @property
     def entry_count(self) -> int:

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
-from gateway.engine.absences import Absences
+from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.route import Route
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError
@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock()
         self.route = Route(RouteConfig(origin="http://origin", **settings), "node", self.clock)
-        self.absences = Absences(self.clock.now)
+        self.negative_cache = NegativeCache(self.clock.now)
 
     def add(
         self,
@@ -35,50 +35,54 @@ class Bench:
         asked_s_ago: float = 0.0,
     ) -> None:
         error = OriginError(status, CIMultiDict(), body)
-        self.absences.add(key, offset, error, ALICE, self.route, self.clock.now() - asked_s_ago)
+        self.negative_cache.add(key, offset, error, ALICE, self.route, self.clock.now() - asked_s_ago)
 
 
 def test_a_missing_stream_answers_every_offset_and_a_trimmed_offset_only_itself() -> None:
     bench = Bench()
     bench.add(offset="5", status=410)
-    assert [bench.absences.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [True, False, False]
+    assert [bench.negative_cache.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [
+        True,
+        False,
+        False,
+    ]
     bench.add()
-    assert [bench.absences.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [True] * 3
+    assert [bench.negative_cache.find(KEY, offset, ALICE) is not None for offset in ("5", "4", None)] == [True] * 3
 
 
 def test_an_error_is_repeated_to_equal_credentials_for_absent_s() -> None:
     bench = Bench(absent_s=2)
     bench.add()
-    assert bench.absences.find(KEY, "-1", BOB) is None
+    assert bench.negative_cache.find(KEY, "-1", BOB) is None
     bench.clock.advance(1.9)
-    assert bench.absences.find(KEY, "-1", ALICE) is not None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is not None
     bench.clock.advance(0.2)
-    assert bench.absences.find(KEY, "-1", ALICE) is None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is None
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
 def test_a_status_that_does_not_mean_absence_is_not_repeated(status: int) -> None:
     bench = Bench()
     bench.add(offset="5", status=status)
-    assert bench.absences.find(KEY, "5", ALICE) is None
+    assert bench.negative_cache.find(KEY, "5", ALICE) is None
 
 
 def test_the_lifetime_of_an_error_counts_from_its_request() -> None:
     bench = Bench(absent_s=2)
     bench.add(asked_s_ago=1.5)
     bench.clock.advance(0.4)
-    assert bench.absences.find(KEY, "-1", ALICE) is not None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is not None
     bench.clock.advance(0.2)
-    assert bench.absences.find(KEY, "-1", ALICE) is None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is None
     bench.add(asked_s_ago=2.0)
-    assert (bench.absences.find(KEY, "-1", ALICE), len(bench.absences)) == (None, 0)
+    assert (bench.negative_cache.find(KEY, "-1", ALICE), len(bench.negative_cache)) == (None, 0)
 
 
 @pytest.mark.parametrize("settings", [{"absent_s": 0}, {"tail": "asked"}])
 def test_nothing_is_repeated_if_the_route_disables_it(settings: dict[str, Any]) -> None:
     bench = Bench(**settings)
     bench.add()
-    assert bench.absences.find(KEY, "-1", ALICE) is None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is None
 
 
 def test_nothing_is_remembered_for_a_path_while_a_write_to_it_is_under_way() -> None:
@@ -86,23 +90,23 @@ def test_nothing_is_remembered_for_a_path_while_a_write_to_it_is_under_way() -> 
     others = [KEY._replace(query="a=b"), KEY._replace(partition=Partition("other"))]
     for key in (KEY, *others):
         bench.add(key)
-    bench.absences.write_begins(GROUP)
-    bench.absences.write_begins(GROUP)
-    assert repr(bench.absences) == "<Absences 0 remembered, 2 writes under way>"
-    bench.absences.write_ends(GROUP)
+    bench.negative_cache.write_begins(GROUP)
+    bench.negative_cache.write_begins(GROUP)
+    assert repr(bench.negative_cache) == "<NegativeCache 0 remembered, 2 writes under way>"
+    bench.negative_cache.write_ends(GROUP)
     for key in (KEY, *others):
-        assert bench.absences.find(key, "-1", ALICE) is None
+        assert bench.negative_cache.find(key, "-1", ALICE) is None
         bench.add(key)
-        assert bench.absences.find(key, "-1", ALICE) is None
-    bench.absences.write_ends(GROUP)
+        assert bench.negative_cache.find(key, "-1", ALICE) is None
+    bench.negative_cache.write_ends(GROUP)
     bench.add()
-    assert bench.absences.find(KEY, "-1", ALICE) is not None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is not None
 
 
 def test_an_error_with_a_long_body_is_not_remembered() -> None:
     bench = Bench()
     bench.add(body=b"x" * 2_000)
-    assert bench.absences.find(KEY, "-1", ALICE) is None
+    assert bench.negative_cache.find(KEY, "-1", ALICE) is None
 
 
 def test_memory_is_bounded_for_ever_new_streams() -> None:
@@ -110,41 +114,41 @@ def test_memory_is_bounded_for_ever_new_streams() -> None:
     for number in range(45_000):
         bench.add(StreamKey(Group("http://origin", f"/{number}"), "", Partition("route")))
         bench.clock.advance(0.0001)
-    assert 10_000 <= len(bench.absences) < 20_000
-    assert bench.absences.entry_count <= 2 * len(bench.absences)
+    assert 10_000 <= len(bench.negative_cache) < 20_000
+    assert bench.negative_cache.entry_count <= 2 * len(bench.negative_cache)
 
 
 def test_memory_is_bounded_in_bytes() -> None:
     bench = Bench()
     for number in range(5_000):
         bench.add(KEY._replace(query=f"q={number}{'x' * 8_000}"))
-    assert 1_000 < len(bench.absences) < (16 << 20) / 8_000
-    assert bench.absences.entry_count <= 2 * len(bench.absences)
+    assert 1_000 < len(bench.negative_cache) < (16 << 20) / 8_000
+    assert bench.negative_cache.entry_count <= 2 * len(bench.negative_cache)
 
 
 def test_memory_is_bounded_for_ever_new_offsets_of_one_stream() -> None:
     bench = Bench()
     for number in range(45_000):
         bench.add(offset=str(number), status=410)
-    assert bench.absences.entry_count <= 2 * len(bench.absences) < 40_000
-    bench.absences.write_begins(GROUP)
-    assert (bench.absences.entry_count, len(bench.absences)) == (0, 0)
+    assert bench.negative_cache.entry_count <= 2 * len(bench.negative_cache) < 40_000
+    bench.negative_cache.write_begins(GROUP)
+    assert (bench.negative_cache.entry_count, len(bench.negative_cache)) == (0, 0)
 
 
 def test_404s_are_limited_to_a_rate() -> None:
     bench = Bench(absent_per_s=10)
     for number in range(50):
-        assert bench.absences.may_ask(bench.route)
+        assert bench.negative_cache.may_ask(bench.route)
         bench.add(KEY._replace(query=f"q={number}"))
-    assert not bench.absences.may_ask(bench.route)
+    assert not bench.negative_cache.may_ask(bench.route)
     bench.clock.advance(0.1)
-    assert bench.absences.may_ask(bench.route)
+    assert bench.negative_cache.may_ask(bench.route)
     bench.add()
-    assert not bench.absences.may_ask(bench.route)
+    assert not bench.negative_cache.may_ask(bench.route)
 
 
 def test_404s_are_unlimited_if_the_rate_is_zero() -> None:
     bench = Bench(absent_per_s=0)
     for number in range(5_000):
         bench.add(KEY._replace(query=f"q={number}"))
-    assert bench.absences.may_ask(bench.route)
+    assert bench.negative_cache.may_ask(bench.route)

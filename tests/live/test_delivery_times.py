@@ -5,17 +5,17 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from gateway.aio.clock import ManualClock
-from gateway.live.rounds import Rounds
+from gateway.live.delivery_times import DeliveryTimes
 from gateway.ops.metrics import Metrics
 
 
 class Bench:
-    """Rounds with real metrics on a manual clock."""
+    """DeliveryTimes with real metrics on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.metrics = Metrics(CollectorRegistry(), routes=("a",))
-        self.rounds = Rounds(self.metrics, self.clock.now, "a")
+        self.rounds = DeliveryTimes(self.metrics, self.clock.now, "a")
 
     def value(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, {"route": "a"})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.forwarding import (
+from gateway.protocol.forwarded_headers import (
     HOP_BY_HOP,
     is_looping,
     nominated,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.telemetry.metrics import MetricsRecorder
 
 
-class Rounds:
+class DeliveryTimes:
     """The rounds of one topic.  `now` gives monotonic seconds."""
 
     __slots__ = ("_arrived_at", "_metrics", "_now", "_route")

@@ -1,0 +1,79 @@
+"""The SSE frames of one stream: data events and control events (section 5.8), encoded once for all of its readers.
+
+A data event and the control event behind it are one frame, which is kept for the next readers at the same offset.  An
+event that is too large to be written at once is sent in parts, and its control event states what is true when the last
+part is out.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+from weakref import WeakValueDictionary
+
+from cachetools import LRUCache
+
+from gateway.live.reader import LargeEvent
+from gateway.protocol.names import is_sse_text
+from gateway.protocol.sse import Control, encode_control, encode_data
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Reading
+
+_KEPT_BYTES: Final = 1 << 20
+"""Bytes of frames kept for the next readers at the same offset."""
+EVENT_BYTES: Final = 1 << 18
+"""The approximate bytes of a replay in one data event, as far as the known offsets allow."""
+_MOST_BYTES: Final = 2 * EVENT_BYTES
+"""A data event that is larger once encoded is sent in parts: base64 adds a third, and text of nothing but line ends
+grows to six times its size."""
+
+
+class Frames:
+    """The frames of one stream.  Owner of the kept ones."""
+
+    __slots__ = ("_kept", "_large", "_stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._kept: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_KEPT_BYTES, getsizeof=len)
+        self._large: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Frames {len(self._kept)} kept, {self.kept_bytes} bytes>"
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of frames that are kept for the next reader at the same place."""
+        return int(self._kept.currsize)
+
+    def frame(
+        self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str
+    ) -> bytes | LargeEvent:
+        """The data event of a reading and the control event that must follow it, or the data event alone if it is too
+        large to be written at once."""
+        key = (start, reading.end, is_current, is_closed, cursor)
+        frame = self._kept.get(key)
+        if frame is not None:
+            return frame
+        large = self._large.get(key[:2])
+        if large is not None:
+            return large
+        data = self.data(reading)
+        if reading.size > EVENT_BYTES or len(data) > _MOST_BYTES:
+            large = self._large[key[:2]] = LargeEvent(data, reading.end)
+            return large
+        control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
+        frame = self._kept[key] = data + control
+        return frame
+
+    def data(self, reading: Reading) -> bytes:
+        """The data event of a reading."""
+        stream = self._stream
+        pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
+        return encode_data(pieces, base64=not is_sse_text(stream.content_type))
+
+    @staticmethod
+    @lru_cache(256)
+    def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
+        """A control event by itself; kept, because clients that join at one offset are sent the same."""
+        return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))
