@@ -32,6 +32,7 @@ from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
+from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -137,15 +138,8 @@ class Engine:
             access_log,
         )
         self.s2_writes = S2Writes(self.store)
-        self.relay = Relay(
-            upstream,
-            self.store,
-            self.live,
-            self.negative_cache,
-            clock,
-            metrics,
-            self.s2_writes.written,
-        )
+        self.writes = Writes(self.store, self.live, self.negative_cache, clock, self.s2_writes.written)
+        self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)

@@ -3,8 +3,8 @@
 A bound on silence alone is met by one byte now and then.  An upload is measured over the whole time that was spent
 waiting for the client, so that the origin's slowness does not count; reading is measured window by window, and only
 while bytes wait for the client.  The first seconds of an upload are free: connections begin slowly.  The connections
-drop the client, by `Clients.keeps_up`: `gateway.server.timeouts` over HTTP/1.1, over HTTP/2 `gateway.server.http2.timeouts`
-and, for one stream, `gateway.server.http2.channel`.
+drop the client, by `Clients.keeps_up`: `gateway.server.timeouts` over HTTP/1.1, over HTTP/2
+`gateway.server.http2.timeouts` and, for one stream, `gateway.server.http2.channel`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
-from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
+from gateway.engine.relay import RelayExchange
+from gateway.engine.relayed_request import WRITES, RelayedRequest
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError
 from gateway.live.live_requests import RelayedLive

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.engine import catchup, core, relay, response_heads
+from gateway.engine import catchup, core, response_heads, writes
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.coder import Coder
-from gateway.engine.relay import Relay, RelayExchange
+from gateway.engine.relayed_request import SentRequest
+from gateway.engine.writes import Writes
 from gateway.live.cursors import Cursors
 from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
@@ -61,19 +62,19 @@ def remembered_tail_is_repeated() -> Patches:
 
 @mutant("an acknowledged write is seen by every read that starts after it")
 def acknowledgement_is_not_recorded() -> Patches:
-    return [(Relay, "_acknowledge", nothing)]
+    return [(Writes, "_acknowledge", nothing)]
 
 
 @mutant("an acknowledged write is seen by every party")
 def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
-    def acknowledge(self: Relay, passed: Any, reply: Reply, write: RelayExchange) -> None:
-        tail = relay._offset(reply)
+    def acknowledge(self: Writes, passed: Any, reply: Reply, write: SentRequest) -> None:
+        tail = writes._offset(reply)
         if write.stream is not None and write.stream.ended is None and tail is not None:
             write.stream.acknowledged(tail, is_closed="Stream-Closed" in reply.headers, query=passed.query)
             self._live.expect(write.stream)
             self._reached(write.stream, reply)
 
-    return [(Relay, "_acknowledge", acknowledge)]
+    return [(Writes, "_acknowledge", acknowledge)]
 
 
 @mutant("an answer that stops short of the tail does not call itself up to date")

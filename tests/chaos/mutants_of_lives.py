@@ -9,8 +9,10 @@ from typing import Any, Final
 from gateway.engine import classifier, fetch_table, live_read
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.relay import Relay, RelayExchange
+from gateway.engine.relay import RelayExchange
+from gateway.engine.relayed_request import SentRequest
 from gateway.engine.route import Route
+from gateway.engine.writes import Writes
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
@@ -110,42 +112,42 @@ def remembered_answer_ignores_authorization() -> Patches:
 # -- lives
 
 
-_end_group: Final = Relay._end_group
+_end_group: Final = Writes._end_group
 
 
-def _end_recreated(self: Relay, write: RelayExchange, why: End) -> None:
+def _end_recreated(self: Writes, write: SentRequest, why: End) -> None:
     if why is not End.DELETED:
         _end_group(self, write, why)
         return
-    for other in self._writes[write.request.group]:
+    for other in self._sent[write.request.group]:
         other.is_overtaken = True
 
 
 @mutant("a DELETE drops the tape")
 def delete_purges_nothing() -> Patches:
-    return [(Relay, "_end_group", _end_recreated)]
+    return [(Writes, "_end_group", _end_recreated)]
 
 
 @mutant("a DELETE drops the tapes of all parties")
 def delete_purges_only_the_writers_tape() -> Patches:
-    def end_group(self: Relay, write: RelayExchange, why: End) -> None:
+    def end_group(self: Writes, write: SentRequest, why: End) -> None:
         if write.stream is not None:
             self._live.drop(write.stream, why)
 
-    return [(Relay, "_end_group", end_group)]
+    return [(Writes, "_end_group", end_group)]
 
 
 @mutant("a DELETE that finds nothing raises doubts: an earlier one may have done it")
 def delete_404_raises_no_doubt() -> Patches:
-    record = Relay._record
+    record = Writes._record
 
-    def recorded(self: Relay, passed: Any, reply: Reply, write: RelayExchange) -> None:
+    def recorded(self: Writes, passed: Any, reply: Reply, write: SentRequest) -> None:
         if passed.mode is Mode.DELETE and reply.status == 404:
-            self._record_missing(write, 404)
+            self.missing(write, 404)
         else:
             record(self, passed, reply, write)
 
-    return [(Relay, "_record", recorded)]
+    return [(Writes, "_record", recorded)]
 
 
 @mutant("a write of unknown outcome raises doubts")

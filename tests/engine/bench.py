@@ -15,7 +15,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.long_poll_waiter import Rendered, Waiter, Waiting
 from gateway.engine.read import Read
-from gateway.engine.relay import RelayedRequest
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.live.subscriber import Subscriber

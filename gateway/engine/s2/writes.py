@@ -17,7 +17,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.engine.relay import RelayedRequest
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.s2.acks import Acknowledgements, Before
 from gateway.engine.s2.request import (
     BASIN_HEADER,

@@ -1,0 +1,63 @@
+"""A request that is relayed, and what was known of its stream when it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from multidict import CIMultiDict
+
+from gateway.engine.route import Route
+from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Group, StreamKey
+from gateway.tape.stream import Stream
+
+WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
+
+
+class RelayedRequest(NamedTuple):
+    """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
+
+    `group` is what a write to the path affects, `query` the canonical rest of its target, and `client` the net of the
+    client.  `tape_key` is the key of the tape that the client itself would read, None if its reads would bypass all
+    tapes.
+    """
+
+    route: Route
+    group: Group
+    tape_key: StreamKey | None
+    mode: Mode
+    method: str
+    path: str
+    query: str
+    raw_query: str
+    headers: CIMultiDict[str]
+    body: AsyncIterator[bytes] | bytes | None
+    client: str
+    is_cut_short: Callable[[], bool] = lambda: False
+    """Whether the client failed to send the whole body."""
+    is_session: bool = False
+    """Whether request and answer go on side by side for as long as both parties like."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may last for minutes."""
+        return self.is_session or self.mode in (Mode.LONGPOLL, Mode.SSE)
+
+
+class SentRequest:
+    """A relayed request that has been sent, and what was known of its stream then."""
+
+    __slots__ = ("is_overtaken", "request", "stream", "tail", "write_version")
+
+    def __init__(self, request: RelayedRequest, stream: Stream | None) -> None:
+        self.request = request
+        self.stream = stream
+        """The stream of `request.tape_key`: the answer states facts about it alone."""
+        self.write_version = stream.write_version if stream is not None else None
+        self.tail = stream.tape.tail if stream is not None else None
+        self.is_overtaken = False
+        """Whether the stream has been deleted or created since."""
+
+    def __repr__(self) -> str:
+        return f"<SentRequest {self.request.method} {self.request.path}>"

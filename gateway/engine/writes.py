@@ -1,0 +1,231 @@
+"""Writes: what an append, PUT or DELETE through the gateway changes of what is held.
+
+A write's effects are recorded before any byte of its answer reaches the client, so a read that starts after the
+acknowledgement cannot be answered from an earlier state.  From then on the tape may not state the tail without the
+origin, and a read that needs the tail sends a request of its own.
+
+Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
+that is answered after another one has ended the stream is *overtaken*: its answer may concern either stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.aio.clock import Clock
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
+from gateway.errors import GatewayError
+from gateway.live.topics import LiveTopics
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
+from gateway.protocol.offsets import is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.stream_key import Group
+from gateway.protocol.surrogate import surrogate_keys
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import End, Stream
+from gateway.upstream.reply import Reply
+
+
+class Writes:
+    """Records the effects of writes.  Owner of the writes that are under way."""
+
+    def __init__(
+        self,
+        store: TapeStore,
+        live: LiveTopics,
+        negative_cache: NegativeCache,
+        clock: Clock,
+        s2_written: Callable[[RelayedRequest, int | None], object],
+    ) -> None:
+        """`s2_written` is called when an S2 origin has answered a write, with the status, or may have done it, without
+        one."""
+        self._store = store
+        self._live = live
+        self._negative_cache = negative_cache
+        self._clock = clock
+        self._s2_written = s2_written
+        self._sent: dict[Group, set[SentRequest]] = {}
+        """Writes that have been sent and not answered."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sent.values()))
+
+    def __repr__(self) -> str:
+        return f"<Writes {len(self)} under way>"
+
+    def begin(self, write: SentRequest) -> None:
+        """A write is about to be sent; `answered` or `failed` must follow."""
+        group = write.request.group
+        self._sent.setdefault(group, set()).add(write)
+        self._negative_cache.write_begins(group)
+
+    def answered(self, write: SentRequest, reply: Reply) -> None:
+        """The head of the answer has arrived."""
+        if reply.status < 500:
+            self._record(write.request, reply, write)
+        elif not write.request.is_cut_short():
+            self._mark_stale(write.request)
+        self._end(write)
+
+    def failed(self, write: SentRequest, error: GatewayError) -> None:
+        """There is no answer."""
+        # The origin changes nothing for a request that it never received, nor for one whose body the client did not
+        # finish, which was never complete.
+        if not error.is_unsent and not write.request.is_cut_short():
+            self._mark_stale(write.request)
+        self._end(write)
+
+    def missing(self, sent: SentRequest, status: int) -> None:
+        """Record that the origin reported the stream missing to this client; others may still see it."""
+        if sent.stream is None or status not in (404, 410):
+            return
+        if sent.stream.write_version != sent.write_version:
+            # A write acknowledged since then found the stream: the next request shows what is true now.
+            sent.stream.mark_stale()
+            self._live.revalidate(sent.stream)
+        else:
+            self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
+
+    def _end(self, write: SentRequest) -> None:
+        group = write.request.group
+        sent = self._sent[group]
+        sent.discard(write)
+        if not sent:
+            del self._sent[group]
+        self._negative_cache.write_ends(group)
+
+    def _record(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
+        if request.route.is_s2:
+            self._s2_written(request, reply.status)
+        elif write.is_overtaken:
+            # The answer may concern the stream before or the one now, and their offsets may coincide.
+            self._invalidate(request)
+        elif request.mode is Mode.DELETE:
+            if reply.status < 300:
+                self._end_group(write, End.DELETED)
+            self.missing(write, reply.status)
+            if reply.status in (404, 410):
+                # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
+                # from this client alone.
+                for stream in self._store.group(request.group):
+                    stream.may_be_another()
+                    # A stalled live request may hide that the origin has ended it.
+                    self._live.revalidate(stream)
+        elif request.mode is Mode.CREATE and reply.status == 201:
+            self._end_group(write, End.RECREATED)
+            self._record_created(request, reply)
+        elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
+            self._acknowledge(request, reply, write)
+        elif request.mode is Mode.APPEND:
+            self.missing(write, reply.status)
+
+    def _end_group(self, write: SentRequest, why: End) -> None:
+        """Drop every stream at the path of a write that has ended the one before it.
+
+        Only of the writer's own stream, as it was when the write was sent, is it known what happened.  Under other
+        credentials or another query the path may name another stream, and a record begun since then may be of the
+        stream that the write itself began: their live readers notice nothing and resume at the origin.
+        """
+        group = write.request.group
+        for other in self._sent[group]:
+            other.is_overtaken = True
+        for stream in self._store.group(group):
+            self._live.drop(stream, why if stream is write.stream else End.PURGED)
+
+    def _record_created(self, request: RelayedRequest, reply: Reply) -> None:
+        """Record a stream created here: the answer to a PUT says what a HEAD would."""
+        if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
+            return
+        stream = self._store.open(request.tape_key, self._clock.now())
+        stream.record_lifetime(request.headers)
+        stream.learn_type(reply.headers["Content-Type"])
+        stream.record_headers(reply.headers)
+        self._store.tag(stream, surrogate_keys(reply.headers))
+        self._store.weigh(stream)
+        self._reached(stream, reply)
+
+    def _acknowledge(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
+        tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
+        may_be_remade = request.mode is Mode.APPEND and self._may_be_remade(request.group)
+        for stream in self._store.group(request.group):
+            stream.contacted(self._clock.now())
+            if may_be_remade and stream is write.stream and _is_reached(write.tail, tail):
+                self._doubt(stream)
+                continue
+            if tail is None:
+                stream.acknowledged_without_offset()
+                self._live.restart(stream)
+            else:
+                stream.acknowledged(tail, is_closed=is_closed, query=request.query)
+                self._live.expect(stream)
+            if may_be_remade and _is_reached(stream.tape.tail, tail):
+                # A follower may have brought the append already, so nothing is forgotten: a PUT may take minutes, and
+                # each append would cost the readers of other partitions all that is held.
+                stream.mark_stale()
+        # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        if write.stream is not None and write.stream.ended is None and not may_be_remade:
+            self._reached(write.stream, reply)
+
+    def _may_be_remade(self, group: Group) -> bool:
+        """Whether a PUT or DELETE is under way: the origin may have done it before what it has answered already."""
+        return any(write.request.mode is not Mode.APPEND for write in self._sent[group])
+
+    def _doubt(self, stream: Stream) -> None:
+        """An append was acknowledged that may be the first of another stream, whose offsets may coincide."""
+        self._store.forget_bytes(stream)
+        stream.may_be_another()
+        stream.acknowledged_without_offset()
+        self._live.restart(stream)
+
+    def _reached(self, stream: Stream, reply: Reply) -> None:
+        tail = _offset(reply)
+        if tail is None:
+            return
+        try:
+            stream.tape.check(tail, tail, has_bytes=False)
+        except GatewayError:
+            self._live.drop(stream, End.RECREATED)
+            return
+        stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
+
+    def _mark_stale(self, request: RelayedRequest) -> None:
+        """The write may have been done: keep what is held, and ask the origin before the next hit."""
+        if request.route.is_s2:
+            self._s2_written(request, None)
+            return
+        for stream in self._store.group(request.group):
+            if request.mode is not Mode.APPEND:
+                if stream.needs_revalidation:
+                    # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
+                    self._store.forget_bytes(stream)
+                self._live.revalidate(stream)
+                stream.may_be_another()
+            else:
+                stream.mark_stale(may_have_ended=False)
+
+    def _invalidate(self, request: RelayedRequest) -> None:
+        """Record a write whose answer may concern the stream before or the one now.  A PUT or DELETE, done or still
+        under way, ends all that is held; an append beside none ends only what was said of the tail."""
+        if request.mode is not Mode.APPEND:
+            # It may have been done after them, as one that is not overtaken.
+            for other in self._sent[request.group]:
+                other.is_overtaken = True
+        may_be_remade = self._may_be_remade(request.group)
+        for stream in self._store.group(request.group):
+            if may_be_remade:
+                self._doubt(stream)
+            else:
+                # It may have gone to the stream of now, whose tail may have been read before.
+                stream.acknowledged_without_offset()
+                self._live.restart(stream)
+
+
+def _is_reached(known: str | None, tail: str | None) -> bool:
+    """Whether a known tail is not before the one that an append has named, as it would be of one stream."""
+    return known is not None and (tail is None or not is_before(known, tail))
+
+
+def _offset(reply: Reply) -> str | None:
+    value = stated_offset(reply.headers)
+    return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None
