@@ -36,8 +36,9 @@ from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
+from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Sighting, Stream
+from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer

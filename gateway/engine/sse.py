@@ -23,7 +23,8 @@ from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
-from gateway.tape.stream import FirstTail, Stream
+from gateway.tape.sighting import FirstTail
+from gateway.tape.stream import Stream
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _CONNECTING_S = 1.0

@@ -13,7 +13,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, chunk
 from gateway.live.topic import BEATS, Topic
-from gateway.tape.stream import FirstTail
+from gateway.tape.sighting import FirstTail
 from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17

@@ -27,7 +27,8 @@ from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.frames import EVENT_BYTES, Frames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
 from gateway.protocol.offsets import is_before
-from gateway.tape.stream import End, FirstTail, Sighting, Stream
+from gateway.tape.sighting import FirstTail, Sighting
+from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
 

@@ -21,6 +21,7 @@ from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.records import RecordTape
+from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
@@ -46,28 +47,6 @@ class End(StrEnum):
     def status(self) -> int:
         """The HTTP status for a reader that waits on the ended stream."""
         return 410 if self is End.GONE else 404
-
-
-class Sighting(NamedTuple):
-    """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
-
-    Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
-    without that claim, while the origin is asked again (RFC 5861 §3).
-    """
-
-    at: str
-    seen_at: float
-    """When the request that reported it was sent, or when the live request was last heard from."""
-    fresh_until: float
-    stale_until: float = -math.inf
-
-
-class FirstTail(NamedTuple):
-    """The tail that the origin has named to a live read before it began."""
-
-    at: str
-    write_version: tuple[int, int]
-    """`Stream.write_version` when the origin was asked."""
 
 
 class Edition(NamedTuple):

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.stream import MAX_BEYOND, End, Sighting, Stream
+from gateway.tape.sighting import Sighting
+from gateway.tape.stream import MAX_BEYOND, End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples
 

@@ -1,0 +1,28 @@
+"""What the origin has said of where a stream's tail is."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Sighting(NamedTuple):
+    """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
+
+    Until `fresh_until` an answer may claim to end at the tail.  Until `stale_until` the bytes up to it may be sent
+    without that claim, while the origin is asked again (RFC 5861 §3).
+    """
+
+    at: str
+    seen_at: float
+    """When the request that reported it was sent, or when the live request was last heard from."""
+    fresh_until: float
+    stale_until: float = -math.inf
+
+
+class FirstTail(NamedTuple):
+    """The tail that the origin has named to a live read before it began."""
+
+    at: str
+    write_version: tuple[int, int]
+    """`Stream.write_version` when the origin was asked."""
