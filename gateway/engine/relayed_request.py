@@ -48,16 +48,15 @@ class RelayedRequest(NamedTuple):
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("is_overtaken", "request", "stream", "tail", "write_version")
+    __slots__ = ("is_overtaken", "request", "stream", "write_version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None) -> None:
         self.request = request
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None
-        self.tail = stream.tape.tail if stream is not None else None
         self.is_overtaken = False
-        """Whether the stream has been deleted or created since."""
+        """Whether the stream has, or may have, been deleted or created since."""
 
     def __repr__(self) -> str:
         return f"<SentRequest {self.request.method} {self.request.path}>"

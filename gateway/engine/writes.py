@@ -5,7 +5,9 @@ acknowledgement cannot be answered from an earlier state.  From then on the tape
 origin, and a read that needs the tail sends a request of its own.
 
 Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
-that is answered after another one has ended the stream is *overtaken*: its answer may concern either stream.
+that is answered after another one has, or may have, ended the stream or made it is *overtaken*: its answer may concern
+the stream before or the one now.  An acknowledgement beside a DELETE may be of a stream that no answer has told of yet:
+what is held is then forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
-from gateway.protocol.offsets import is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -99,8 +101,7 @@ class Writes:
         if request.route.is_s2:
             self._s2_written(request, reply.status)
         elif write.is_overtaken:
-            # The answer may concern the stream before or the one now, and their offsets may coincide.
-            self._invalidate(request)
+            self._record_overtaken(request, reply)
         elif request.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
@@ -127,10 +128,8 @@ class Writes:
         credentials or another query the path may name another stream, and a record begun since then may be of the
         stream that the write itself began: their live readers notice nothing and resume at the origin.
         """
-        group = write.request.group
-        for other in self._sent[group]:
-            other.is_overtaken = True
-        for stream in self._store.group(group):
+        self._overtake(write.request.group)
+        for stream in self._store.group(write.request.group):
             self._live.drop(stream, why if stream is write.stream else End.PURGED)
 
     def _record_created(self, request: RelayedRequest, reply: Reply) -> None:
@@ -146,33 +145,56 @@ class Writes:
         self._reached(stream, reply)
 
     def _acknowledge(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
-        tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        may_be_remade = request.mode is Mode.APPEND and self._may_be_remade(request.group)
+        tail, is_closed, is_doubted = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED)), False
         for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
-            if may_be_remade and stream is write.stream and _is_reached(write.tail, tail):
+            if self._may_be_remade(stream):
                 self._doubt(stream)
-                continue
-            if tail is None:
+                is_doubted |= stream is write.stream
+            elif tail is None:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
-            if may_be_remade and _is_reached(stream.tape.tail, tail):
-                # A follower may have brought the append already, so nothing is forgotten: a PUT may take minutes, and
-                # each append would cost the readers of other partitions all that is held.
-                stream.mark_stale()
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
-        if write.stream is not None and write.stream.ended is None and not may_be_remade:
+        if write.stream is not None and write.stream.ended is None and not is_doubted:
             self._reached(write.stream, reply)
 
-    def _may_be_remade(self, group: Group) -> bool:
-        """Whether a PUT or DELETE is under way: the origin may have done it before what it has answered already."""
-        return any(write.request.mode is not Mode.APPEND for write in self._sent[group])
+    def _record_overtaken(self, request: RelayedRequest, reply: Reply) -> None:
+        """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
+        status = reply.status
+        is_made = request.mode is Mode.CREATE and status == 201
+        is_ended = request.mode is Mode.DELETE and (status < 300 or status in (404, 410))
+        if is_made or is_ended:
+            self._overtake(request.group)
+        elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
+            # It was refused and has changed nothing.
+            return
+        for stream in self._store.group(request.group):
+            if is_made or is_ended or self._may_be_remade(stream):
+                self._doubt(stream)
+            else:
+                # It may have gone to the stream of now, whose tail may have been read before.
+                stream.acknowledged_without_offset()
+                self._live.restart(stream)
+
+    def _overtake(self, group: Group) -> None:
+        """A write may have ended the stream: what is under way may be answered for the one before or the next."""
+        for other in self._sent[group]:
+            other.is_overtaken = True
+
+    def _may_be_remade(self, stream: Stream) -> bool:
+        """Whether the origin may have another stream by now than the one held, of which no answer has told yet.
+
+        It takes a DELETE that is under way, or whose outcome is unknown, and a PUT.  A PUT alone finds the stream
+        there, and may take minutes: if each append beside it were doubted, all that is held would be fetched again.
+        """
+        modes = {write.request.mode for write in self._sent[stream.key.group]}
+        return Mode.DELETE in modes or stream.may_have_ended or (stream.was_doubted and Mode.CREATE in modes)
 
     def _doubt(self, stream: Stream) -> None:
-        """An append was acknowledged that may be the first of another stream, whose offsets may coincide."""
+        """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
         self._store.forget_bytes(stream)
         stream.may_be_another()
         stream.acknowledged_without_offset()
@@ -194,6 +216,8 @@ class Writes:
         if request.route.is_s2:
             self._s2_written(request, None)
             return
+        if request.mode is not Mode.APPEND:
+            self._overtake(request.group)
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
                 if stream.needs_revalidation:
@@ -203,27 +227,6 @@ class Writes:
                 stream.may_be_another()
             else:
                 stream.mark_stale(may_have_ended=False)
-
-    def _invalidate(self, request: RelayedRequest) -> None:
-        """Record a write whose answer may concern the stream before or the one now.  A PUT or DELETE, done or still
-        under way, ends all that is held; an append beside none ends only what was said of the tail."""
-        if request.mode is not Mode.APPEND:
-            # It may have been done after them, as one that is not overtaken.
-            for other in self._sent[request.group]:
-                other.is_overtaken = True
-        may_be_remade = self._may_be_remade(request.group)
-        for stream in self._store.group(request.group):
-            if may_be_remade:
-                self._doubt(stream)
-            else:
-                # It may have gone to the stream of now, whose tail may have been read before.
-                stream.acknowledged_without_offset()
-                self._live.restart(stream)
-
-
-def _is_reached(known: str | None, tail: str | None) -> bool:
-    """Whether a known tail is not before the one that an append has named, as it would be of one stream."""
-    return known is not None and (tail is None or not is_before(known, tail))
 
 
 def _offset(reply: Reply) -> str | None:

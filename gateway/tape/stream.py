@@ -293,6 +293,11 @@ class Stream:
         fails."""
         return self.ended_mark > self.cleared_marks
 
+    @property
+    def was_doubted(self) -> bool:
+        """Whether anything has ever shown that the stream may have ended."""
+        return self.ended_mark > 0
+
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""
         if self.content_type is None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
-from gateway.tape.stream import End
+from gateway.tape.stream import End, Stream
 from gateway.upstream.reply import Reply
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -179,6 +179,23 @@ class Writes:
         asked.answer(status, {**BINARY, **offset, **{name.replace("_", "-"): value for name, value in more.items()}})
         (await writing).close()
 
+    async def fail(self, number: int) -> None:
+        """Let it have no answer, after it may have been done."""
+        asked, writing = self._under_way[number]
+        asked.fail(UpstreamBroken())
+        with pytest.raises(UpstreamBroken):
+            await writing
+
+    async def warm(self) -> None:
+        """Read twice: the second read is answered from memory."""
+        assert [await self.bench.body() for _ in range(2)] == [(200, self.origin.body)] * 2
+
+    @property
+    def held(self) -> Stream:
+        """The record of readers without credentials."""
+        (found,) = [stream for stream in self.bench.engine.store if not stream.key.partition.readers]
+        return found
+
 
 @pytest.mark.parametrize("before", [b"abcdefghij", b"ab"])
 async def test_an_append_that_is_answered_before_the_put_of_its_stream_ends_what_was_held(
@@ -216,7 +233,7 @@ async def test_an_append_beside_a_slow_put_leaves_what_others_hold_and_have_read
     held = writes.bench.stream
     await writes.answer(1, 204, "0004")
     assert b"".join(held.tape.read("-1", 100).pieces) == b"abcd"
-    assert held.needs_revalidation
+    assert not held.needs_revalidation
     assert await writes.bench.body() == (200, b"abcd")
     await writes.answer(0, 200, "0004")
 
@@ -246,6 +263,185 @@ async def test_a_put_that_was_overtaken_overtakes_what_is_under_way(start: Start
     assert await writes.bench.body() == (200, b"wxyz")
     assert writes.bench.stream.tape.closed_at is None
     assert not writes.bench.stream.is_closing
+
+
+CREATE, APPEND, DELETE = Mode.CREATE, Mode.APPEND, Mode.DELETE
+
+
+class TestMadeAnew:
+    """DELETE and PUT are under way, or have failed, while another write is answered for the stream that they made."""
+
+    async def test_a_record_that_a_read_began_meanwhile_is_of_the_stream_before(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(DELETE, CREATE, APPEND)
+        assert await writes.bench.body() == (200, b"ab")
+        writes.origin.body = b"cd"
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    async def test_so_is_a_tail_that_another_append_has_moved_meanwhile(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, APPEND, APPEND)
+        writes.origin.body = b"abcd"
+        await writes.answer(3, 204, "0004")
+        await writes.warm()
+        writes.origin.body = b"wxyz"
+        await writes.answer(2, 204, "0004")
+        assert await writes.bench.body() == (200, b"wxyz")
+
+    async def test_no_answer_is_of_two_lives_if_the_offset_lies_beyond_the_known_tail(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, APPEND)
+        writes.origin.body = b"wxyz"
+        await writes.answer(2, 204, "0004")
+        assert await writes.bench.body() == (200, b"wxyz")
+
+    @pytest.mark.parametrize("credentials", [{}, {"Authorization": "of a writer"}])
+    async def test_the_closure_of_the_life_before_is_not_stated(
+        self, start: Start, credentials: dict[str, str]
+    ) -> None:
+        writes = Writes(start, b"ab")
+        writes.origin.is_closed = True
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, APPEND, **credentials)
+        writes.origin.is_closed, writes.origin.body = False, b"wxyz"
+        await writes.answer(2, 204, "0004")
+        assert await writes.bench.body() == (200, b"wxyz")
+
+    @pytest.mark.parametrize("credentials", [{}, {"Authorization": "of a writer"}])
+    async def test_a_tail_of_the_life_before_does_not_hide_a_shorter_one(
+        self, start: Start, credentials: dict[str, str]
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, APPEND, **credentials)
+        await writes.answer(2, 204, "0004")
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_an_append_follows_a_delete_and_a_put_whose_outcomes_are_unknown(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE)
+        await writes.fail(0)
+        # It is not done yet.
+        assert await writes.bench.body() == (200, b"ab")
+        await writes.begin(CREATE)
+        await writes.fail(1)
+        writes.origin.body = b"cd"
+        await writes.begin(APPEND)
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    async def test_an_append_is_answered_beside_the_put_after_a_delete_whose_outcome_is_unknown(
+        self, start: Start
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE)
+        await writes.fail(0)
+        assert await writes.bench.body() == (200, b"ab")
+        await writes.begin(CREATE, APPEND)
+        writes.origin.body = b"cd"
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    @pytest.mark.parametrize("closing", [{}, {"Stream_Closed": "true"}])
+    async def test_an_append_to_the_life_before_is_answered_after_both_have_failed(
+        self, start: Start, closing: dict[str, str]
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(APPEND, DELETE, CREATE)
+        writes.origin.body = b"wx"
+        await writes.fail(1)
+        await writes.fail(2)
+        await writes.warm()
+        record = writes.held
+        await writes.answer(0, 204, "0004", **closing)
+        assert await writes.bench.body() == (200, b"wx")
+        assert record.ended is None
+        assert record.tape.closed_at is None
+
+    @pytest.mark.parametrize(("body", "closing"), [(b"", {}), (b"cd", {"Stream_Closed": "true"})])
+    async def test_another_put_finds_it_there(self, start: Start, body: bytes, closing: dict[str, str]) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, CREATE)
+        writes.origin.body, writes.origin.is_closed = body, bool(closing)
+        await writes.answer(2, 200, writes.origin.tail, **closing)
+        assert await writes.bench.body() == (200, body)
+
+
+class TestSpared:
+    """Writes beside a PUT that changes nothing cost readers nothing that is held."""
+
+    async def test_puts_that_find_the_stream_there_one_after_the_other(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(CREATE, CREATE)
+        await writes.answer(0, 201, "0002")
+        await writes.warm()
+        edition = writes.held.edition
+        for number in range(2, 12):
+            await writes.begin(CREATE)
+            await writes.answer(number - 1, 200, "0002")
+            assert await writes.bench.body() == (200, b"ab")
+        assert writes.held.edition == edition
+
+    async def test_repeats_of_a_producer_beside_a_slow_put(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(CREATE)
+        edition = writes.held.edition
+        for number in range(1, 6):
+            await writes.begin(APPEND)
+            await writes.answer(number, 204, "0002")
+            assert await writes.bench.body() == (200, b"ab")
+        assert writes.held.edition == edition
+
+    @pytest.mark.parametrize("answer", [(204, "0004"), (400, None)])
+    async def test_an_overtaken_append_of_another_partition_beside_another_put(
+        self, start: Start, answer: tuple[int, str | None]
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(CREATE, APPEND, CREATE, Authorization="of a writer")
+        await writes.answer(0, 201, "0002")
+        assert await writes.bench.body() == (200, b"ab")
+        edition = writes.held.edition
+        await writes.answer(1, *answer)
+        assert writes.held.edition == edition
+
+    async def test_an_overtaken_put_that_is_refused(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(CREATE, CREATE)
+        await writes.answer(0, 201, "0002")
+        assert await writes.bench.body() == (200, b"ab")
+        edition = writes.held.edition
+        await writes.answer(1, 409)
+        assert writes.held.edition == edition
+
+    async def test_appends_that_a_closed_stream_refuses_beside_a_slow_put(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        writes.origin.is_closed = True
+        assert await writes.bench.body() == (200, b"ab")
+        await writes.begin(CREATE, APPEND)
+        edition = writes.held.edition
+        await writes.answer(1, 409, "0002", Stream_Closed="true")
+        assert writes.held.edition == edition
+
+    async def test_overtaken_appends_that_are_refused_leave_the_live_request(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(CREATE, *[APPEND] * 5)
+        await writes.answer(0, 201, "0002")
+        assert await writes.bench.body() == (200, b"ab")
+        await writes.bench.poll("/s?offset=0002&live=long-poll")
+        confirm(await writes.bench.live_request(), "0002")
+        for number in range(1, 6):
+            await writes.answer(number, 400)
+            await pass_turns()
+        assert len(writes.bench.live) == 1
 
 
 async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_that_failed(start: Start) -> None:
