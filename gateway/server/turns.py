@@ -2,7 +2,7 @@
 
 Whatever a turn of the loop does, every client waits for.  A turn that has already lasted for `LATE_S` begins no further
 request: those wait in a queue, and each later turn begins as many of them as `SHARE_S` allows, fairly by what their
-clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by about a
+clients cost (`gateway.limits.flows`).  So a flood delays the requests of its own client, and others by about half a
 millisecond, while the loop is never idle as long as anything waits.
 
 What follows from a request, such as its fetch and the parts of its answer, takes more than its beginning, and is not
@@ -26,9 +26,9 @@ from gateway.limits.usage import NetUse
 
 _log = logging.getLogger("gateway.server")
 
-LATE_S: Final = 0.001
+LATE_S: Final = 0.0005
 """A turn begins requests at once for this long."""
-SHARE_S: Final = 0.001
+SHARE_S: Final = 0.0005
 """Requests that have waited are begun for this long in each turn, less what the loop has done besides."""
 _LEAST: Final = 0.25
 """What they get at least, as a part of what the loop has done besides."""
