@@ -1,4 +1,7 @@
-"""Long-poll (section 5.7): an answer as soon as bytes follow the offset, or the place at which to wait for them."""
+"""Long-poll (section 5.7): an answer as soon as bytes follow the offset, or the place at which to wait for them.
+
+`gateway.engine.long_poll_waiter` waits, and is answered by what is decided here.
+"""
 
 from __future__ import annotations
 

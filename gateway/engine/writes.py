@@ -220,7 +220,7 @@ class Writes:
             self._overtake(request.group)
         for stream in self._store.group(request.group):
             if request.mode is not Mode.APPEND:
-                if stream.needs_revalidation:
+                if stream.was_doubted:
                     # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)

@@ -2,7 +2,7 @@
 
 The readers that wait together get one cursor, the shared one, so that they return with one request.  It is above every
 cursor that a client has shown, unless that is far ahead: such clients share a cursor of their own, which no ordinary
-client is drawn up to.  `gateway.protocol.cursor` has the arithmetic.
+client is drawn up to.  `gateway.protocol.cursor` has the arithmetic; `gateway.engine.live_read` asks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ identity is acceptable.  A client without Accept-Encoding gets identity: the RFC
 that send no Accept-Encoding usually cannot decode one.  A member that does not parse counts as refused, so a client
 never receives a coding it did not ask for.  If a coding is named twice, its lower weight counts.
 
-This module negotiates only.  It neither encodes nor sees any body.
+This module negotiates only; `gateway.engine.coder` encodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Which of an origin's replies may be shared between readers, and why others may not.
 
 A reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
-live reply is passed on and not stored, so `no-store` does not forbid sharing it.  Which readers share at all, by their
-credentials, is decided by `gateway.protocol.stream_key`.
+live reply is passed on and not stored, so `no-store` does not forbid sharing it.
+
+These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form for stored replies (status,
+length, coding, offset), `gateway.live.follower` asks for live ones.  Which readers share at all, by their credentials,
+is decided by `gateway.protocol.stream_key`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A flight: one upstream fetch shared by many readers.
 
-A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  Its task announces the head, adds
+A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  `gateway.engine.fetch_table` starts
+flights and has readers share them.  Its task announces the head, adds
 chunks and lands the flight.  Readers attach, read at their own pace, and leave.  It ends landed (the body is complete)
 or failed (before or after the head).  The reader that started it has no special role: the fetch is cancelled only when
 the last reader leaves.

@@ -348,6 +348,17 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
+    async def test_delete_and_put_fail_one_after_the_other_and_the_offsets_are_equal(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(CREATE, DELETE)
+        writes.origin.body = b"AB"
+        await writes.fail(1)
+        # The origin confirms the offset, which is that of the new stream as well.
+        await writes.bench.body()
+        await writes.fail(0)
+        assert await writes.bench.body() == (200, b"AB")
+
     @pytest.mark.parametrize("closing", [{}, {"Stream_Closed": "true"}])
     async def test_an_append_to_the_life_before_is_answered_after_both_have_failed(
         self, start: Start, closing: dict[str, str]
