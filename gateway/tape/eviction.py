@@ -1,7 +1,7 @@
 """Eviction policies: which stream to give up when the byte budget is spent.
 
-`TapeStore` decides when a stream must go, and `gateway.tape.pinned` which ones stay meanwhile.  A policy orders keys and
-knows neither their sizes nor what they stand for.  A key returned as a victim is no longer held; `admit` brings it
+`TapeStore` decides when a stream must go, and `gateway.tape.pinned` which ones stay meanwhile.  A policy orders keys,
+and knows neither their sizes nor what they stand for.  A key returned as a victim is no longer held; `admit` brings it
 back.  Every call is O(1), amortised: passing over a key that stays is paid for by the touches that keep it.
 
 `S3Fifo` is the default for two reasons.  A gateway must survive readers that scan every stream once (a crawler, a
