@@ -23,9 +23,9 @@ from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
-from gateway.pipeline.curve.kernel import Ints
+from gateway.pipeline.curve.kernel import Ints, Misses
 from gateway.pipeline.curve.references import BLOCK_BYTES, Placement
-from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, Misses, curve_of, lru_curve, threshold
+from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, lru_curve, threshold
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
@@ -66,15 +66,12 @@ class Measured:
         if not self.points:
             return "curve: no catch-up reads, so no curve"
         found = self.placement
+        blocks, tapes = ("all" if rate >= 1 else f"{rate:.2%}" for rate in (self.block_rate, self.tape_rate))
         return (
             f"curve: {self.points} sizes of {', '.join(self.policies)} from {found.counted:,} catch-up reads of "
-            f"{found.tapes:,} tapes ({found.working_bytes:,} bytes); of blocks {_share(self.block_rate)} were looked "
-            f"at, of tapes {_share(self.tape_rate)}; {found.loose:,} reads loosely placed, {found.empty:,} not at all"
+            f"{found.tapes:,} tapes ({found.working_bytes:,} bytes); of blocks {blocks} were looked "
+            f"at, of tapes {tapes}; {found.loose:,} reads loosely placed, {found.empty:,} not at all"
         )
-
-
-def _share(rate: float) -> str:
-    return "all" if rate >= 1 else f"{rate:.2%}"
 
 
 def measure_curve(
@@ -150,7 +147,7 @@ def _miniatures(
 
     def run(job: tuple[str, list[int]]) -> Iterator[tuple[tuple[str, int], list[Missed]]]:
         policy, sizes = job
-        parts = parted(in_order(shared.value), rate)
+        parts = _parted(_in_order(shared.value), rate)
         for size in sizes:
             yield (policy, size), [play(policy, size * share, part) for share, part in parts]
 
@@ -160,13 +157,11 @@ def _miniatures(
         shared.destroy()
     keys = len(np.unique(sample["tape"].to_numpy()))
 
-    def misses(policy: str, part: int) -> Misses:
-        played = [outcome[policy, int(size)][part] for size in grid]
-        return Misses(np.array([one.reads for one in played]), np.array([one.bytes for one in played]), keys)
-
     def curve(policy: str) -> Curve:
-        whole, *parts = (misses(policy, part) for part in range(len(outcome[policy, int(grid[0])])))
-        return curve_of(whole, parts, grid, references=found.counted, asked_bytes=found.counted_bytes, rate=rate)
+        by_part = zip(*(outcome[policy, size] for size in grid.tolist()), strict=True)
+        counts = (np.array([(one.reads, one.bytes) for one in part]).T for part in by_part)
+        whole, *parts = (Misses(reads, missing, keys) for reads, missing in counts)
+        return curve_of(whole, parts, references=found.counted, asked_bytes=found.counted_bytes, rate=rate)
 
     return {policy: curve(policy) for policy in policies}
 
@@ -193,7 +188,7 @@ def _affordable(uses: DataFrame, tapes: int) -> int:
     return max(1, -(-kept * max(affordable, needed) // steps))
 
 
-def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
+def _parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
     """A sample of tapes at `rate` and, if it is not the whole log, each of its parts; each with the share of all tapes
     that it represents."""
     out = [(rate, reads)]
@@ -205,7 +200,7 @@ def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
     return out
 
 
-def in_order(sample: pa.Table) -> list[Read]:
+def _in_order(sample: pa.Table) -> list[Read]:
     """Uses in order of time; ties are broken by the bytes that are read."""
     columns = {name: sample[name].to_numpy() for name in Read._fields}
     order = np.lexsort((columns["high"], columns["low"], columns["tape"], columns["at"]))
@@ -213,10 +208,6 @@ def in_order(sample: pa.Table) -> list[Read]:
 
 
 def _rows(policy: str, curve: Curve, grid: Ints, references: int) -> list[tuple[object, ...]]:
-    errors = [None] * len(grid) if curve.error is None else curve.error.tolist()
-    return [
-        (policy, size, miss, byte_miss, error, references, curve.sampled_keys, curve.rate)
-        for size, miss, byte_miss, error in zip(
-            grid.tolist(), curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), errors, strict=True
-        )
-    ]
+    error = np.full(len(grid), None) if curve.error is None else curve.error
+    columns = (column.tolist() for column in (grid, curve.miss_ratio, curve.byte_miss_ratio, error))
+    return [(policy, *row, references, curve.sampled_keys, curve.rate) for row in zip(*columns, strict=True)]
