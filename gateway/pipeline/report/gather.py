@@ -200,13 +200,12 @@ def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
         )
         for by, column in (("bytes", "read_bytes"), ("requests", "requests"))
     ]
-    wanted = {tuple(row[name] for name in key) for rows in found for row in rows}
-    readers: Readers[tuple[str, ...]] = Readers()
+    readers = {tuple(row[name] for name in key): Readers() for rows in found for row in rows}
     for *names, sketch in _values(gold, tables.TOP_STREAMS, (*key, "readers_sketch")):
-        if (one := tuple(names)) in wanted:
-            readers.add(sketch, one)
+        if (one := tuple(names)) in readers:
+            readers[one].add(sketch)
     by_bytes, by_requests = (
-        tuple({**row, "readers": readers.of(tuple(row[name] for name in key))} for row in rows) for rows in found
+        tuple({**row, "readers": int(readers[tuple(row[name] for name in key)])} for row in rows) for rows in found
     )
     return by_bytes, by_requests
 
