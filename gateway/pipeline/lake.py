@@ -111,9 +111,8 @@ class Lake:
         # Spark's workers stand in other folders than the driver.
         url = self.url.rstrip("/") if "://" in self.url else str(Path(self.url).absolute())
         if not _PATTERNS.isdisjoint(url):
-            raise PipelineFailed(
-                f"{url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
-            )
+            odd = "* ? [ ] { } \\"
+            raise PipelineFailed(f"{url}: a lake has none of {odd} in its name: Spark takes them for patterns")
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "store", Store(url, settings_of(url, os.environ)))
 
@@ -129,7 +128,11 @@ class Lake:
         try:
             delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
         except TableNotFoundError:
-            self._refuse_old()
+            if self.store.local is not None and (self.store.local / "checkpoints").exists():
+                raise PipelineFailed(
+                    f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
+                    f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
+                ) from None
             return Snapshot(self, table, None)
         except (DeltaError, OSError) as error:
             raise PipelineFailed(f"{self.path(table)}: {error}") from None
@@ -171,18 +174,9 @@ class Lake:
         """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""
         parent, _, place = cls(url).url.rpartition("/")
         if not parent or parent.endswith(":/"):
-            raise PipelineFailed(
-                f"{url}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
-            )
+            wanted = "the name of a table beneath a folder or bucket, such as s3://shop/orders"
+            raise PipelineFailed(f"{url}: expected {wanted}")
         return cls(parent), place
-
-    def _refuse_old(self) -> None:
-        local = self.store.local
-        if local is not None and (local / "checkpoints").exists():
-            raise PipelineFailed(
-                f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
-                f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +272,10 @@ class Snapshot:
         `about` goes to the table's history.
         """
         self._check_there(files)
-        actions: list[Any] = [_added(file) for file in files]
+        actions: list[Any] = []
+        for file in files:
+            stats = orjson.dumps({"numRecords": file.rows}).decode()
+            actions.append(AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats))
         schema = delta_schema(self.table)
         by = list(self.table.partition_by)
         how = CommitProperties(
@@ -402,8 +399,3 @@ def _arrow_type(type_: str) -> pa.DataType:
     from pyspark.sql.types import StructType
 
     return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type
-
-
-def _added(file: File) -> AddAction:
-    stats = orjson.dumps({"numRecords": file.rows}).decode()
-    return AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats)

@@ -82,7 +82,7 @@ def open_session(
     if level == "OFF":
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         # Some of it goes to the root's own logger.
-        logging.getLogger().addFilter(_is_not_of_py4j)
+        logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     return session
 
 
@@ -99,10 +99,6 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 def is_submitted(environ: Mapping[str, str] | os._Environ[str]) -> bool:
     """Whether `spark-submit` has started a Spark for this process."""
     return "PYSPARK_GATEWAY_PORT" in environ
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return "py4j" not in record.pathname
 
 
 def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:

@@ -80,11 +80,8 @@ def typed(lines: DataFrame) -> DataFrame:
     of_time = {"day": day_of(event["time"]), "time": time_of(event["time"])}
     made: list[Column] = []
     for column in REQUESTS.columns:
-        if column.name in of_time:
-            value = of_time[column.name]
-        else:
-            # Never an error: a number that is too large becomes NULL.
-            value = event[column.name].try_cast(column.type)
+        # Never an error: a number that is too large becomes NULL.
+        value = of_time[column.name] if column.name in of_time else event[column.name].try_cast(column.type)
         if column.name in _LEFT_OUT:
             value = f.coalesce(value, f.lit(_LEFT_OUT[column.name]).cast(column.type))
         made.append(value.alias(column.name))
