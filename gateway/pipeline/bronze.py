@@ -20,7 +20,7 @@ accepts any JSON value, because checking each for its quotes costs as much as al
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import date
 from functools import reduce
 from typing import Final
@@ -150,25 +150,22 @@ def _has(text: Column, name: Column) -> Column:
 
 def _no_number(event: dict[str, Column]) -> Column:
     """The field whose number is too large for its type."""
-    return _first(
-        (event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
-        for field in FIELDS
-        if field.kind == "number"
+    return f.coalesce(
+        *(
+            f.when(event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
+            for field in FIELDS
+            if field.kind == "number"
+        )
     )
 
 
 def _out_of_range(event: dict[str, Column]) -> Column:
     """The field whose number is impossible; time and version have checks of their own."""
     most = {"integer": MOST, "number": LONGEST_S}
-    return _first(
-        (~event[field.name].between(0, most[field.kind]), f"out of range: {field.name}")
-        for field in FIELDS
-        if field.kind in most and field.name not in ("time", "v")
+    return f.coalesce(
+        *(
+            f.when(~event[field.name].between(0, most[field.kind]), f"out of range: {field.name}")
+            for field in FIELDS
+            if field.kind in most and field.name not in ("time", "v")
+        )
     )
-
-
-def _first(cases: Iterable[tuple[Column, str]]) -> Column:
-    """The text of the first condition that holds; NULL if none does."""
-    # A NULL condition counts as false.
-    (condition, text), *rest = cases
-    return reduce(lambda found, case: found.when(*case), rest, f.when(condition, text))

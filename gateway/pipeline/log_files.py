@@ -59,13 +59,16 @@ class LogFiles:
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
         """
         self.manifest.forget_unlisted({str(path) for path in files})
-        with _Spool(self.store) as spool:
+        spool = _Spool(self.store)
+        try:
             for path in files:
                 for _ in self._read(path, spool):
                     yield spool.finished()
                     spool.clear()
             if spool.size:
                 yield spool.finished()
+        finally:
+            spool.clear()
 
     def forget(self, files: Sequence[Path]) -> None:
         """Read these files from their beginnings."""
@@ -112,7 +115,7 @@ class LogFiles:
 
 
 class _Spool:
-    """The files of one batch; a context manager that removes them in the end."""
+    """The files of one batch."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -121,12 +124,6 @@ class _Spool:
         self._held_bytes = 0
         self.size = 0
         """Bytes of lines so far."""
-
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""

@@ -119,7 +119,9 @@ def make_plan(
     first_us, last_us, lines, nodes, not_warmed = row.collect()[0]
     if not lines:
         raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
-    points = _points(spark, lake, policy)
+    curve = lake.read(spark, tables.CURVE)
+    rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
+    points = [Point(one.cache_bytes, 1 - one.miss_ratio, 1 - one.byte_miss_ratio, one.error or 0.0) for one in rows]
     if not points:
         why = "compute the curve first, of a log with catch-up reads"
         raise NothingToPlan(f"{lake.url}: no curve of {policy} in it: {why}")
@@ -152,12 +154,6 @@ def write_plan(plan: CachePlan, path: Path) -> None:
 
 def _moment(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-
-
-def _points(spark: SparkSession, lake: Lake, policy: str) -> list[Point]:
-    curve = lake.read(spark, tables.CURVE)
-    rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
-    return [Point(row.cache_bytes, 1 - row.miss_ratio, 1 - row.byte_miss_ratio, row.error or 0.0) for row in rows]
 
 
 def budget(points: Sequence[Point], target: float, policy: str) -> Memory:

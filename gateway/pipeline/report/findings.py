@@ -238,5 +238,5 @@ def _content(figures: Figures, finding: Finding) -> Content | None:
 
 
 PANELS: Final = tuple(
-    Panel(one.name, one.title, one.about, one.nothing, partial(_content, finding=one)) for one in FINDINGS
+    Panel(one.name, one.title, one.about, partial(_content, finding=one), one.nothing) for one in FINDINGS
 )

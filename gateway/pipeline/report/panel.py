@@ -77,8 +77,8 @@ class Panel:
     name: str
     title: str
     about: str
-    nothing: str
     make: Callable[[Figures], Content | None]
+    nothing: str = "{no_reads}"
     is_wide: bool = False
 
 
