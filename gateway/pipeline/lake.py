@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -96,7 +97,6 @@ class Changes:
     """Whether no file went."""
 
 
-@dataclass(frozen=True, slots=True)
 class Lake:
     """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
     `s3://bucket/lake`.
@@ -104,17 +104,14 @@ class Lake:
     Raises PipelineFailed for a URL that Spark would read as a pattern.
     """
 
-    url: str
-    store: Store = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, url: str) -> None:
         # Spark's workers stand in other folders than the driver.
-        url = self.url.rstrip("/") if "://" in self.url else str(Path(self.url).absolute())
+        url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if not _PATTERNS.isdisjoint(url):
             odd = "* ? [ ] { } \\"
             raise PipelineFailed(f"{url}: a lake has none of {odd} in its name: Spark takes them for patterns")
-        object.__setattr__(self, "url", url)
-        object.__setattr__(self, "store", Store(url, settings_of(url, os.environ)))
+        self.url: Final = url
+        self.store: Final = Store(url, settings_of(url, os.environ))
 
     def path(self, table: Table) -> str:
         """The folder of the table."""
@@ -201,11 +198,12 @@ class Snapshot:
         if self.delta is None:
             return []
         told = pa.table(self.delta.get_add_actions()).select(["path", "size_bytes", "modification_time", "num_records"])
-        rows = zip(*(column.to_pylist() for column in told.columns), strict=True)
-        found = sorted((File(*row) for row in rows), key=lambda file: file.path)
-        if self.table.kind is not None:
-            found = [file for file in found if file.kind == self.table.kind]
-        return found if days is None else [file for file in found if file.day in days]
+        rows = zip(*(column.to_pylist() for column in told.sort_by("path").columns), strict=True)
+        return [
+            file
+            for file in starmap(File, rows)
+            if self.table.kind in (None, file.kind) and (days is None or file.day in days)
+        ]
 
     def days(self) -> tuple[date, ...]:
         """The table's days, sorted."""

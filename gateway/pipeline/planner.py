@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -48,7 +47,6 @@ from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, resi
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.session import persisted
-from gateway.pipeline.whole_file import write_whole
 from gateway.pipeline.wording import size, span
 from gateway.tape.eviction import POLICIES
 
@@ -145,11 +143,6 @@ def make_plan(
         memory=memory,
         **decide(traffic, memory.cache_bytes, max(1, len(nodes)), frozenset(not_warmed)),
     )
-
-
-def write_plan(plan: CachePlan, path: Path) -> None:
-    """Write the plan; a gateway that reloads sees the old one or the new one.  Raises PipelineFailed."""
-    write_whole(path, plan.text)
 
 
 def _moment(micros: int) -> datetime:

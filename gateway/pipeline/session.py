@@ -113,5 +113,4 @@ def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> No
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """The user's cache folder (XDG Base Directory Specification)."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "durable-gateway"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "durable-gateway"

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
@@ -138,7 +138,7 @@ def _miniatures(
     uses = references.uses_of(reads, USE_US)
     kept = threshold(rate) if rate is not None else _affordable(uses, found.tapes)
     rate = kept / SPACE
-    sample = uses.where(_place_of("tape") < kept).toArrow()
+    sample = uses.where(f.pmod("tape", f.lit(SPACE)) < kept).toArrow()
     if not sample.num_rows:
         raise PipelineFailed(f"rate: none of {found.tapes:,} tapes is in a sample of {rate:.2%}: look at more of them")
     shared = spark.sparkContext.broadcast(sample)
@@ -166,25 +166,22 @@ def _miniatures(
     return {policy: curve(policy) for policy in policies}
 
 
-def _place_of(key: str) -> Column:
-    return f.pmod(f.col(key), f.lit(SPACE))
-
-
 def _affordable(uses: DataFrame, tapes: int) -> int:
     """The sampling threshold that keeps about `_TAPES` tapes and `_READS` uses, and at least `_LEAST_TAPES` tapes, or
     all."""
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
-    step = f.floor(_place_of("tape") * steps / kept).alias("step")
-    counts = uses.where(_place_of("tape") < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
-    by_step, tapes_by_step = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
-    for row in counts:
-        by_step[row[0]], tapes_by_step[row[0]] = row[1], row[2]
-    affordable = int(np.searchsorted(np.cumsum(by_step), _READS, side="right"))
-    so_far = np.cumsum(tapes_by_step)
-    if so_far[-1] <= _LEAST_TAPES:
+    place = f.pmod("tape", f.lit(SPACE))
+    step = f.floor(place * steps / kept)
+    counts = uses.where(place < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
+    by_step = np.zeros((steps, 2), np.int64)
+    for at, *row in counts:
+        by_step[at] = row
+    reads_so_far, tapes_so_far = by_step.cumsum(axis=0).T
+    if tapes_so_far[-1] <= _LEAST_TAPES:
         return kept
-    needed = int(np.searchsorted(so_far, _LEAST_TAPES, side="left")) + 1
+    affordable = int(np.searchsorted(reads_so_far, _READS, side="right"))
+    needed = int(np.searchsorted(tapes_so_far, _LEAST_TAPES, side="left")) + 1
     return max(1, -(-kept * max(affordable, needed) // steps))
 
 

@@ -171,16 +171,11 @@ def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], Rows]:
         began.add(answer, key)
         if mode == Mode.CATCHUP:
             first_byte.add(answer, None, _step(minute, step_s))
-    busiest = sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]
-    return first_byte, tuple(
-        {
-            "route": key[0],
-            "mode": key[1],
-            **asdict(whole.of(key)),
-            **{f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()},
-        }
-        for key in busiest
-    )
+    rows = []
+    for key in sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]:
+        first = {f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()}
+        rows.append({"route": key[0], "mode": key[1], **asdict(whole.of(key)), **first})
+    return first_byte, tuple(rows)
 
 
 def _waits(found: Durations[int | None], steps: range) -> Rows:
