@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -76,7 +77,7 @@ class LogFiles:
             # An unreadable file is reported when it is read.
             with suppress(*_UNREADABLE), _opened(path) as file:
                 if head := file.readline(HEAD_BYTES + 2):
-                    key, _ = self.manifest.locate(head, lambda at, file=file: _tail_at(file, at))  # type: ignore[misc]
+                    key, _ = self.manifest.locate(head, partial(_tail_at, file))
                     self.manifest.forget(key)
 
     def _read(self, path: Path, spool: _Spool) -> Iterator[None]:
@@ -98,7 +99,7 @@ class LogFiles:
                 return
             if not head:
                 return
-            key, begin = self.manifest.locate(head, lambda at: _tail_at(file, at))
+            key, begin = self.manifest.locate(head, partial(_tail_at, file))
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
             is_all = False
             while not is_all:

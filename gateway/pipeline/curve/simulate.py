@@ -142,9 +142,6 @@ def _drop_oldest(runs: list[tuple[int, int]]) -> int:
     if not runs:
         return 0
     begin, end = runs[0]
-    freed = min(SEAL_BYTES, end - begin)
-    if begin + freed == end:
-        del runs[0]
-    else:
-        runs[0] = (begin + freed, end)
-    return freed
+    kept = min(begin + SEAL_BYTES, end)
+    runs[:1] = [(kept, end)] if kept < end else []
+    return kept - begin
