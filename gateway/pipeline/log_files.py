@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -128,7 +127,7 @@ class _Spool:
 
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
-        texts = _texts(lines)
+        texts = pc.split_pattern(pa.array([lines.decode(errors="replace")]), "\n").flatten()[:-1]
         self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
         self._held_bytes += len(lines)
         self.size += len(lines)
@@ -152,18 +151,6 @@ class _Spool:
         with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
             pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
         self._held, self._held_bytes = [], 0
-
-
-def _texts(lines: bytes) -> pa.Array:
-    """The lines as texts, without their newlines and without a copy of each."""
-    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")).astype(np.int32) + 1
-    offsets = np.concatenate([np.zeros(1, np.int32), ends])
-    texts = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        return _texts(lines.decode(errors="replace").encode())
-    return pc.utf8_rtrim(texts, "\n")
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool, bool]:

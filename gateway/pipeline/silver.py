@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
@@ -102,6 +102,5 @@ def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
 
 def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
     """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
-    order = Window.partitionBy("id").orderBy("line")
-    first = doubtful.withColumn("place", f.row_number().over(order)).where("place = 1")
+    first = doubtful.groupBy("id").agg(f.min("line").alias("line"))
     return first.join(stored, "id", "left_anti").select("line")

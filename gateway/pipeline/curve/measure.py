@@ -199,9 +199,8 @@ def _parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
 
 def _in_order(sample: pa.Table) -> list[Read]:
     """Uses in order of time; ties are broken by the bytes that are read."""
-    columns = {name: sample[name].to_numpy() for name in Read._fields}
-    order = np.lexsort((columns["high"], columns["low"], columns["tape"], columns["at"]))
-    return list(map(Read, *(columns[name][order].tolist() for name in Read._fields)))
+    ordered = sample.sort_by([(name, "ascending") for name in ("at", "tape", "low", "high")])
+    return list(map(Read, *(ordered[name].to_numpy().tolist() for name in Read._fields)))
 
 
 def _rows(policy: str, curve: Curve, grid: Ints, references: int) -> list[tuple[object, ...]]:

@@ -155,10 +155,7 @@ def placed(reads: DataFrame) -> DataFrame:
     )
     # A left join: only the side of the scales may be small enough to be broadcast.
     found = reads.drop("start", "end").join(scales, "step", "left")
-    places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
-    found = found.select(
-        *reads.drop("start", "end").columns, *places, f.coalesce("is_loose", f.lit(True)).alias("is_loose")
-    )
+    found = found.fillna(0, ["low", "high", "extent", "tokens"]).fillna(True, ["is_loose"])
     last = f.greatest(f.col("low"), f.col("high") - f.col("sent"))
     return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low")))
 
