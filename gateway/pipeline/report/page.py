@@ -41,21 +41,14 @@ def page(figures: Figures, title: str) -> str:
         if figures.requests
         else "There are no figures of traffic: no lines of an access log were taken in and aggregated.",
     }
-    parts = {name: [(one, one.make(figures)) for one in panels] for name, panels in PARTS.items()}
-    main = [
-        _shortness(figures) if figures.is_short else None,
-        _headlines(figures),
-        _problems([one for made in parts.values() for one in made]),
-        [
-            element(
-                "section",
-                element("h2", name),
-                element("div", [card(*one, texts) for one in made], class_="cards"),
-                class_="part",
-            )
-            for name, made in parts.items()
-        ],
-    ]
+    made: list[tuple[Panel, Content | None]] = []
+    parts = []
+    for name, panels in PARTS.items():
+        here = [(one, one.make(figures)) for one in panels]
+        cards = element("div", [card(*one, texts) for one in here], class_="cards")
+        parts.append(element("section", element("h2", name), cards, class_="part"))
+        made += here
+    main = [_shortness(figures) if figures.is_short else None, _headlines(figures), _problems(made), parts]
     return Template((files / "report.html").read_text("utf-8")).substitute(
         policy=escaped(policy), style=style, title=escaped(title), reach=escaped(_reach(figures)), main=joined(main)
     )
