@@ -108,9 +108,8 @@ class _Run:
         there = set(stored)
         lines = partial(self._lines, changed)
         with persisted(sums(lines("protocol", "outcome", "status", *SUMMED))) as summed:
-            self._write(traffic(summed), tables.TRAFFIC, changed)
-            self._write(offload(summed), tables.OFFLOAD, changed)
-            self._write(errors(summed), tables.ERRORS, changed)
+            for compute, table in ((traffic, tables.TRAFFIC), (offload, tables.OFFLOAD), (errors, tables.ERRORS)):
+                self._write(compute(summed), table, changed)
         self._write(latency(lines("duration_s", "first_byte_s")), tables.LATENCY, changed)
         of_streams = lines("protocol", "stream", "client", "user_agent", *SUMMED)
         with persisted(ranks(of_streams)) as ranked:
