@@ -7,8 +7,6 @@ computes the same days again.  Gold is a function of silver, except for the rand
 (`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its gold.
 
 A call costs in proportion to the lines of the days it computes.  If nothing has changed, it opens the tables.
-`gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
-
 A run looks at all tables before it reads silver, so of two runs at once one meets a Conflict and stops.
 """
 
@@ -64,12 +62,7 @@ class Aggregated:
         return f"gold: {done}{again}; days before {self.final_before:%Y-%m-%d} are final where a source is followed"
 
 
-def aggregate(
-    spark: SparkSession,
-    lake: Lake,
-    *,
-    progress: Callable[[str], None],
-) -> Aggregated:
+def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None]) -> Aggregated:
     """Compute the gold tables of every day whose silver has changed, and of the days that look back on it.
 
     Raises Conflict if another run is at work.
@@ -86,18 +79,19 @@ def aggregate(
         changed = {*stored, *(day for snapshot in gold.values() for day in snapshot.days())}
     else:
         changed = set(changes.days)
-    newest = _newest(silver.read(spark, days=stored[-1:], columns=("time",))) if stored else None
+    newest = None
+    if stored:
+        lines = silver.read(spark, days=stored[-1:], columns=("time",))
+        (row,) = lines.agg(f.date_format(f.max("time"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).collect()
+        newest = datetime.fromisoformat(row[0])
     followed: tuple[date, ...] = ()
     if changed:
         progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
-        run = _Run(spark, silver, gold, progress)
-        followed = run.compute(changed, stored, newest)
+        followed = _Run(spark, silver, gold, progress).compute(changed, stored, newest)
     elif last != silver.version:
         gold[_LAST].commit(marks={_MARK: silver.version})
-    if newest is None:
-        return Aggregated(tuple(sorted(changed)), followed, None, None)
-    midnight = newest.replace(hour=0, minute=0, second=0, microsecond=0)
-    return Aggregated(tuple(sorted(changed)), followed, newest, midnight - LATE_DAYS * _DAY)
+    final_before = newest and newest.replace(hour=0, minute=0, second=0, microsecond=0) - LATE_DAYS * _DAY
+    return Aggregated(tuple(sorted(changed)), followed, newest, final_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +108,8 @@ class _Run:
         there = set(stored)
         lines = partial(self._lines, changed)
         with persisted(sums(lines("protocol", "outcome", "status", *SUMMED))) as summed:
-            self._write(traffic(summed), tables.TRAFFIC, changed)
-            self._write(offload(summed), tables.OFFLOAD, changed)
-            self._write(errors(summed), tables.ERRORS, changed)
+            for compute, table in ((traffic, tables.TRAFFIC), (offload, tables.OFFLOAD), (errors, tables.ERRORS)):
+                self._write(compute(summed), table, changed)
         self._write(latency(lines("duration_s", "first_byte_s")), tables.LATENCY, changed)
         of_streams = lines("protocol", "stream", "client", "user_agent", *SUMMED)
         with persisted(ranks(of_streams)) as ranked:
@@ -138,16 +131,15 @@ class _Run:
         self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
 
         # The last hours of a day are over once a later day exists.
-        compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
+        days_before = {max((other for other in stored if other < day), default=day) for day in changed}
+        compared = (_with_followers(changed, DAYS) | days_before) & there
         read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
-        found = anomalies(
-            self._stored(tables.TRAFFIC, read),
-            self._stored(tables.OFFLOAD, read),
-            self._stored(tables.ERRORS, read),
-            compared,
-            # With its zone: a naive time would be taken as local.
-            (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC),
+        by_minute, of_reads, failed = (
+            self._stored(table, read) for table in (tables.TRAFFIC, tables.OFFLOAD, tables.ERRORS)
         )
+        # With its zone: a naive time would be taken as local.
+        until = (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
+        found = anomalies(by_minute, of_reads, failed, compared, until)
         self._write(found, _LAST, compared | gone, {_MARK: self.silver.version})
         return tuple(sorted((after | compared) - set(changed)))
 
@@ -173,25 +165,13 @@ class _Run:
         if not before:
             return lines
         # As a range of times, which Parquet's row-group statistics can skip by.
-        hours = [
-            f"time >= timestamp '{day} 23:00:00' and time < timestamp '{day + _DAY} 00:00:00'" for day in sorted(before)
-        ]
+        hour = "time >= timestamp '{} 23:00:00' and time < timestamp '{} 00:00:00'"
+        hours = (hour.format(day, day + _DAY) for day in sorted(before))
         return lines.unionByName(self._lines(before, *more).where(" or ".join(hours)))
-
-
-def _newest(lines: DataFrame) -> datetime:
-    found = lines.agg(f.date_format(f.max("time"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).first()
-    assert found is not None
-    return datetime.fromisoformat(found[0])
 
 
 def _with_followers(days: Collection[date], count: int) -> set[date]:
     return {day + step * _DAY for day in days for step in range(count + 1)}
-
-
-def _day_before(day: date, stored: Sequence[date]) -> date:
-    """The nearest earlier day with lines; `day` itself if there is none."""
-    return max((other for other in stored if other < day), default=day)
 
 
 def _told(days: Sequence[date]) -> str:

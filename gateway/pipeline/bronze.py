@@ -20,7 +20,7 @@ accepts any JSON value, because checking each for its quotes costs as much as al
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import date
 from functools import reduce
 from typing import Final
@@ -37,10 +37,8 @@ KEPT_OF_REJECT: Final = 4_096
 EARLIEST_S: Final = 1_577_836_800
 """2020-01-01: earlier than Durable Streams, so earlier than any gateway's line."""
 AHEAD_S: Final = 86_400
-MOST: Final = 1 << 40
-"""Largest count in one line, of bytes or anything else."""
-LONGEST_S: Final = 1e9
-"""Longest duration in seconds: thirty years."""
+_MOST: Final = {"integer": 1 << 40, "number": 1e9}
+"""Largest count in one line, of bytes or anything else, and longest duration in seconds: thirty years."""
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
 # Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
@@ -104,17 +102,25 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
     # A gateway's line contains one closing brace, as its last character.
     has_rest = f.octet_length(f.substring_index(line, "}", 1)) + 1 != f.octet_length(line)
     may_be_broken = bad.isNotNull() | has_rest
+    infinite = (float("inf"), float("-inf"))
+    # Time and version have checks of their own.
+    bounded = [field for field in FIELDS if field.kind in _MOST and field.name not in ("time", "v")]
     return f.coalesce(
         f.when(f.octet_length(line) > LONGEST_LINE, "too long"),
         f.when(may_be_broken, _broken(line)),
         f.when(event["v"] != VERSION, f.concat(f.lit("unknown version: "), event["v"].cast("string"))),
         f.when(bad.isNotNull(), f.coalesce(_wrong_type(line), f.lit("wrong type"))),
-        _no_number(event),
+        # Numbers that are too large for their type.
+        *(
+            f.when(event[field.name].isin(*infinite), f"wrong type: {field.name}")
+            for field in FIELDS
+            if field.kind == "number"
+        ),
         f.when(
             reduce(operator.or_, (event[name].isNull() for name in _NEEDED)),
             f.concat(f.lit("missing: "), _named(_NEEDED, lambda name: ~_has(f.to_json("event"), name))),
         ),
-        _out_of_range(event),
+        *(f.when(~event[field.name].between(0, _MOST[field.kind]), f"out of range: {field.name}") for field in bounded),
         f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
         f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), "too late"),
     )
@@ -146,29 +152,3 @@ def _named(names: tuple[str, ...], is_it: Callable[[Column], Column]) -> Column:
 def _has(text: Column, name: Column) -> Column:
     """Whether a JSON object has such a field, and not null."""
     return f.call_function("get_json_object", text, f.concat(f.lit("$."), name)).isNotNull()
-
-
-def _no_number(event: dict[str, Column]) -> Column:
-    """The field whose number is too large for its type."""
-    return _first(
-        (event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
-        for field in FIELDS
-        if field.kind == "number"
-    )
-
-
-def _out_of_range(event: dict[str, Column]) -> Column:
-    """The field whose number is impossible; time and version have checks of their own."""
-    most = {"integer": MOST, "number": LONGEST_S}
-    return _first(
-        (~event[field.name].between(0, most[field.kind]), f"out of range: {field.name}")
-        for field in FIELDS
-        if field.kind in most and field.name not in ("time", "v")
-    )
-
-
-def _first(cases: Iterable[tuple[Column, str]]) -> Column:
-    """The text of the first condition that holds; NULL if none does."""
-    # A NULL condition counts as false.
-    (condition, text), *rest = cases
-    return reduce(lambda found, case: found.when(*case), rest, f.when(condition, text))

@@ -195,7 +195,10 @@ def table(
     conf: Conf = None,
 ) -> None:
     """Add what is new of a stream to a Delta table, each message once."""
-    stream = _stream(source, option, "messages" if schema is None else "typed")
+    stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
+    if not isinstance(stream, LogStream):
+        raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")
+    stream = replace(stream, format="messages" if schema is None else "typed")
     with working(into, master, conf) as steps:
         from gateway.pipeline.stream_table import take_table
 
@@ -369,14 +372,6 @@ def _source(texts: list[str], options: list[str] | None) -> Source:
         with suppress(ImportError):
             source.check()
     return source
-
-
-def _stream(url: str, options: list[str] | None, format_: str) -> LogStream:
-    """The stream that becomes a table."""
-    source = source_of([url], settings(options or [], "--option", "NAME=VALUE"), os.environ)
-    if not isinstance(source, LogStream):
-        raise PipelineFailed(f"{url}: expected a stream's http:// or https:// URL")
-    return replace(source, format=format_)
 
 
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:

@@ -16,6 +16,7 @@ from gateway.aio.clock import SystemClock
 from gateway.config.errors import PlanError
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
+from gateway.pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ class Steps:
 
     def plan(self, out: Path, target: float, policy: str, min_span_s: float) -> None:
         """Silver and the curve to a plan."""
-        from gateway.pipeline.planner import make_plan, write_plan
+        from gateway.pipeline.planner import make_plan
 
         made = make_plan(
             self.spark,
@@ -77,7 +78,8 @@ class Steps:
             min_span_s=min_span_s,
             progress=self.progress,
         )
-        write_plan(made, out)
+        # A gateway that reloads sees the old plan or the new one.
+        write_whole(out, made.text)
         if made.is_short:
             self.progress(
                 f"plan: made from {made.made_from.span_s / 60:,.0f} min of traffic, and marked as short: a gateway "

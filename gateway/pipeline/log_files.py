@@ -20,10 +20,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -59,13 +59,16 @@ class LogFiles:
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
         """
         self.manifest.forget_unlisted({str(path) for path in files})
-        with _Spool(self.store) as spool:
+        spool = _Spool(self.store)
+        try:
             for path in files:
                 for _ in self._read(path, spool):
                     yield spool.finished()
                     spool.clear()
             if spool.size:
                 yield spool.finished()
+        finally:
+            spool.clear()
 
     def forget(self, files: Sequence[Path]) -> None:
         """Read these files from their beginnings."""
@@ -73,7 +76,7 @@ class LogFiles:
             # An unreadable file is reported when it is read.
             with suppress(*_UNREADABLE), _opened(path) as file:
                 if head := file.readline(HEAD_BYTES + 2):
-                    key, _ = self.manifest.locate(head, lambda at, file=file: _tail_at(file, at))  # type: ignore[misc]
+                    key, _ = self.manifest.locate(head, partial(_tail_at, file))
                     self.manifest.forget(key)
 
     def _read(self, path: Path, spool: _Spool) -> Iterator[None]:
@@ -95,7 +98,7 @@ class LogFiles:
                 return
             if not head:
                 return
-            key, begin = self.manifest.locate(head, lambda at: _tail_at(file, at))
+            key, begin = self.manifest.locate(head, partial(_tail_at, file))
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
             is_all = False
             while not is_all:
@@ -112,7 +115,7 @@ class LogFiles:
 
 
 class _Spool:
-    """The files of one batch; a context manager that removes them in the end."""
+    """The files of one batch."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -122,15 +125,9 @@ class _Spool:
         self.size = 0
         """Bytes of lines so far."""
 
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
     def add(self, lines: bytes, source: str) -> None:
         """Add whole lines, each with its newline."""
-        texts = _texts(lines)
+        texts = pc.split_pattern(pa.array([lines.decode(errors="replace")]), "\n").flatten()[:-1]
         self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
         self._held_bytes += len(lines)
         self.size += len(lines)
@@ -154,18 +151,6 @@ class _Spool:
         with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
             pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
         self._held, self._held_bytes = [], 0
-
-
-def _texts(lines: bytes) -> pa.Array:
-    """The lines as texts, without their newlines and without a copy of each."""
-    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")).astype(np.int32) + 1
-    offsets = np.concatenate([np.zeros(1, np.int32), ends])
-    texts = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        return _texts(lines.decode(errors="replace").encode())
-    return pc.utf8_rtrim(texts, "\n")
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool, bool]:

@@ -8,7 +8,6 @@ every store that holds a lake could hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +36,7 @@ def each_batch(
     gives the new snapshot.  Errors of the source, in the driver and in tasks, are raised as PipelineFailed.
     """
     name = f"stream {source.url}"
-    with _failing(source.url):
+    try:
         reader = StreamReader(schema, read_options(source.reading, is_streaming=True))
         try:
             reader.prepareForTriggerAvailableNow()
@@ -47,6 +46,10 @@ def each_batch(
                 start = end
         finally:
             reader.stop()
+    except DurableStreamsError as error:
+        raise PipelineFailed(f"{source.url}: {with_hint(str(error))}") from None
+    except PySparkException as error:
+        raise PipelineFailed(f"{source.url}: {with_hint(one_line(error))}") from None
 
 
 def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schema: StructType) -> DataFrame:
@@ -58,13 +61,3 @@ def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schem
                 yield from reader.read(parts[number])
 
     return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, schema)
-
-
-@contextmanager
-def _failing(url: str) -> Iterator[None]:
-    try:
-        yield
-    except DurableStreamsError as error:
-        raise PipelineFailed(f"{url}: {with_hint(str(error))}") from None
-    except PySparkException as error:
-        raise PipelineFailed(f"{url}: {with_hint(one_line(error))}") from None

@@ -53,16 +53,14 @@ class Manifest:
 
         `tail_at` returns the digest of the bytes before a position, None if the file is shorter.
         """
-        head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
+        key = head = digest(first_line.rstrip(b"\r\n")[:HEAD_BYTES])
         number = 0
-        while True:
-            key = f"{head}.{number}" if number else head
-            known = self.taken.get(key)
-            if known is None:
-                return key, 0
+        while (known := self.taken.get(key)) is not None:
             if tail_at(known.size) == known.tail:
                 return key, known.size
             number += 1
+            key = f"{head}.{number}"
+        return key, 0
 
     def take(self, key: str, size: int, tail: str) -> None:
         """Record that `size` bytes of the file are ingested in total; forget the file that has not grown longest."""

@@ -4,13 +4,11 @@ The budget comes from the curve of the gateway's policy: the least memory that r
 does, comes within `_NEAR` of the best.  (First reads count as misses, so no memory reaches a ratio of 1.)  The lists
 name exceptions:
 
-- `pin`: streams that are requested most of the time and were nevertheless fetched again; the most reads per byte of
-  memory first, up to `PIN_SHARE` of the budget.
-- `warm`: streams that are requested in nearly every part of the log, so soon after a gateway's start; in the same
-  order, up to `WARM_SHARE`.
-- `do_not_store`: large streams of which no byte is read again before a cache of this budget has evicted it.  Live and
-  concurrent readers share a fetch, so a stream with any of them is stored.
-- `lifetimes`: streams that were read again and again, and then not for far longer than they were ever idle.
+- `pin` (`worth_pinning`), the most reads per byte of memory first, up to `PIN_SHARE` of the budget;
+- `warm` (`worth_warming`), in the same order, up to `WARM_SHARE`;
+- `do_not_store` (`not_worth_storing`): live and concurrent readers share a fetch, so a stream with any of them is
+  stored;
+- `lifetimes` (`lifetimes_of`).
 
 A plan contains no credentials, so streams that are mostly read with credentials are neither pinned nor warmed.  A plan
 of too short a log is marked: the memory that a few minutes fill says nothing about a day.
@@ -24,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -50,7 +47,6 @@ from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, resi
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.session import persisted
-from gateway.pipeline.whole_file import write_whole
 from gateway.pipeline.wording import size, span
 from gateway.tape.eviction import POLICIES
 
@@ -103,11 +99,9 @@ def make_plan(
     clock: Clock | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CachePlan:
-    """Make a plan of the lake's silver and curve, for gateways that run `policy`.
+    """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
 
-    The plan is marked as short if the lake covers less than `min_span_s` seconds.  Raises PipelineFailed for invalid
-    arguments, NothingToPlan if there is no traffic.  `clock` gives the time of the plan; everything else comes from the
-    lake.
+    Raises PipelineFailed for invalid arguments, NothingToPlan if there is no traffic.
     """
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")
@@ -123,11 +117,12 @@ def make_plan(
     first_us, last_us, lines, nodes, not_warmed = row.collect()[0]
     if not lines:
         raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
-    points = _points(spark, lake, policy)
+    curve = lake.read(spark, tables.CURVE)
+    rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
+    points = [Point(one.cache_bytes, 1 - one.miss_ratio, 1 - one.byte_miss_ratio, one.error or 0.0) for one in rows]
     if not points:
-        raise NothingToPlan(
-            f"{lake.url}: no curve of {policy} in it: compute the curve first, of a log with catch-up reads"
-        )
+        why = "compute the curve first, of a log with catch-up reads"
+        raise NothingToPlan(f"{lake.url}: no curve of {policy} in it: {why}")
     memory = budget(points, target_hit_ratio, policy)
     if memory.expected_hit_ratio < target_hit_ratio:
         progress(f"plan: no memory reaches {target_hit_ratio:.1%}: {memory.expected_hit_ratio:.1%} is the best")
@@ -150,21 +145,8 @@ def make_plan(
     )
 
 
-def write_plan(plan: CachePlan, path: Path) -> None:
-    """Write the plan; a gateway that reloads sees the old one or the new one.  Raises PipelineFailed."""
-    write_whole(path, plan.text)
-
-
 def _moment(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-
-
-def _points(spark: SparkSession, lake: Lake, policy: str) -> list[Point]:
-    curve = lake.read(spark, tables.CURVE)
-    rows = curve.where(curve.policy == policy).orderBy("cache_bytes").collect()
-    return [
-        Point(row.cache_bytes, 1 - row.miss_ratio, 1 - row.byte_miss_ratio, min(1.0, row.error or 0.0)) for row in rows
-    ]
 
 
 def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
@@ -177,23 +159,20 @@ def budget(points: Sequence[Point], target: float, policy: str) -> Memory:
     at = next(number for number, point in enumerate(points) if point.hit_ratio >= wanted)
     found = points[at]
     if at and found.hit_ratio > wanted:
-        found = _between(points[at - 1], found, wanted)
+        below, above = points[at - 1], found
+        part = (wanted - below.hit_ratio) / (above.hit_ratio - below.hit_ratio)
+        found = Point(
+            min(above.cache_bytes, int(below.cache_bytes * (above.cache_bytes / below.cache_bytes) ** part) + 1),
+            wanted,
+            below.byte_hit_ratio + part * (above.byte_hit_ratio - below.byte_hit_ratio),
+            max(below.error, above.error),
+        )
     return Memory(
         cache_bytes=min(-(-found.cache_bytes // _STEP) * _STEP, _MOST_BYTES),
         policy=policy,  # type: ignore[arg-type]
         expected_hit_ratio=_ratio(found.hit_ratio),
         expected_byte_hit_ratio=_ratio(found.byte_hit_ratio),
         error=_ratio(found.error),
-    )
-
-
-def _between(below: Point, above: Point, hit_ratio: float) -> Point:
-    share = (hit_ratio - below.hit_ratio) / (above.hit_ratio - below.hit_ratio)
-    return Point(
-        min(above.cache_bytes, int(below.cache_bytes * (above.cache_bytes / below.cache_bytes) ** share) + 1),
-        hit_ratio,
-        below.byte_hit_ratio + share * (above.byte_hit_ratio - below.byte_hit_ratio),
-        max(below.error, above.error),
     )
 
 
@@ -205,24 +184,22 @@ def decide(traffic: Traffic, cache_bytes: int, nodes: int, not_warmed: frozenset
     """The four lists, for a budget of `cache_bytes` on each of `nodes` gateways; no stream of the routes `not_warmed`
     is to be warmed."""
     kept_s = residence_s(traffic.gaps, traffic.span_s, cache_bytes * nodes)
-    streams = [one for one in traffic.streams if _can_be_named(one)]
+    # A log truncates very long names, which then stand for many streams.
+    streams = [
+        one for one in traffic.streams if len(one.stream) < _LONGEST_STREAM and _is(_NAME, (one.route, one.stream))
+    ]
     shunned = not_worth_storing(streams, cache_bytes, kept_s)
     others = _without(streams, shunned)
     shared = [one for one in others if 2 * one.asked_apart <= one.asked]
     pinned = worth_pinning(shared, cache_bytes, kept_s)
     warmed = worth_warming([one for one in shared if one.route not in not_warmed], cache_bytes, traffic.span_s)
-    idle = lifetimes_of(_without(_without(others, pinned), warmed), kept_s)
+    idle = lifetimes_of(_without(others, [*pinned, *warmed]), kept_s)
     return {"pin": tuple(pinned), "warm": tuple(warmed), "do_not_store": tuple(shunned), "lifetimes": tuple(idle)}
 
 
 def _without(streams: Iterable[StreamFigures], entries: Iterable[Entry]) -> list[StreamFigures]:
     places = {entry.key for entry in entries}
     return [one for one in streams if (one.route, one.stream) not in places]
-
-
-def _can_be_named(one: StreamFigures) -> bool:
-    """Whether a plan can name the stream.  A log truncates very long names, which then stand for many streams."""
-    return len(one.stream) < _LONGEST_STREAM and _is(_NAME, (one.route, one.stream))
 
 
 def _is(kind: TypeAdapter[Any], value: object) -> bool:
@@ -249,24 +226,24 @@ def _fitting(streams: Iterable[StreamFigures], room: float) -> list[StreamFigure
 
 
 def worth_pinning(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Streams that are requested most of the time and were fetched again.  Empty if there is room for everything."""
+    """Streams that are requested most of the time and were nevertheless fetched again.  Empty if there is room for
+    everything."""
     if kept_s is None:
         return []
-    hot = [
-        one for one in streams if one.windows >= _HOT_WINDOWS and one.fetched_again >= max(1, _REFETCHED * one.bytes)
-    ]
+    hot = (one for one in streams if one.windows >= _HOT_WINDOWS)
+    refetched = (one for one in hot if one.fetched_again >= max(1, _REFETCHED * one.bytes))
     return [
         _entry(
             one,
             f"{one.asked:,} catch-up reads in {one.windows} of {WINDOWS} parts of the log, and the origin sent "
             f"{size(one.fetched_again)} of it again; {size(one.bytes)} of memory would have saved that.",
         )
-        for one in _fitting(hot, PIN_SHARE * cache_bytes)
+        for one in _fitting(refetched, PIN_SHARE * cache_bytes)
     ]
 
 
 def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: float) -> list[Entry]:
-    """Streams that are requested soon after a gateway's start, at any time."""
+    """Streams that are requested in nearly every part of the log, so soon after a gateway's start."""
     steady = [one for one in streams if one.windows >= _WARM_WINDOWS]
     return [
         _entry(
@@ -279,7 +256,8 @@ def worth_warming(streams: Iterable[StreamFigures], cache_bytes: int, span_s: fl
 
 
 def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s: float | None) -> list[Entry]:
-    """Large streams that are not read again before they are evicted.  Empty if there is room for everything."""
+    """Large streams of which no byte is read again before a cache of this budget has evicted it.  Empty if there is
+    room for everything."""
     if kept_s is None:
         return []
     least = max(_LARGE, _LARGE_SHARE * cache_bytes)
@@ -297,7 +275,7 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
 
 
 def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list[Lifetime]:
-    """Streams whose readers returned again and again, and then not for a long time."""
+    """Streams that were read again and again, and then not for far longer than they were ever idle."""
     ended = []
     for one in sorted(streams, key=_largest_first):
         lifetime_s = max(_SHORTEST_S, _SURELY * one.idle_s)

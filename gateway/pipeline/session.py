@@ -82,7 +82,7 @@ def open_session(
     if level == "OFF":
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         # Some of it goes to the root's own logger.
-        logging.getLogger().addFilter(_is_not_of_py4j)
+        logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     return session
 
 
@@ -101,10 +101,6 @@ def is_submitted(environ: Mapping[str, str] | os._Environ[str]) -> bool:
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return "py4j" not in record.pathname
-
-
 def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:
     """Set the variables that Spark reads before its Java starts; variables that are set stay as they are."""
     if not is_submitted(environ):
@@ -117,5 +113,4 @@ def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> No
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """The user's cache folder (XDG Base Directory Specification)."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "durable-gateway"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "durable-gateway"

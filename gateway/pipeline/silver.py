@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
@@ -80,11 +80,8 @@ def typed(lines: DataFrame) -> DataFrame:
     of_time = {"day": day_of(event["time"]), "time": time_of(event["time"])}
     made: list[Column] = []
     for column in REQUESTS.columns:
-        if column.name in of_time:
-            value = of_time[column.name]
-        else:
-            # Never an error: a number that is too large becomes NULL.
-            value = event[column.name].try_cast(column.type)
+        # Never an error: a number that is too large becomes NULL.
+        value = of_time[column.name] if column.name in of_time else event[column.name].try_cast(column.type)
         if column.name in _LEFT_OUT:
             value = f.coalesce(value, f.lit(_LEFT_OUT[column.name]).cast(column.type))
         made.append(value.alias(column.name))
@@ -105,6 +102,5 @@ def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
 
 def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
     """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
-    order = Window.partitionBy("id").orderBy("line")
-    first = doubtful.withColumn("place", f.row_number().over(order)).where("place = 1")
+    first = doubtful.groupBy("id").agg(f.min("line").alias("line"))
     return first.join(stored, "id", "left_anti").select("line")

@@ -59,18 +59,18 @@ def take_table(
         return snapshot
 
     def take() -> None:
-        each_batch(spark, source, schema, lake.snapshot(table), add)
+        retried(lambda: each_batch(spark, source, schema, lake.snapshot(table), add), progress)
 
     def turn() -> None:
         try:
-            retried(take, progress)
+            take()
         except Conflict as error:
             progress(f"{error}: to be looked at again")
 
     if follow:
         followed(turn, stop or threading.Event(), progress)
     else:
-        retried(take, progress)
+        take()
     return taken
 
 

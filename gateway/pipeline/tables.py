@@ -16,7 +16,7 @@ has to be computed again is a few files.  In gold `minute` and `hour` are the be
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,248 +85,214 @@ class Table:
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
-def _gold(name: str, key: tuple[Column, ...], *values: Column) -> Table:
-    """A gold table: its day, its key columns, and its figures."""
-    return Table(f"gold/{name}", (_DAY, *key, *values), tuple(column.name for column in key))
+def _columns(lines: list[str], common: Mapping[str, Column]) -> Iterator[Column]:
+    """The columns of a declaration: each line has a name, a type and a meaning, or names of `common` columns only."""
+    for words in map(str.split, lines):
+        if common.keys() >= set(words):
+            yield from (common[name] for name in words)
+        else:
+            yield Column(words[0], words[1], " ".join(words[2:]))
 
 
-def _percentiles(of: str) -> list[Column]:
-    return [Column(f"{of}_p{rank}_s", "double", "Seconds.") for rank in (50, 90, 99)]
+def _table(text: str) -> Table:
+    """A table from its declaration: a line with its place and its key columns, then its columns."""
+    head, *lines = text.strip().splitlines()
+    place, *key = head.split()
+    columns = tuple(_columns(lines, _COMMON))
+    names = {column.name for column in columns}
+    return Table(place, columns, tuple(key), partition_by=tuple(name for name in ("kind", "day") if name in names))
 
 
 DURABLE_STREAMS: Final = "durable-streams"
-_DAY: Final = Column("day", "date", "UTC day; the partition.")
-_MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
-_HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
-_ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
-_PROTOCOL: Final = Column("protocol", "string", "What clients speak: `durable-streams` or `s2`.")
-_MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
-_OUTCOME: Final = Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`.")
-_STREAM: Final = Column("stream", "string", "Path and query.")
-_PARTITION: Final = Column("partition", "string", "Who shares the tape; empty where all of the route do.")
-_READER: Final = (
-    Column("client", "string", "As the log has it; `-` where it has none."),
-    Column("user_agent", "string", "`-` where there was none."),
-)
-_STATUS: Final = Column("status", "int", "HTTP status; 0 where none was sent.")
-_ORIGIN_REQUESTS: Final = Column("origin_requests", "bigint", "Requests that the origin was asked because of them.")
-_SAVED_BYTES: Final = Column("saved_bytes", "bigint", "How many more those sent whole were before they were coded.")
-_ID: Final = Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none.")
+_COMMON_COLUMNS: Final = """
+    day              date       UTC day; the partition.
+    minute           timestamp  Beginning of the minute in which the line was written.
+    hour             timestamp  Beginning of the hour.
+    route            string     Configured route, `-` where none matched.
+    protocol         string     What clients speak: `durable-streams` or `s2`.
+    mode             string     `gateway.protocol.mode.Mode`.
+    outcome          string     `gateway.protocol.cache_status.Outcome`.
+    stream           string     Path and query.
+    partition        string     Who shares the tape; empty where all of the route do.
+    status           int        HTTP status; 0 where none was sent.
+    origin_requests  bigint     Requests that the origin was asked because of them.
+    saved_bytes      bigint     How many more those sent whole were before they were coded.
+    id               string     The line's, unique among all lines; NULL from gateways that wrote none.
+    client           string     As the log has it; `-` where it has none.
+    user_agent       string     `-` where there was none.
+"""
+_COMMON: Final = {column.name: column for column in _columns(_COMMON_COLUMNS.strip().splitlines(), {})}
 
-BRONZE: Final = Table(
-    "bronze",
-    (
-        Column("kind", "string", "`lines` or `rejects`; the partition above the day."),
-        Column("day", "date", "UTC day, of rejects that on which they were taken in; the partition."),
-        _ID,
-        Column("source", "string", "Name of the file that it came in, or the stream's URL."),
-        Column("line", "string", "As it came, of rejects the first 4,096 characters."),
-        Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons."),
-    ),
-    ("id",),
-    partition_by=("kind", "day"),
-)
+BRONZE: Final = _table("""
+    bronze id
+    kind    string  `lines` or `rejects`; the partition above the day.
+    day     date    UTC day, of rejects that on which they were taken in; the partition.
+    id
+    source  string  Name of the file that it came in, or the stream's URL.
+    line    string  As it came, of rejects the first 4,096 characters.
+    reason  string  Why it is no event: `gateway.pipeline.bronze` has the reasons.
+""")
 LINES: Final = replace(BRONZE.with_columns(("day", "id", "source", "line")), kind="lines")
 REJECTS: Final = replace(BRONZE.with_columns(("day", "source", "line", "reason")), kind="rejects", key=())
-REQUESTS: Final = Table(
-    "silver/requests",
-    (
-        _DAY,
-        _ID,
-        Column("time", "timestamp", "When the request ended, or the line was written."),
-        Column("node", "string", "Gateway that wrote the line."),
-        _ROUTE,
-        _PROTOCOL,
-        _STREAM,
-        _PARTITION,
-        Column("method", "string", "HTTP method."),
-        _MODE,
-        _STATUS,
-        _OUTCOME,
-        Column("duration_s", "double", "Seconds."),
-        Column("first_byte_s", "double", "Seconds; NULL where no answer began."),
-        Column("start", "string", "Offset asked for; NULL where none was."),
-        Column("next_offset", "string", "`Stream-Next-Offset` of the answer, or of the last control event."),
-        Column("sent_bytes", "bigint", "Body bytes to the client."),
-        Column("saved_bytes", "bigint", "How many more it was before it was coded; 0 where it was not sent whole."),
-        Column("fetched_bytes", "bigint", "Body bytes from the origin because of it; the sum counts each once."),
-        Column("origin_requests", "bigint", "Requests to the origin because of it; the sum counts each once."),
-        Column("collapsed", "bigint", "How many shared the upstream fetch; NULL where there was none."),
-        Column("subscribers", "bigint", "Live readers of the stream; NULL but for live reads."),
-        Column("coding", "string", "Content coding; NULL where there was none."),
-        Column("client", "string", "Address as the log has it; NULL where it has none."),
-        Column("user_agent", "string", "NULL where there was none."),
-        Column("trace_id", "string", "NULL where there was none."),
-        Column("close_reason", "string", "`gateway.telemetry.access_record.CloseReason`; NULL but for live reads."),
-        Column("is_final", "boolean", "False for a live read that goes on: the line is no request."),
-    ),
-    ("id",),
-)
-SESSIONS: Final = Table(
-    "silver/sessions",
-    (
-        _DAY,
-        Column("began", "timestamp", "When its first read was asked for."),
-        Column("ended", "timestamp", "When its last read ended."),
-        _ROUTE,
-        _PROTOCOL,
-        _STREAM,
-        _PARTITION,
-        *_READER,
-        Column("reads", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
-        Column("live_reads", "bigint", "Those of them that were long-polls and SSE."),
-        Column("reconnects", "bigint", "SSE connections after its first."),
-        Column("sent_bytes", "bigint", "Body bytes."),
-        Column("first_offset", "string", "Where it began; NULL where no read named one."),
-        Column("last_offset", "string", "As far as it came."),
-        Column("close_reason", "string", "Why its last live read ended; NULL without one."),
-    ),
-    ("stream", "partition", "client", "user_agent", "began"),
-)
-TRAFFIC: Final = _gold(
-    "traffic",
-    (_MINUTE, _ROUTE, _PROTOCOL, _MODE, _OUTCOME),
-    Column("requests", "bigint", "Requests that ended: final lines."),
-    Column("sent_bytes", "bigint", "Body bytes to clients, of all lines."),
-    _SAVED_BYTES,
-    Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
-    _ORIGIN_REQUESTS,
-    Column(
-        "spared_requests",
-        "bigint",
-        "Requests that ended and caused none at the origin: final lines with `origin_requests` 0.",
-    ),
-)
-OFFLOAD: Final = _gold(
-    "offload",
-    (_MINUTE, _ROUTE),
-    Column("requests", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
-    _ORIGIN_REQUESTS,
-    Column("sent_bytes", "bigint", "Body bytes to readers."),
-    _SAVED_BYTES,
-    Column("fetched_bytes", "bigint", "Body bytes that the origin sent for them."),
-    Column("by_tape", "bigint", "Reads answered from the tape alone (hit, stale_if_error)."),
-    Column("by_collapse", "bigint", "Reads answered from a fetch that another had started (collapsed)."),
-    Column("by_follow", "bigint", "Reads answered from the stream's one live request (followed)."),
-    Column("by_join", "bigint", "Reads answered from the tape behind one probe (joined, revalidated)."),
-    Column("hit_ratio", "double", "by_tape / requests."),
-    Column("collapse_ratio", "double", "(by_collapse + by_follow) / requests."),
-    Column("joined_ratio", "double", "by_join / requests."),
-    Column("request_offload", "double", "1 - origin_requests / requests."),
-    Column("byte_offload", "double", "1 - fetched_bytes / (sent_bytes + saved_bytes)."),
-)
-LATENCY: Final = _gold(
-    "latency",
-    (_MINUTE, _ROUTE, _MODE),
-    Column("requests", "bigint", "Requests that ended; live reads are not among them, whose duration is their wait."),
-    Column("duration_sketch", "binary", "KLL sketch (doubles) of seconds; mergeable."),
-    *_percentiles("duration"),
-    Column("first_byte_sketch", "binary", "KLL sketch (doubles) of seconds; NULL where no answer began."),
-    *_percentiles("first_byte"),
-)
-DELIVERY: Final = _gold(
-    "delivery",
-    (_MINUTE, _ROUTE),
-    Column("deliveries", "bigint", "Long-polls that were woken by an append which the same log has."),
-    Column("delay_sketch", "binary", "KLL sketch (doubles) of seconds from the append's answer to the long-poll's."),
-    *_percentiles("delay"),
-    Column("delay_max_s", "double", "Seconds."),
-)
-TOP_STREAMS: Final = _gold(
-    "top_streams",
-    (
-        _HOUR,
-        Column("by", "string", "`requests` or `bytes`: what the rank goes by."),
-        Column("rank", "int", "1 is the busiest; the first 100 are kept."),
-    ),
-    _ROUTE,
-    _PROTOCOL,
-    _STREAM,
-    Column("requests", "bigint", "Requests that ended."),
-    Column("sent_bytes", "bigint", "Body bytes to clients."),
-    Column(
-        "saved_bytes",
-        "bigint",
-        "How many more those sent whole were before they were coded; the rank is by both.",
-    ),
-    Column("fetched_bytes", "bigint", "Body bytes from the origin."),
-    Column("readers", "bigint", "Distinct readers (client and user agent), by a HyperLogLog sketch."),
-    Column("readers_sketch", "binary", "That sketch; mergeable."),
-)
-FAN_OUT: Final = _gold(
-    "fan_out",
-    (_HOUR, _ROUTE, _MODE, Column("at_least", "bigint", "Lower end of the bucket: 1, 2, 4, 8, … readers who shared.")),
-    Column("requests", "bigint", "Live reads by `subscribers`, catch-up reads by `collapsed`."),
-    Column("most", "bigint", "The largest of them."),
-)
-RECONNECTS: Final = _gold(
-    "reconnects",
-    (_MINUTE, _ROUTE),
-    Column(
-        "reconnects",
-        "bigint",
-        "Live reads that began where another of the same reader had broken off; may be 0.",
-    ),
-    Column("readers", "bigint", "Readers who came back."),
-    Column("usual", "double", "Median reconnects a minute of the route in the hour before; NULL without five."),
-    Column("is_storm", "boolean", "Far more than usual: `gateway.pipeline.gold.reconnects` says how far."),
-)
-SLOW_CONSUMERS: Final = _gold(
-    "slow_consumers",
-    (_HOUR, _ROUTE, _STREAM, *_READER),
-    Column("cut_off", "bigint", "Live reads that ended because the client did not keep up."),
-    Column("sent_bytes", "bigint", "What they got before."),
-)
-ERRORS: Final = _gold(
-    "errors",
-    (
-        _MINUTE,
-        _ROUTE,
-        _MODE,
-        _STATUS,
-        Column("outcome", "string", "refused, failed or aborted, or what it was with a status of 400 and more."),
-    ),
-    Column("requests", "bigint", "Requests that ended so."),
-)
-CLOSED_LOOPS: Final = _gold(
-    "closed_loops",
-    (_MINUTE, _ROUTE, Column("stream", "string", "A stream that is closed."), *_READER),
-    Column("requests", "bigint", "Requests at its end in that minute, when one would have done."),
-)
-ANOMALIES: Final = _gold(
-    "anomalies",
-    (
-        _HOUR,
-        _ROUTE,
-        Column("measure", "string", "requests, sent_bytes, fetched_bytes, origin_requests, errors or hit_ratio."),
-    ),
-    Column("value", "double", "In this hour. Only hours that are far from what they were before have a row."),
-    Column("before", "double", "Median over the same hour of the days before, seven at most."),
-    Column("days", "int", "How many days that is."),
-    Column("score", "double", "Distance from it in robust standard deviations (1.4826 x median absolute deviation)."),
-)
-CURVE: Final = Table(
-    "curve/points",
-    (
-        Column(
-            "policy",
-            "string",
-            "s3-fifo, sieve or lru: the gateway's own, which give up whole tapes, in miniature; lru-blocks: the exact "
-            "curve of a least-recently-used cache of blocks, to hold them against.",
-        ),
-        Column("cache_bytes", "bigint", "`limits.cache_bytes` that the point is for."),
-        Column("miss_ratio", "double", "Catch-up reads of which bytes were missing, of all; of blocks for lru-blocks."),
-        Column("byte_miss_ratio", "double", "Bytes that were missing, of all that catch-up reads asked for."),
-        Column(
-            "error", "double", "Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact."
-        ),
-        Column("references", "bigint", "Catch-up reads (of blocks for lru-blocks) in the log, before sampling."),
-        Column("sampled_keys", "bigint", "Tapes (blocks for lru-blocks) that were kept."),
-        Column("rate", "double", "Sampling rate R; 1 is exact."),
-    ),
-    ("policy", "cache_bytes"),
-    partition_by=(),
-)
+REQUESTS: Final = _table("""
+    silver/requests id
+    day id
+    time             timestamp  When the request ended, or the line was written.
+    node             string     Gateway that wrote the line.
+    route protocol stream partition
+    method           string     HTTP method.
+    mode status outcome
+    duration_s       double     Seconds.
+    first_byte_s     double     Seconds; NULL where no answer began.
+    start            string     Offset asked for; NULL where none was.
+    next_offset      string     `Stream-Next-Offset` of the answer, or of the last control event.
+    sent_bytes       bigint     Body bytes to the client.
+    saved_bytes      bigint     How many more it was before it was coded; 0 where it was not sent whole.
+    fetched_bytes    bigint     Body bytes from the origin because of it; the sum counts each once.
+    origin_requests  bigint     Requests to the origin because of it; the sum counts each once.
+    collapsed        bigint     How many shared the upstream fetch; NULL where there was none.
+    subscribers      bigint     Live readers of the stream; NULL but for live reads.
+    coding           string     Content coding; NULL where there was none.
+    client           string     Address as the log has it; NULL where it has none.
+    user_agent       string     NULL where there was none.
+    trace_id         string     NULL where there was none.
+    close_reason     string     `gateway.telemetry.access_record.CloseReason`; NULL but for live reads.
+    is_final         boolean    False for a live read that goes on: the line is no request.
+""")
+SESSIONS: Final = _table("""
+    silver/sessions stream partition client user_agent began
+    day
+    began         timestamp  When its first read was asked for.
+    ended         timestamp  When its last read ended.
+    route protocol stream partition client user_agent
+    reads         bigint     Reads that ended: catch-up, long-poll and SSE.
+    live_reads    bigint     Those of them that were long-polls and SSE.
+    reconnects    bigint     SSE connections after its first.
+    sent_bytes    bigint     Body bytes.
+    first_offset  string     Where it began; NULL where no read named one.
+    last_offset   string     As far as it came.
+    close_reason  string     Why its last live read ended; NULL without one.
+""")
+TRAFFIC: Final = _table("""
+    gold/traffic minute route protocol mode outcome
+    day minute route protocol mode outcome
+    requests         bigint  Requests that ended: final lines.
+    sent_bytes       bigint  Body bytes to clients, of all lines.
+    saved_bytes
+    fetched_bytes    bigint  Body bytes from the origin, of all lines.
+    origin_requests
+    spared_requests  bigint  Requests that ended and caused none at the origin: final lines with `origin_requests` 0.
+""")
+OFFLOAD: Final = _table("""
+    gold/offload minute route
+    day minute route
+    requests         bigint  Reads that ended: catch-up, long-poll and SSE.
+    origin_requests
+    sent_bytes       bigint  Body bytes to readers.
+    saved_bytes
+    fetched_bytes    bigint  Body bytes that the origin sent for them.
+    by_tape          bigint  Reads answered from the tape alone (hit, stale_if_error).
+    by_collapse      bigint  Reads answered from a fetch that another had started (collapsed).
+    by_follow        bigint  Reads answered from the stream's one live request (followed).
+    by_join          bigint  Reads answered from the tape behind one probe (joined, revalidated).
+    hit_ratio        double  by_tape / requests.
+    collapse_ratio   double  (by_collapse + by_follow) / requests.
+    joined_ratio     double  by_join / requests.
+    request_offload  double  1 - origin_requests / requests.
+    byte_offload     double  1 - fetched_bytes / (sent_bytes + saved_bytes).
+""")
+LATENCY: Final = _table("""
+    gold/latency minute route mode
+    day minute route mode
+    requests           bigint  Requests that ended; live reads are not among them, whose duration is their wait.
+    duration_sketch    binary  KLL sketch (doubles) of seconds; mergeable.
+    duration_p50_s     double  Seconds.
+    duration_p90_s     double  Seconds.
+    duration_p99_s     double  Seconds.
+    first_byte_sketch  binary  KLL sketch (doubles) of seconds; NULL where no answer began.
+    first_byte_p50_s   double  Seconds.
+    first_byte_p90_s   double  Seconds.
+    first_byte_p99_s   double  Seconds.
+""")
+DELIVERY: Final = _table("""
+    gold/delivery minute route
+    day minute route
+    deliveries    bigint  Long-polls that were woken by an append which the same log has.
+    delay_sketch  binary  KLL sketch (doubles) of seconds from the append's answer to the long-poll's.
+    delay_p50_s   double  Seconds.
+    delay_p90_s   double  Seconds.
+    delay_p99_s   double  Seconds.
+    delay_max_s   double  Seconds.
+""")
+TOP_STREAMS: Final = _table("""
+    gold/top_streams hour by rank
+    day hour
+    by              string  `requests` or `bytes`: what the rank goes by.
+    rank            int     1 is the busiest; the first 100 are kept.
+    route protocol stream
+    requests        bigint  Requests that ended.
+    sent_bytes      bigint  Body bytes to clients.
+    saved_bytes     bigint  How many more those sent whole were before they were coded; the rank is by both.
+    fetched_bytes   bigint  Body bytes from the origin.
+    readers         bigint  Distinct readers (client and user agent), by a HyperLogLog sketch.
+    readers_sketch  binary  That sketch; mergeable.
+""")
+FAN_OUT: Final = _table("""
+    gold/fan_out hour route mode at_least
+    day hour route mode
+    at_least  bigint  Lower end of the bucket: 1, 2, 4, 8, … readers who shared.
+    requests  bigint  Live reads by `subscribers`, catch-up reads by `collapsed`.
+    most      bigint  The largest of them.
+""")
+RECONNECTS: Final = _table("""
+    gold/reconnects minute route
+    day minute route
+    reconnects  bigint   Live reads that began where another of the same reader had broken off; may be 0.
+    readers     bigint   Readers who came back.
+    usual       double   Median reconnects a minute of the route in the hour before; NULL without five.
+    is_storm    boolean  Far more than usual: `gateway.pipeline.gold.reconnects` says how far.
+""")
+SLOW_CONSUMERS: Final = _table("""
+    gold/slow_consumers hour route stream client user_agent
+    day hour route stream client user_agent
+    cut_off     bigint  Live reads that ended because the client did not keep up.
+    sent_bytes  bigint  What they got before.
+""")
+ERRORS: Final = _table("""
+    gold/errors minute route mode status outcome
+    day minute route mode status
+    outcome   string  refused, failed or aborted, or what it was with a status of 400 and more.
+    requests  bigint  Requests that ended so.
+""")
+CLOSED_LOOPS: Final = _table("""
+    gold/closed_loops minute route stream client user_agent
+    day minute route
+    stream    string  A stream that is closed.
+    client user_agent
+    requests  bigint  Requests at its end in that minute, when one would have done.
+""")
+ANOMALIES: Final = _table("""
+    gold/anomalies hour route measure
+    day hour route
+    measure  string  requests, sent_bytes, fetched_bytes, origin_requests, errors or hit_ratio.
+    value    double  In this hour. Only hours that are far from what they were before have a row.
+    before   double  Median over the same hour of the days before, seven at most.
+    days     int     How many days that is.
+    score    double  Distance from it in robust standard deviations (1.4826 x median absolute deviation).
+""")
+CURVE: Final = _table("""
+    curve/points policy cache_bytes
+    policy           string  s3-fifo, sieve or lru: the gateway's own, which give up whole tapes, in miniature; \
+                             lru-blocks: the exact curve of a least-recently-used cache of blocks, to hold them \
+                             against.
+    cache_bytes      bigint  `limits.cache_bytes` that the point is for.
+    miss_ratio       double  Catch-up reads of which bytes were missing, of all; of blocks for lru-blocks.
+    byte_miss_ratio  double  Bytes that were missing, of all that catch-up reads asked for.
+    error            double  Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact.
+    references       bigint  Catch-up reads (of blocks for lru-blocks) in the log, before sampling.
+    sampled_keys     bigint  Tapes (blocks for lru-blocks) that were kept.
+    rate             double  Sampling rate R; 1 is exact.
+""")
 
 GOLD: Final = (
     TRAFFIC,

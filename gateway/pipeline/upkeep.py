@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from deltalake import CommitProperties
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from gateway.pipeline.errors import PipelineFailed
@@ -46,16 +46,15 @@ def optimize(
 ) -> tuple[int, int]:
     """Compact the days that have `many` small files or more; return how many files were replaced, and by how many."""
     before = after = 0
-    for snapshot in _existing(lake, tables):
+    for snapshot, delta in _existing(lake, tables):
         small = Counter(file.path.rpartition("/")[0] for file in snapshot.files() if file.size < SMALL_BYTES)
         folders = sorted(folder for folder, count in small.items() if count >= many)
         if not folders:
             continue
-        assert snapshot.delta is not None
         for folder in folders:
             filters = [(name, "=", value) for name, value in partition_values(f"{folder}/").items()]
             try:
-                found = snapshot.delta.optimize.compact(filters or None)
+                found = delta.optimize.compact(filters or None)
             except DeltaError as error:
                 # Others have replaced these files meanwhile: there is nothing to compact any more.
                 progress(f"{snapshot.table.place}: {folder} is not compacted: {error}")
@@ -76,11 +75,10 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
     removed = 0
     oldest_ms = (now - keep_s) * 1_000
     left = list(lake.store.listed(SPOOL.place)) if BRONZE in tables else []
-    for snapshot in _existing(lake, tables):
-        assert snapshot.delta is not None
+    hours = math.ceil(keep_s / 3_600)
+    for snapshot, delta in _existing(lake, tables):
         try:
-            hours = math.ceil(keep_s / 3_600)
-            removed += len(snapshot.delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
+            removed += len(delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
         except DeltaError as error:
             raise PipelineFailed(f"{lake.path(snapshot.table)}: {error}") from None
         left += snapshot.unused()
@@ -118,7 +116,7 @@ def history(lake: Lake) -> Iterator[str]:
         yield f"{entry['version']:>6}  {at:%Y-%m-%d %H:%M:%S}Z  {what}"
 
 
-def _existing(lake: Lake, tables: Sequence[Table]) -> Iterator[Snapshot]:
-    for table in tables:
-        if (snapshot := lake.snapshot(table)).delta is not None:
-            yield snapshot
+def _existing(lake: Lake, tables: Sequence[Table]) -> Iterator[tuple[Snapshot, DeltaTable]]:
+    for snapshot in map(lake.snapshot, tables):
+        if snapshot.delta is not None:
+            yield snapshot, snapshot.delta

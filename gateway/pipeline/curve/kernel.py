@@ -8,7 +8,7 @@ between.  The latter are earlier references with a later predecessor, so they ar
 from the most significant bit down, as a wavelet tree is built, with all nodes of a level in one numpy operation.  A
 million references take about a second.
 
-`hits` turns distances into counts.  Some references are not counted (a live read fills the cache but does not query
+`missed` turns distances into counts.  Some references are not counted (a live read fills the cache but does not query
 it), and some bytes of a reference may never have been requested before, so no cache can have them.
 """
 
@@ -56,13 +56,14 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hits:
-    """Hits among the counted references, for each of several cache sizes."""
+class Misses:
+    """Misses among the counted references of a sample, or of a part of it, for each of several cache sizes."""
 
     references: Ints
-    """References whose bytes were all in the cache."""
+    """References of which bytes were not in the cache."""
     bytes: Ints
-    """Bytes that were in the cache."""
+    keys: int
+    """Number of blocks in the sample."""
 
 
 def previous(keys: Ints) -> Ints:
@@ -142,8 +143,8 @@ def unseen(trace: Trace) -> Ints:
     return out
 
 
-def hits(trace: Trace, cache_bytes: Ints, rate: float = 1.0) -> Hits:
-    """Hits of caches of these sizes (bytes, ascending); the trace is a sample of blocks at `rate`.
+def missed(trace: Trace, cache_bytes: Ints, rate: float = 1.0) -> Misses:
+    """Misses of caches of these sizes (bytes, ascending); the trace is a sample of blocks at `rate`.
 
     Each block of the sample stands for 1 / rate blocks, so distances in the whole trace are larger by that factor.
     """
@@ -159,4 +160,8 @@ def hits(trace: Trace, cache_bytes: Ints, rate: float = 1.0) -> Hits:
     whole = np.bincount(place[new == 0], minlength=bins)[:-1]
     # bincount adds in floating point, which is exact up to 2**53: eight pebibytes.
     known_bytes = np.bincount(place, weights=known, minlength=bins)[:-1]
-    return Hits(np.cumsum(whole).astype(np.int64), np.rint(np.cumsum(known_bytes)).astype(np.int64))
+    return Misses(
+        trace.references - np.cumsum(whole),
+        trace.bytes - np.rint(np.cumsum(known_bytes)).astype(np.int64),
+        len(np.unique(trace.keys)),
+    )

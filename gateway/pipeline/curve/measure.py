@@ -18,14 +18,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
-from gateway.pipeline.curve.kernel import Ints
+from gateway.pipeline.curve.kernel import Ints, Misses
 from gateway.pipeline.curve.references import BLOCK_BYTES, Placement
-from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, Misses, curve_of, lru_curve, threshold
+from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, lru_curve, threshold
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
@@ -66,15 +66,12 @@ class Measured:
         if not self.points:
             return "curve: no catch-up reads, so no curve"
         found = self.placement
+        blocks, tapes = ("all" if rate >= 1 else f"{rate:.2%}" for rate in (self.block_rate, self.tape_rate))
         return (
             f"curve: {self.points} sizes of {', '.join(self.policies)} from {found.counted:,} catch-up reads of "
-            f"{found.tapes:,} tapes ({found.working_bytes:,} bytes); of blocks {_share(self.block_rate)} were looked "
-            f"at, of tapes {_share(self.tape_rate)}; {found.loose:,} reads loosely placed, {found.empty:,} not at all"
+            f"{found.tapes:,} tapes ({found.working_bytes:,} bytes); of blocks {blocks} were looked "
+            f"at, of tapes {tapes}; {found.loose:,} reads loosely placed, {found.empty:,} not at all"
         )
-
-
-def _share(rate: float) -> str:
-    return "all" if rate >= 1 else f"{rate:.2%}"
 
 
 def measure_curve(
@@ -141,7 +138,7 @@ def _miniatures(
     uses = references.uses_of(reads, USE_US)
     kept = threshold(rate) if rate is not None else _affordable(uses, found.tapes)
     rate = kept / SPACE
-    sample = uses.where(_place_of("tape") < kept).toArrow()
+    sample = uses.where(f.pmod("tape", f.lit(SPACE)) < kept).toArrow()
     if not sample.num_rows:
         raise PipelineFailed(f"rate: none of {found.tapes:,} tapes is in a sample of {rate:.2%}: look at more of them")
     shared = spark.sparkContext.broadcast(sample)
@@ -150,7 +147,7 @@ def _miniatures(
 
     def run(job: tuple[str, list[int]]) -> Iterator[tuple[tuple[str, int], list[Missed]]]:
         policy, sizes = job
-        parts = parted(in_order(shared.value), rate)
+        parts = _parted(_in_order(shared.value), rate)
         for size in sizes:
             yield (policy, size), [play(policy, size * share, part) for share, part in parts]
 
@@ -160,19 +157,13 @@ def _miniatures(
         shared.destroy()
     keys = len(np.unique(sample["tape"].to_numpy()))
 
-    def misses(policy: str, part: int) -> Misses:
-        played = [outcome[policy, int(size)][part] for size in grid]
-        return Misses(np.array([one.reads for one in played]), np.array([one.bytes for one in played]), keys)
-
     def curve(policy: str) -> Curve:
-        whole, *parts = (misses(policy, part) for part in range(len(outcome[policy, int(grid[0])])))
-        return curve_of(whole, parts, grid, references=found.counted, asked_bytes=found.counted_bytes, rate=rate)
+        by_part = zip(*(outcome[policy, size] for size in grid.tolist()), strict=True)
+        counts = (np.array([(one.reads, one.bytes) for one in part]).T for part in by_part)
+        whole, *parts = (Misses(reads, missing, keys) for reads, missing in counts)
+        return curve_of(whole, parts, references=found.counted, asked_bytes=found.counted_bytes, rate=rate)
 
     return {policy: curve(policy) for policy in policies}
-
-
-def _place_of(key: str) -> Column:
-    return f.pmod(f.col(key), f.lit(SPACE))
 
 
 def _affordable(uses: DataFrame, tapes: int) -> int:
@@ -180,20 +171,21 @@ def _affordable(uses: DataFrame, tapes: int) -> int:
     all."""
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
-    step = f.floor(_place_of("tape") * steps / kept).alias("step")
-    counts = uses.where(_place_of("tape") < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
-    by_step, tapes_by_step = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
-    for row in counts:
-        by_step[row[0]], tapes_by_step[row[0]] = row[1], row[2]
-    affordable = int(np.searchsorted(np.cumsum(by_step), _READS, side="right"))
-    so_far = np.cumsum(tapes_by_step)
-    if so_far[-1] <= _LEAST_TAPES:
+    place = f.pmod("tape", f.lit(SPACE))
+    step = f.floor(place * steps / kept)
+    counts = uses.where(place < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
+    by_step = np.zeros((steps, 2), np.int64)
+    for at, *row in counts:
+        by_step[at] = row
+    reads_so_far, tapes_so_far = by_step.cumsum(axis=0).T
+    if tapes_so_far[-1] <= _LEAST_TAPES:
         return kept
-    needed = int(np.searchsorted(so_far, _LEAST_TAPES, side="left")) + 1
+    affordable = int(np.searchsorted(reads_so_far, _READS, side="right"))
+    needed = int(np.searchsorted(tapes_so_far, _LEAST_TAPES, side="left")) + 1
     return max(1, -(-kept * max(affordable, needed) // steps))
 
 
-def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
+def _parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
     """A sample of tapes at `rate` and, if it is not the whole log, each of its parts; each with the share of all tapes
     that it represents."""
     out = [(rate, reads)]
@@ -205,18 +197,13 @@ def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
     return out
 
 
-def in_order(sample: pa.Table) -> list[Read]:
+def _in_order(sample: pa.Table) -> list[Read]:
     """Uses in order of time; ties are broken by the bytes that are read."""
-    columns = {name: sample[name].to_numpy() for name in Read._fields}
-    order = np.lexsort((columns["high"], columns["low"], columns["tape"], columns["at"]))
-    return list(map(Read, *(columns[name][order].tolist() for name in Read._fields)))
+    ordered = sample.sort_by([(name, "ascending") for name in ("at", "tape", "low", "high")])
+    return list(map(Read, *(ordered[name].to_numpy().tolist() for name in Read._fields)))
 
 
 def _rows(policy: str, curve: Curve, grid: Ints, references: int) -> list[tuple[object, ...]]:
-    errors = [None] * len(grid) if curve.error is None else curve.error.tolist()
-    return [
-        (policy, size, miss, byte_miss, error, references, curve.sampled_keys, curve.rate)
-        for size, miss, byte_miss, error in zip(
-            grid.tolist(), curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), errors, strict=True
-        )
-    ]
+    error = np.full(len(grid), None) if curve.error is None else curve.error
+    columns = (column.tolist() for column in (grid, curve.miss_ratio, curve.byte_miss_ratio, error))
+    return [(policy, *row, references, curve.sampled_keys, curve.rate) for row in zip(*columns, strict=True)]

@@ -155,10 +155,7 @@ def placed(reads: DataFrame) -> DataFrame:
     )
     # A left join: only the side of the scales may be small enough to be broadcast.
     found = reads.drop("start", "end").join(scales, "step", "left")
-    places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
-    found = found.select(
-        *reads.drop("start", "end").columns, *places, f.coalesce("is_loose", f.lit(True)).alias("is_loose")
-    )
+    found = found.fillna(0, ["low", "high", "extent", "tokens"]).fillna(True, ["is_loose"])
     last = f.greatest(f.col("low"), f.col("high") - f.col("sent"))
     return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low")))
 
@@ -172,13 +169,11 @@ def _place_bucket(table: pa.Table) -> pa.Table:
 
 def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[tuple[Any, ...]]:
     scale = place(Step(start, end, length) for _, _, start, end, length in rows)
-    tokens = len(scale.positions)
-    extent = scale.extent
+    at, extent = scale.positions, scale.extent
     for _, step, start, end, _ in rows:
-        low, high = scale.positions.get(start), scale.positions.get(end)
-        if low is not None and high is not None:
+        if start in at and end in at:
             is_loose = start in scale.loose or end in scale.loose
-            yield step, low, max(low, high), extent, tokens, is_loose
+            yield step, at[start], max(at[start], at[end]), extent, len(at), is_loose
 
 
 def cost(extent: Column, tokens: Column) -> Column:

@@ -12,7 +12,7 @@ The sample is played as a whole, and again in `REPLICAS` parts, whose scatter sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline.curve.kernel import Ints, Trace, hits
+from gateway.pipeline.curve.kernel import Ints, Misses, Trace, missed
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +40,6 @@ _FIELDS: Final = "replica bigint, references array<bigint>, bytes array<bigint>,
 class Curve:
     """Miss ratios by cache size."""
 
-    cache_bytes: Ints
     miss_ratio: Floats
     byte_miss_ratio: Floats
     error: Floats | None
@@ -49,29 +48,12 @@ class Curve:
     rate: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Misses:
-    """Misses of caches of some sizes, in a sample or a part of it."""
-
-    references: Ints
-    bytes: Ints
-    keys: int
-
-
 def threshold(rate: float) -> int:
     """Number of the SPACE hashes in a sample at about this rate; at least one."""
     return max(1, min(SPACE, round(rate * SPACE)))
 
 
-def missed(trace: Trace, cache_bytes: Ints, rate: float) -> Misses:
-    """Misses of caches of these sizes (bytes, ascending), in a sample of blocks at `rate`."""
-    had = hits(trace, cache_bytes, rate)
-    return Misses(trace.references - had.references, trace.bytes - had.bytes, len(np.unique(trace.keys)))
-
-
-def curve_of(
-    whole: Misses, parts: Sequence[Misses], cache_bytes: Ints, *, references: int, asked_bytes: int, rate: float
-) -> Curve:
+def curve_of(whole: Misses, parts: Sequence[Misses], *, references: int, asked_bytes: int, rate: float) -> Curve:
     """The curve estimated from a sample at `rate`, for `references` that requested `asked_bytes` in all.
 
     `parts` are `REPLICAS` parts of the sample; none if the sample is the whole log.
@@ -80,14 +62,8 @@ def curve_of(
     if parts and rate < 1:
         ratios = np.array([_ratio(part.bytes, asked_bytes * rate / len(parts)) for part in parts])
         error = _STUDENT * ratios.std(axis=0, ddof=1) / np.sqrt(len(parts))
-    return Curve(
-        cache_bytes,
-        _ratio(whole.references, references * rate),
-        _ratio(whole.bytes, asked_bytes * rate),
-        error,
-        whole.keys,
-        rate,
-    )
+    miss_ratio, byte_miss_ratio = _ratio(whole.references, references * rate), _ratio(whole.bytes, asked_bytes * rate)
+    return Curve(miss_ratio, byte_miss_ratio, error, whole.keys, rate)
 
 
 def _ratio(missed: Ints, expected: float) -> Floats:
@@ -105,26 +81,19 @@ def lru_curve(blocks: DataFrame, cache_bytes: Ints, *, references: int, asked_by
     sample = blocks.where(f.pmod("key", f.lit(SPACE)) < kept)
     part = f.pmod(f.shiftright("key", 24), f.lit(REPLICAS))
     group = f.lit(_WHOLE).cast("bigint") if kept == SPACE else f.explode(f.array(f.lit(_WHOLE).cast("bigint"), part))
-    rows = sample.withColumn("replica", group).groupBy("replica").applyInArrow(_play(cache_bytes, kept), _FIELDS)
+
+    def play(key: tuple[object, ...], table: pa.Table) -> pa.Table:
+        replica = int(str(key[0]))
+        share = kept / SPACE / (1 if replica == _WHOLE else REPLICAS)
+        return pa.Table.from_pylist([{"replica": replica, **asdict(missed(trace_of(table), cache_bytes, share))}])
+
+    rows = sample.withColumn("replica", group).groupBy("replica").applyInArrow(play, _FIELDS)
     found = {
         row.replica: Misses(np.array(row["references"]), np.array(row["bytes"]), row["keys"]) for row in rows.collect()
     }
     nothing = Misses(np.zeros_like(cache_bytes), np.zeros_like(cache_bytes), 0)
     whole, *parts = (found.get(replica, nothing) for replica in range(_WHOLE, REPLICAS if kept < SPACE else 0))
-    return curve_of(whole, parts, cache_bytes, references=references, asked_bytes=asked_bytes, rate=kept / SPACE)
-
-
-def _play(cache_bytes: Ints, kept: int) -> Callable[[tuple[object, ...], pa.Table], pa.Table]:
-    """The function that plays one group: the whole sample, or a part of it."""
-
-    def play(group: tuple[object, ...], table: pa.Table) -> pa.Table:
-        replica = int(str(group[0]))
-        rate = kept / SPACE / (1 if replica == _WHOLE else REPLICAS)
-        found = missed(trace_of(table), cache_bytes, rate)
-        told = {"replica": replica, **asdict(found)}
-        return pa.table({name: [value] for name, value in told.items()})
-
-    return play
+    return curve_of(whole, parts, references=references, asked_bytes=asked_bytes, rate=kept / SPACE)
 
 
 def trace_of(table: pa.Table) -> Trace:

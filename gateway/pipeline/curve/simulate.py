@@ -14,7 +14,7 @@ the budget, and bytes that an origin sends beyond the missing ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -107,9 +107,8 @@ def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
     """Replay reads, in order of time, through a store with this budget; return its misses."""
     store = MiniatureStore(policy, budget_bytes)
     missed = Missed()
-    take: Callable[[Read], int] = store.read
     for read in reads:
-        missing = take(read)
+        missing = store.read(read)
         if missing and read.counted:
             missed.reads += 1
             missed.bytes += missing
@@ -143,9 +142,6 @@ def _drop_oldest(runs: list[tuple[int, int]]) -> int:
     if not runs:
         return 0
     begin, end = runs[0]
-    freed = min(SEAL_BYTES, end - begin)
-    if begin + freed == end:
-        del runs[0]
-    else:
-        runs[0] = (begin + freed, end)
-    return freed
+    kept = min(begin + SEAL_BYTES, end)
+    runs[:1] = [(kept, end)] if kept < end else []
+    return kept - begin

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline.gold.lines import HOUR, deviation, median, ratio, window
+from gateway.pipeline.gold.lines import HOUR, deviation, median, window
 
 DAYS: Final = 7
 LEAST_DAYS: Final = 3
@@ -77,17 +77,17 @@ def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataF
         *[f.sum(name).alias(name) for name in ("requests", "sent_bytes", "fetched_bytes", "origin_requests")]
     )
     failed = errors.groupBy("day", hour, "route").agg(f.sum("requests").alias("errors"))
-    hits = offload.groupBy("day", hour, "route").agg(ratio(f.sum("by_tape"), f.sum("requests")).alias("hit_ratio"))
+    hits = offload.groupBy("day", hour, "route").agg(
+        f.try_divide(f.sum("by_tape"), f.sum("requests")).alias("hit_ratio")
+    )
     every_hour = f.explode(f.sequence(f.lit(0), f.lit(23))).alias("of_day")
     counts = [name for name in _GRAINS if name != "hit_ratio"]
-    joined = (
-        lines.join(failed, list(_SLOT), "left").join(hits, list(_SLOT), "left").withColumn("of_day", f.hour("hour"))
-    )
+    joined = lines.join(failed, list(_SLOT), "left").join(hits, list(_SLOT), "left")
     wide = (
         lines.select("day", "route")
         .distinct()
         .select("day", "route", every_hour)
-        .join(joined, ["day", "of_day", "route"], "left")
+        .join(joined.withColumn("of_day", f.hour("hour")), ["day", "of_day", "route"], "left")
         .fillna(0, counts)
         .select("day", "of_day", "route", *[f.col(name).cast("double").alias(name) for name in _GRAINS])
     )

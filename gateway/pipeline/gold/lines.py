@@ -34,11 +34,6 @@ def total(name: str) -> Column:
     return f.coalesce(f.sum(name), f.lit(0)).cast("bigint").alias(name)
 
 
-def count_of(claim: Column) -> Column:
-    """An aggregate: the number of lines for which `claim` is true."""
-    return f.count(f.when(claim, 1))
-
-
 def is_read() -> Column:
     """Whether the line is of a catch-up, a long-poll or an SSE connection."""
     return f.col("mode").isin(*READS)
@@ -74,11 +69,6 @@ def with_the_hour_before(requests: DataFrame) -> DataFrame:
 def of_its_day() -> Column:
     """Whether the line is of the day itself, not of the hour before it."""
     return f.col("day") == f.col("of")
-
-
-def ratio(part: Column, whole: Column) -> Column:
-    """`part` divided by `whole`; NULL if `whole` is 0."""
-    return f.when(whole != 0, part / whole)
 
 
 def median(values: Column) -> Column:

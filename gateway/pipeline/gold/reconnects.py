@@ -87,7 +87,7 @@ def returns(requests: DataFrame) -> DataFrame:
     )
     return (
         found.groupBy("day", window(MINUTE), "route", "person")
-        .agg(f.count(f.when(f.col("is_back"), 1)).alias("times"))
+        .agg(f.count_if("is_back").alias("times"))
         .groupBy("day", "minute", "route")
-        .agg(f.sum("times").alias("reconnects"), f.count(f.when(f.col("times") > 0, 1)).alias("readers"))
+        .agg(f.sum("times").alias("reconnects"), f.count_if(f.col("times") > 0).alias("readers"))
     )

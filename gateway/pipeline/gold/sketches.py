@@ -41,19 +41,19 @@ def filled(sketch: Column) -> Column:
 def quantile(sketch: Column, probability: float) -> Column:
     """The value (seconds) whose rank is `probability`; NULL if there are no values."""
     # An empty sketch would fail the query.
-    return f.when(values_in(sketch) > 0, f.kll_sketch_get_quantile_double(filled(sketch), f.lit(probability)))
+    return f.kll_sketch_get_quantile_double(filled(sketch), f.lit(probability))
 
 
 def quantiles(frame: DataFrame, sketch: str, prefix: str) -> DataFrame:
     """`frame` with `<prefix>_p50_s`, `<prefix>_p90_s` and `<prefix>_p99_s` from its column `sketch`."""
-    for name, probability in PERCENTILES.items():
-        frame = frame.withColumn(f"{prefix}_{name}_s", quantile(f.col(sketch), probability))
-    return frame
+    return frame.withColumns(
+        {f"{prefix}_{name}_s": quantile(f.col(sketch), rank) for name, rank in PERCENTILES.items()}
+    )
 
 
-def readers_of(client: Column, user_agent: Column, counts: Column) -> Column:
-    """An aggregate: the sketch of the distinct readers of lines where `counts` is true."""
-    return f.hll_sketch_agg(f.when(counts, f.xxhash64(client, user_agent)), _LOG_REGISTERS)
+def readers_of(client: Column, user_agent: Column) -> Column:
+    """An aggregate: the sketch of the distinct readers of lines."""
+    return f.hll_sketch_agg(f.xxhash64(client, user_agent), _LOG_REGISTERS)
 
 
 def readers_in(sketch: Column) -> Column:

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.pipeline.gold.lines import HOUR, count_of, is_read, known, total, window
+from gateway.pipeline.gold.lines import HOUR, is_read, known, total, window
 from gateway.pipeline.gold.sketches import readers_in, readers_of
 
 KEPT: Final = 100
@@ -28,7 +28,7 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
         .select(window(HOUR), "route", "protocol", "stream", known("client"), known("user_agent"))
         .join(f.broadcast(chosen), list(_STREAM))
         .groupBy(*_STREAM)
-        .agg(readers_of(f.col("client"), f.col("user_agent"), f.lit(True)).alias("readers_sketch"))
+        .agg(readers_of(f.col("client"), f.col("user_agent")).alias("readers_sketch"))
     )
     return ranked.join(readers, list(_STREAM), "left").withColumn("readers", readers_in(f.col("readers_sketch")))
 
@@ -36,18 +36,14 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
 def ranks(requests: DataFrame) -> DataFrame:
     """The table without its readers."""
     figures = requests.groupBy("day", window(HOUR), "route", "protocol", "stream").agg(
-        count_of(f.col("is_final")).alias("requests"),
-        total("sent_bytes"),
-        total("saved_bytes"),
-        total("fetched_bytes"),
+        f.count_if(f.col("is_final")).alias("requests"),
+        *map(total, ("sent_bytes", "saved_bytes", "fetched_bytes")),
     )
     read_bytes = f.col("sent_bytes") + f.col("saved_bytes")
-    weights = f.explode(f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), read_bytes)).alias(
-        "by", "weight"
-    )
+    by_weight = f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), read_bytes)
     order = Window.partitionBy("hour", "by").orderBy(f.desc("weight"), "route", "stream", "protocol")
     return (
-        figures.select("*", weights)
+        figures.select("*", f.explode(by_weight).alias("by", "weight"))
         .where(f.col("weight") > 0)
         .withColumn("rank", f.row_number().over(order))
         .where(f.col("rank") <= KEPT)

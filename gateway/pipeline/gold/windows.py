@@ -21,7 +21,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline.gold.lines import HOUR, MINUTE, count_of, is_live, is_read, known, ratio, total, window
+from gateway.pipeline.gold.lines import HOUR, MINUTE, is_live, is_read, known, total, window
 from gateway.pipeline.gold.sketches import filled, quantiles, sketch_of
 from gateway.pipeline.tables import ANSWERED_BY, ERRORS, OFFLOAD, TRAFFIC
 from gateway.telemetry.access_record import CloseReason
@@ -34,9 +34,9 @@ def sums(requests: DataFrame) -> DataFrame:
     """`tables.REQUESTS` added up, as the source of the tables here."""
     is_final = f.col("is_final")
     return requests.groupBy("day", window(MINUTE), "route", "protocol", "mode", "outcome", "status").agg(
-        count_of(is_final).alias("requests"),
+        f.count_if(is_final).alias("requests"),
         *map(total, SUMMED),
-        count_of(is_final & (f.col("origin_requests") == 0)).alias("spared_requests"),
+        f.count_if(is_final & (f.col("origin_requests") == 0)).alias("spared_requests"),
     )
 
 
@@ -61,11 +61,11 @@ def offload(sums: DataFrame) -> DataFrame:
         )
         .withColumns(
             {
-                "hit_ratio": ratio(f.col("by_tape"), requests),
-                "collapse_ratio": ratio(f.col("by_collapse") + f.col("by_follow"), requests),
-                "joined_ratio": ratio(f.col("by_join"), requests),
-                "request_offload": 1 - ratio(f.col("origin_requests"), requests),
-                "byte_offload": 1 - ratio(f.col("fetched_bytes"), read),
+                "hit_ratio": f.try_divide(f.col("by_tape"), requests),
+                "collapse_ratio": f.try_divide(f.col("by_collapse") + f.col("by_follow"), requests),
+                "joined_ratio": f.try_divide(f.col("by_join"), requests),
+                "request_offload": 1 - f.try_divide(f.col("origin_requests"), requests),
+                "byte_offload": 1 - f.try_divide(f.col("fetched_bytes"), read),
             }
         )
     )

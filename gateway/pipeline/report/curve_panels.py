@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.config.cache_plan import CachePlan
 from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.charts import Series
 from gateway.pipeline.report.figures import Figures, Row
@@ -44,7 +43,9 @@ def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
     rows = [row for row in every if row["policy"] in shown]
     values = [{"x": row["cache_bytes"], "y": row[ratio], "key": row["policy"]} for row in rows]
     if is_bytes:
-        values = [value | _band(value["y"], row["error"]) for value, row in zip(values, rows, strict=True)]
+        for value, row in zip(values, rows, strict=True):
+            if (error := row["error"]) is not None:
+                value |= {"low": value["y"] - error, "high": value["y"] + error}
     sizes = [value["x"] for value in values]
     highest = [value.get("high", value["y"]) for value in values]
     keys = line_keys(series)
@@ -102,37 +103,23 @@ def plan(figures: Figures) -> Content | None:
         Column("Bytes", "bytes", size),
         Column("Reason", "reason"),
     ]
+    looked = figures.share("looked")
+    looks = (
+        "Bytes in memory do not always spare the origin the question whether the stream has grown: in this log it was "
+        f"asked that before {share(looked.ratio)} of catch-up reads were answered from memory."
+    )
+    short = (
+        f"It was made from {span(made.made_from.span_s)} of traffic, and is marked as short: a gateway does not take "
+        "its memory unless cache.plan.take_short_memory is set."
+    )
+    said = [says, *([looks] if looked.part else []), *([short] if made.is_short else [])]
     body = element(
         "div",
-        [element("p", text, class_="says") for text in (says, _looks(figures), _short(made)) if text],
+        [element("p", text, class_="says") for text in said],
         element("ul", items, class_="items") if items else None,
     )
     shown = f"The first of each kind: {len(rows)} of {many(entries, 'entry', 'entries')}."
     return Content(body, columns=columns, rows=rows, note=shown if entries > len(rows) else "")
-
-
-def _looks(figures: Figures) -> str:
-    """What a hit does not spare the origin."""
-    looked = figures.share("looked")
-    if not looked.part:
-        return ""
-    return (
-        "Bytes in memory do not always spare the origin the question whether the stream has grown: in this log it was "
-        f"asked that before {share(looked.ratio)} of catch-up reads were answered from memory."
-    )
-
-
-def _short(made: CachePlan) -> str:
-    if not made.is_short:
-        return ""
-    return (
-        f"It was made from {span(made.made_from.span_s)} of traffic, and is marked as short: a gateway does not take "
-        "its memory unless cache.plan.take_short_memory is set."
-    )
-
-
-def _band(ratio: float, error: float | None) -> dict[str, float]:
-    return {} if error is None else {"low": ratio - error, "high": ratio + error}
 
 
 def _numbers(

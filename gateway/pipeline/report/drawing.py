@@ -30,21 +30,12 @@ _LONG: Final = re.compile(r"(\.\d)\d+")
 
 def figure(chart: Chart, says: str, *, is_wide: bool) -> Html:
     """The chart in every width that its card can have; `says` describes it to a screen reader."""
-    widths = _WIDTHS if is_wide else _WIDTHS[:-1]
-    return element(
-        "figure",
-        [_svg(vl_convert.vegalite_to_svg(chart(width)), name) for name, width in widths],
-        class_="frame",
-        role="img",
-        aria_label=says,
-    )
-
-
-def _svg(text: str, name: str) -> Html:
-    root = ElementTree.fromstring(text)
-    return element(
-        "svg", [_kept(one) for one in root], class_=f"chart {name}", viewBox=root.get("viewBox"), aria_hidden="true"
-    )
+    drawn = []
+    for name, width in _WIDTHS if is_wide else _WIDTHS[:-1]:
+        root = ElementTree.fromstring(vl_convert.vegalite_to_svg(chart(width)))
+        look = {"class_": f"chart {name}", "viewBox": root.get("viewBox"), "aria_hidden": "true"}
+        drawn.append(element("svg", [_kept(one) for one in root], **look))
+    return element("figure", drawn, class_="frame", role="img", aria_label=says)
 
 
 def _kept(node: ElementTree.Element) -> Html | None:
@@ -52,7 +43,12 @@ def _kept(node: ElementTree.Element) -> Html | None:
     # Vega hides labels that would overlap others, and leaves them there.
     if name not in _DRAWN or node.get("class") in _HIDDEN or node.get("opacity") == "0":
         return None
-    kept = {key: _short(key, value) for key, value in node.items() if key in _PLACES | _LOOKS}
+    # Positions to a tenth of a pixel: paths are most of a drawing.
+    kept = {
+        key: _LONG.sub(r"\1", value) if key in _PLACES else value
+        for key, value in node.items()
+        if key in _PLACES | _LOOKS
+    }
     inner = [node.text if name in ("text", "tspan") else None, *(_kept(one) for one in node)]
     if name == "g":
         if not any(inner):
@@ -60,8 +56,3 @@ def _kept(node: ElementTree.Element) -> Html | None:
         # What Vega calls the group: a kind of mark, and whether it is of an axis or of the data.
         kept["class"] = " ".join(node.get("class", "").split()[:2])
     return element(name, inner, **{key: value or None for key, value in kept.items()})
-
-
-def _short(key: str, value: str) -> str:
-    """Positions to a tenth of a pixel: paths are most of a drawing."""
-    return _LONG.sub(r"\1", value) if key in _PLACES else value

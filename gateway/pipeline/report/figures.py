@@ -46,9 +46,6 @@ class Percentiles:
     max_s: float | None = None
 
 
-NO_TIMES: Final = Percentiles()
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """The worst items of a kind, and their total number."""
@@ -78,11 +75,11 @@ class Figures:
     """The same by `route` and `protocol`, the busiest first."""
     first_byte: Rows = ()
     """`Percentiles` of the time to the first byte of catch-up reads, by `began`."""
-    first_byte_all: Percentiles = NO_TIMES
+    first_byte_all: Percentiles = Percentiles()
     latency: Rows = ()
     """`Percentiles` by `route` and `mode`, from end to end, and (`first_byte_…`) to the first byte."""
     delivery: Rows = ()
-    delivery_all: Percentiles = NO_TIMES
+    delivery_all: Percentiles = Percentiles()
     by_bytes: Rows = ()
     """The busiest streams; their figures cover the hours in which they were among the busiest."""
     by_requests: Rows = ()

@@ -6,13 +6,13 @@ and the advice.  Names in the rows are untrusted; they become markup through `el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from gateway.pipeline.report.figures import Figures, Found, Row
-from gateway.pipeline.report.markup import Child, Html, element, joined
+from gateway.pipeline.report.markup import Child, element, joined
 from gateway.pipeline.report.panel import Column, Content, Panel, name
 from gateway.pipeline.wording import count, many, moment, share, size, span, times
 
@@ -226,22 +226,17 @@ def _content(figures: Figures, finding: Finding) -> Content | None:
         return None
     items = [element("li", finding.sentence(row)) for row in found.worst[:_MOST_ITEMS]]
     more = found.total - len(items)
+    rest = f"And {count(more)} more: the worst {len(found.worst)} are among the numbers."
+    advice = dict.fromkeys(map(finding.advice, found.worst)) if callable(finding.advice) else finding.advice
+    texts = [element("p", text) for text in list(advice)[:_MOST_ITEMS]]
     body = [
         element("ul", items, class_="items"),
-        element("p", f"And {count(more)} more: the worst {len(found.worst)} are among the numbers.", class_="note")
-        if more > 0
-        else None,
-        element("div", element("h4", "What to do"), _advice(finding, found.worst), class_="advice"),
+        element("p", rest, class_="note") if more > 0 else None,
+        element("div", element("h4", "What to do"), texts, class_="advice"),
     ]
     return Content(joined(body), columns=finding.columns, rows=found.worst, badge=count(found.total))
 
 
-def _advice(finding: Finding, worst: Sequence[Row]) -> list[Html]:
-    advice = finding.advice
-    texts = dict.fromkeys(map(advice, worst)) if callable(advice) else advice
-    return [element("p", text) for text in list(texts)[:_MOST_ITEMS]]
-
-
 PANELS: Final = tuple(
-    Panel(one.name, one.title, one.about, one.nothing, partial(_content, finding=one)) for one in FINDINGS
+    Panel(one.name, one.title, one.about, partial(_content, finding=one), one.nothing) for one in FINDINGS
 )

@@ -171,16 +171,11 @@ def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], Rows]:
         began.add(answer, key)
         if mode == Mode.CATCHUP:
             first_byte.add(answer, None, _step(minute, step_s))
-    busiest = sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]
-    return first_byte, tuple(
-        {
-            "route": key[0],
-            "mode": key[1],
-            **asdict(whole.of(key)),
-            **{f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()},
-        }
-        for key in busiest
-    )
+    rows = []
+    for key in sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]:
+        first = {f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()}
+        rows.append({"route": key[0], "mode": key[1], **asdict(whole.of(key)), **first})
+    return first_byte, tuple(rows)
 
 
 def _waits(found: Durations[int | None], steps: range) -> Rows:
@@ -200,13 +195,12 @@ def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
         )
         for by, column in (("bytes", "read_bytes"), ("requests", "requests"))
     ]
-    wanted = {tuple(row[name] for name in key) for rows in found for row in rows}
-    readers: Readers[tuple[str, ...]] = Readers()
+    readers = {tuple(row[name] for name in key): Readers() for rows in found for row in rows}
     for *names, sketch in _values(gold, tables.TOP_STREAMS, (*key, "readers_sketch")):
-        if (one := tuple(names)) in wanted:
-            readers.add(sketch, one)
+        if (one := tuple(names)) in readers:
+            readers[one].add(sketch)
     by_bytes, by_requests = (
-        tuple({**row, "readers": readers.of(tuple(row[name] for name in key))} for row in rows) for rows in found
+        tuple({**row, "readers": int(readers[tuple(row[name] for name in key)])} for row in rows) for rows in found
     )
     return by_bytes, by_requests
 

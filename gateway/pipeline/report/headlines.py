@@ -9,12 +9,13 @@ A figure without data is left out: an empty lake has no headlines.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import duckdb
 
-from gateway.pipeline.report.figures import Figures, Percentiles, Share
+from gateway.pipeline.report.figures import Figures, Share
 from gateway.pipeline.wording import count, many, share, size, span, times
 from gateway.protocol.mode import Mode
 
@@ -100,70 +101,54 @@ class Headline:
 
 def headlines(figures: Figures) -> list[Headline]:
     """All headlines with data."""
-    of = figures.share
-    said = (
-        _spared(of("spared"), of("asked")),
-        _bytes(of("delivered"), of("sent").part or 0),
-        _looked(of("looked")),
-        _waits("of catch-up reads began to be answered within this time", figures.first_byte_all),
-        _waits("of appends were with their long-polling readers within this time", figures.delivery_all),
-        _followed(of("followed").part or 0),
-        _errors(of("errors")),
-    )
-    return [one for one in said if one is not None]
+    return list(_said(figures))
 
 
-def _spared(spared: Share, asked: Share) -> Headline | None:
-    if not asked.whole:
-        return None
-    reads, requests = many(asked.whole, "read"), asked.part or 0
-    if spared.part is None:
+def _said(figures: Figures) -> Iterator[Headline]:
+    spared, asked, delivered, looked, errors = map(figures.share, ("spared", "asked", "delivered", "looked", "errors"))
+    sent, followed = (figures.share(name).part or 0 for name in ("sent", "followed"))
+
+    reads, requests = many(asked.whole or 0, "read"), asked.part or 0
+    if asked.whole and spared.part is None:
         made_of = f"{reads}, {many(requests, 'request')}"
-        return Headline(times(asked.ratio), "requests to the origin for each read", made_of)
-    per_hundred = f"{times(100 * (asked.ratio or 0))} requests to it for each 100 reads"
-    made_of = f"{count(spared.part)} of {reads}; {per_hundred}"
-    return Headline(share(spared.ratio), "of reads caused no request at the origin", made_of)
+        yield Headline(times(asked.ratio), "requests to the origin for each read", made_of)
+    elif asked.whole:
+        per_hundred = f"{times(100 * (asked.ratio or 0))} requests to it for each 100 reads"
+        made_of = f"{count(spared.part)} of {reads}; {per_hundred}"
+        yield Headline(share(spared.ratio), "of reads caused no request at the origin", made_of)
 
+    if sent:
+        fetched, read = delivered.whole or 0, delivered.part or 0
+        made_of = f"it sent {size(fetched)}, readers got {size(read)}"
+        if read > sent:
+            made_of += f" ({size(sent)} as it was sent)"
+        if not fetched:
+            yield Headline(size(0), "was all that the origin had to send", made_of)
+        elif read < fetched:
+            yield Headline(f"{times(fetched / read)} ×", "what readers got was sent by the origin", made_of)
+        else:
+            yield Headline(f"{times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
 
-def _looked(looked: Share) -> Headline | None:
-    if not looked.part:
-        return None
-    made_of = f"{count(looked.part)} of {many(looked.whole or 0, 'catch-up read')}"
-    says = "of catch-up reads were in memory, and the origin was asked for the tail"
-    return Headline(share(looked.ratio), says, made_of)
+    if looked.part:
+        made_of = f"{count(looked.part)} of {many(looked.whole or 0, 'catch-up read')}"
+        says = "of catch-up reads were in memory, and the origin was asked for the tail"
+        yield Headline(share(looked.ratio), says, made_of)
 
+    for says, waited in (
+        ("of catch-up reads began to be answered within this time", figures.first_byte_all),
+        ("of appends were with their long-polling readers within this time", figures.delivery_all),
+    ):
+        p50_s, p99 = waited.p50_s, span(waited.p99_s)
+        if p50_s is not None and p50_s < _AT_ONCE_S:
+            yield Headline(p99, f"99 % {says}", f"half of {count(waited.count)} at once")
+        elif p50_s is not None:
+            yield Headline(span(p50_s), f"half {says}", f"99 % within {p99}, of {count(waited.count)}")
 
-def _bytes(delivered: Share, sent: int) -> Headline | None:
-    if not sent:
-        return None
-    fetched, read = delivered.whole or 0, delivered.part or 0
-    made_of = f"it sent {size(fetched)}, readers got {size(read)}"
-    if read > sent:
-        made_of += f" ({size(sent)} as it was sent)"
-    if not fetched:
-        return Headline(size(0), "was all that the origin had to send", made_of)
-    if read < fetched:
-        return Headline(f"{times(fetched / read)} ×", "what readers got was sent by the origin", made_of)
-    return Headline(f"{times(read / fetched)} ×", "was every byte from the origin delivered", made_of)
+    if followed >= 2:
+        says = "readers followed one stream at once"
+        yield Headline(count(followed), says, "for one request to the origin at a time")
 
-
-def _waits(says: str, waited: Percentiles) -> Headline | None:
-    if waited.p50_s is None:
-        return None
-    if waited.p50_s < _AT_ONCE_S:
-        return Headline(span(waited.p99_s), f"99 % {says}", f"half of {count(waited.count)} at once")
-    return Headline(span(waited.p50_s), f"half {says}", f"99 % within {span(waited.p99_s)}, of {count(waited.count)}")
-
-
-def _followed(most: int) -> Headline | None:
-    if most < 2:
-        return None
-    return Headline(count(most), "readers followed one stream at once", "for one request to the origin at a time")
-
-
-def _errors(errors: Share) -> Headline | None:
-    if not errors.whole:
-        return None
-    number = errors.part or 0
-    made_of = f"{count(number)} of {many(errors.whole, 'request')} of all kinds"
-    return Headline(share(number / errors.whole), "of requests ended in an error", made_of)
+    if errors.whole:
+        failed = errors.part or 0
+        made_of = f"{count(failed)} of {many(errors.whole, 'request')} of all kinds"
+        yield Headline(share(failed / errors.whole), "of requests ended in an error", made_of)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
+from dataclasses import astuple
 from importlib import resources
 from string import Template
 
@@ -28,18 +29,26 @@ def page(figures: Figures, title: str) -> str:
     """The whole page."""
     files = resources.files("gateway.pipeline.report")
     style = (files / "report.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src 'none'; "
+        f"default-src 'none'; style-src 'sha256-{digest}'; script-src 'none'; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
     )
-    texts = {"step": _step(figures.step_s), "no_reads": _no_reads(figures)}
-    parts = {name: [(one, one.make(figures)) for one in panels] for name, panels in PARTS.items()}
-    main = [
-        _shortness(figures) if figures.is_short else None,
-        _headlines(figures),
-        _problems([one for made in parts.values() for one in made]),
-        [_part(name, [card(*one, texts) for one in made]) for name, made in parts.items()],
-    ]
+    step = wording.span(figures.step_s)
+    texts = {
+        "step": {"60 s": "minute", "60 min": "hour", "24 h": "day"}.get(step, step),
+        "no_reads": "The log has requests, but no reads among them."
+        if figures.requests
+        else "There are no figures of traffic: no lines of an access log were taken in and aggregated.",
+    }
+    made: list[tuple[Panel, Content | None]] = []
+    parts = []
+    for name, panels in PARTS.items():
+        here = [(one, one.make(figures)) for one in panels]
+        cards = element("div", [card(*one, texts) for one in here], class_="cards")
+        parts.append(element("section", element("h2", name), cards, class_="part"))
+        made += here
+    main = [_shortness(figures) if figures.is_short else None, _headlines(figures), _problems(made), parts]
     return Template((files / "report.html").read_text("utf-8")).substitute(
         policy=escaped(policy), style=style, title=escaped(title), reach=escaped(_reach(figures)), main=joined(main)
     )
@@ -76,14 +85,7 @@ def _headlines(figures: Figures) -> Html:
             class_="nothing headline-nothing",
         )
     items = [
-        element(
-            "div",
-            element("strong", one.figure),
-            element("span", one.says),
-            element("small", one.made_of),
-            class_="headline",
-        )
-        for one in said
+        element("div", *map(element, ("strong", "span", "small"), astuple(one)), class_="headline") for one in said
     ]
     return element("section", items, class_="headlines", aria_label="Headline figures")
 
@@ -100,22 +102,3 @@ def _problems(made: Iterable[tuple[Panel, Content | None]]) -> Html | None:
     return element(
         "nav", element("span", "To look at:"), element("ul", links), class_="look-at", aria_label="To look at"
     )
-
-
-def _part(name: str, cards: list[Html]) -> Html:
-    return element("section", element("h2", name), element("div", cards, class_="cards"), class_="part")
-
-
-def _step(step_s: int) -> str:
-    text = wording.span(step_s)
-    return {"60 s": "minute", "60 min": "hour", "24 h": "day"}.get(text, text)
-
-
-def _no_reads(figures: Figures) -> str:
-    if not figures.requests:
-        return "There are no figures of traffic: no lines of an access log were taken in and aggregated."
-    return "The log has requests, but no reads among them."
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

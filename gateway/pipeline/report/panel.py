@@ -77,8 +77,8 @@ class Panel:
     name: str
     title: str
     about: str
-    nothing: str
     make: Callable[[Figures], Content | None]
+    nothing: str = "{no_reads}"
     is_wide: bool = False
 
 
@@ -89,8 +89,17 @@ def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Htm
     if content is not None:
         badge = [" ", element("span", content.badge, class_="badge")] if content.badge else None
         chart = content.body
+        legend = [
+            element(
+                "li",
+                element("i", class_=f"swatch {key.look}", aria_hidden="true"),
+                key.label,
+                element("b", key.whole) if key.whole else None,
+            )
+            for key in content.keys
+        ]
         parts = [
-            _legend(content.keys) if content.keys else None,
+            element("ul", legend, class_="legend") if legend else None,
             chart
             if isinstance(chart, Html)
             else figure(chart, f"{panel.title}. {content.says}", is_wide=panel.is_wide),
@@ -128,38 +137,16 @@ def _numbers(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Html:
     values = [[column.value(row) for column in columns] for row in rows]
     heads = [element("th", column.head, scope="col", class_="number" if column.write else None) for column in columns]
     body = [element("tr", [_cell(*cell) for cell in zip(columns, row, strict=True)]) for row in values]
+    save = element("a", "Save as CSV", href=_csv(columns, values), download=f"{name}.csv", class_="csv")
+    table = element("table", element("thead", element("tr", heads)), element("tbody", body), id=f"numbers-{name}")
+    label = f"Numbers: {name.replace('-', ' ')}"
     return element(
         "details",
         element("summary", f"Numbers ({wording.many(len(rows), 'row')})"),
-        element(
-            "p",
-            element("a", "Save as CSV", href=_csv(columns, values), download=f"{name}.csv", class_="csv"),
-            class_="tools",
-        ),
-        element(
-            "div",
-            element("table", element("thead", element("tr", heads)), element("tbody", body), id=f"numbers-{name}"),
-            class_="scroll",
-            tabindex="0",
-            role="region",
-            aria_label=f"Numbers: {name.replace('-', ' ')}",
-        ),
+        element("p", save, class_="tools"),
+        element("div", table, class_="scroll", tabindex="0", role="region", aria_label=label),
         class_="numbers",
     )
-
-
-def _legend(keys: Sequence[Key]) -> Html:
-    """The meaning of colours, dashes and shapes."""
-    items = [
-        element(
-            "li",
-            element("i", class_=f"swatch {key.look}", aria_hidden="true"),
-            key.label,
-            element("b", key.whole) if key.whole else None,
-        )
-        for key in keys
-    ]
-    return element("ul", items, class_="legend")
 
 
 def _cell(column: Column, value: Raw) -> Html:
@@ -174,12 +161,10 @@ def _csv(columns: Sequence[Column], values: Sequence[Sequence[Raw]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([column.head for column in columns])
-    writer.writerows([_field(value) for value in row] for row in values)
+    writer.writerows([_cleaned(value) if isinstance(value, str) else value for value in row] for row in values)
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.getvalue().encode()).decode()}"
 
 
-def _field(value: Raw) -> Raw:
-    """A value; text that a spreadsheet would take for a formula is kept from it."""
-    if not isinstance(value, str):
-        return value
-    return f"'{shown(value)}" if value.startswith(_FORMULAS) else shown(value)
+def _cleaned(text: str) -> str:
+    """The text; one that a spreadsheet would take for a formula is kept from it."""
+    return f"'{shown(text)}" if text.startswith(_FORMULAS) else shown(text)

@@ -44,17 +44,17 @@ class Durations(Generic[Key]):
         return Percentiles(merged.n, p50_s, p90_s, p99_s, float(merged.get_max_value()))
 
 
-class Readers(Generic[Key]):
-    """Merged HyperLogLog sketches of distinct readers, one for each key."""
+class Readers:
+    """Merged HyperLogLog sketches of distinct readers."""
 
     def __init__(self) -> None:
-        self._merged: defaultdict[Key, hll_union] = defaultdict(lambda: hll_union(_LOG_REGISTERS))
+        self._merged = hll_union(_LOG_REGISTERS)
 
-    def add(self, sketch: bytes | None, key: Key) -> None:
-        """Merge a serialised sketch into that of the key; None is an empty one."""
+    def add(self, sketch: bytes | None) -> None:
+        """Merge a serialised sketch; None is an empty one."""
         if sketch is not None:
-            self._merged[key].update(hll_sketch.deserialize(sketch))
+            self._merged.update(hll_sketch.deserialize(sketch))
 
-    def of(self, key: Key) -> int:
-        """The estimated number of distinct readers of a key."""
-        return round(self._merged[key].get_estimate()) if key in self._merged else 0
+    def __int__(self) -> int:
+        """The estimated number of distinct readers."""
+        return round(float(self._merged.get_estimate()))

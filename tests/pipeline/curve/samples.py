@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.pipeline.curve.kernel import Ints, Trace
-from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, missed, threshold
+from gateway.pipeline.curve.kernel import Ints, Trace, missed
+from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, threshold
 from tests.pipeline.curve.traces import only
 
 
@@ -18,7 +18,6 @@ def sampled(trace: Trace, cache_bytes: Ints, rate: float) -> Curve:
     return curve_of(
         missed(sample, cache_bytes, share),
         [missed(only(sample, part == number), cache_bytes, share / REPLICAS) for number in range(REPLICAS)],
-        cache_bytes,
         references=trace.references,
         asked_bytes=trace.bytes,
         rate=share,

@@ -13,8 +13,7 @@ import libcachesim
 import numpy as np
 import pytest
 
-from gateway.pipeline.curve.kernel import Ints, Trace
-from gateway.pipeline.curve.shards import missed
+from gateway.pipeline.curve.kernel import Ints, Trace, missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
 from gateway.tape.costs import EMPTY_COST
 from tests.effort import IS_LONG, some

@@ -19,7 +19,8 @@ from gateway.pipeline.curve.measure import measure_curve
 from gateway.pipeline.curve.streams import WINDOWS, Gaps, StreamFigures, Traffic, residence_s
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.planner import PIN_SHARE, WARM_SHARE, Point, budget, decide, make_plan, write_plan
+from gateway.pipeline.planner import PIN_SHARE, WARM_SHARE, Point, budget, decide, make_plan
+from gateway.pipeline.whole_file import write_whole
 from tests.pipeline.curve.silver import EPOCH, Asked, lake_of
 
 if TYPE_CHECKING:
@@ -135,12 +136,12 @@ def test_a_lake_always_gives_the_same_document_and_it_is_written_atomically(
     assert told[0].startswith("plan: no memory reaches 100.0%")
     path = tmp_path / "plan.json"
     path.write_text("the one before")
-    write_plan(made, path)
+    write_whole(path, made.text)
     assert parse_plan(path) == made
     assert json.loads(path.read_text())["version"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
     with pytest.raises(PipelineFailed, match="No such file"):
-        write_plan(made, tmp_path / "none" / "plan.json")
+        write_whole(tmp_path / "none" / "plan.json", made.text)
 
 
 def test_a_lake_without_a_basis_for_a_plan_is_one_line(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:

@@ -86,6 +86,6 @@ def test_readers_of_two_hours_are_counted_once(spark: SparkSession) -> None:
     frame = spark.range(12_000).select(
         (f.col("id") % 2).alias("hour"), f.concat(f.lit("10."), f.col("id") % 3_000).alias("client")
     )
-    hours = frame.groupBy("hour").agg(readers_of(f.col("client"), f.lit("-"), f.lit(True)).alias("sketch"))
+    hours = frame.groupBy("hour").agg(readers_of(f.col("client"), f.lit("-")).alias("sketch"))
     (row,) = hours.agg(f.hll_union_agg("sketch").alias("sketch")).select(readers_in(f.col("sketch"))).collect()
     assert abs(row[0] - 3_000) <= 3_000 * 4 * READERS_ERROR

@@ -12,7 +12,7 @@ import pytest
 from gateway.pipeline import tables
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.report import write_report
-from gateway.pipeline.report.figures import NO_TIMES, Figures
+from gateway.pipeline.report.figures import Figures, Percentiles
 from gateway.pipeline.report.gather import Gold, gather
 from gateway.pipeline.report.page import page
 from tests.pipeline.report import made_gold
@@ -27,7 +27,9 @@ def plan(tmp_path: Path) -> Path:
 
 def without_lots(figures: Figures) -> Figures:
     """The figures without those of merged sketches, which are partly random."""
-    return replace(figures, first_byte=(), first_byte_all=NO_TIMES, latency=(), delivery=(), delivery_all=NO_TIMES)
+    return replace(
+        figures, first_byte=(), first_byte_all=Percentiles(), latency=(), delivery=(), delivery_all=Percentiles()
+    )
 
 
 def test_the_same_lake_makes_the_same_figures_and_they_the_same_report(
