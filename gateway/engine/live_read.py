@@ -169,7 +169,6 @@ class LiveReads:
         route, source, config = read.route, read.source, read.route.config
         existing = self.live.find(stream)
         if existing is not None and existing.not_shareable is not None:
-            route.shares_live = False
             raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
@@ -177,6 +176,7 @@ class LiveReads:
                 source,
                 lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda topic, at: self.fill(route, source, topic, at),
+                route.judge_live,
             ),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )

@@ -60,7 +60,7 @@ class Route:
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self.shares_live = False
-        """Whether the latest live answer that a reader waited for might be shared."""
+        """Whether the latest live answer of the origin might be shared; False before the first."""
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
         """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""
@@ -87,6 +87,10 @@ class Route:
         """Headers that the route's answers depend on and most routes' answers do not."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
+
+    def judge_live(self, is_shareable: bool) -> None:
+        """A live answer of the origin may be shared, or not."""
+        self.shares_live = is_shareable
 
     def serves(self, host: str, path: str) -> bool:
         """Whether this route serves the host (lower case, no port) and canonical path."""

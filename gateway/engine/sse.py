@@ -78,10 +78,8 @@ class Sse:
                 await self._reads.fill(read.route, read.source, topic, at)
             if first is None or not read.route.shares_live:
                 await self._await_follower(stream, topic)
-                read.route.shares_live = topic.is_confirmed
             self._reads.check_ended(stream)
             if topic.not_shareable is not None:
-                read.route.shares_live = False
                 raise Uncacheable(topic.not_shareable)
         except BaseException:
             self._reads.left(topic)

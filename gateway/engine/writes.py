@@ -61,13 +61,18 @@ class Writes:
         group = write.request.group
         self._sent.setdefault(group, set()).add(write)
         self._negative_cache.write_begins(group)
+        if write.request.mode is Mode.DELETE:
+            for stream in self._store.group(group):
+                if stream.acked is not None and not write.request.route.is_s2:
+                    # A shorter tail will not tell whether that write went to another stream, or this one was made anew.
+                    self._store.forget_bytes(stream)
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
         if reply.status < 500:
             self._record(write.request, reply, write)
         elif not write.request.is_cut_short():
-            self._mark_stale(write.request)
+            self._mark_stale(write)
         self._end(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
@@ -75,7 +80,7 @@ class Writes:
         # The origin changes nothing for a request that it never received, nor for one whose body the client did not
         # finish, which was never complete.
         if not error.is_unsent and not write.request.is_cut_short():
-            self._mark_stale(write.request)
+            self._mark_stale(write)
         self._end(write)
 
     def missing(self, sent: SentRequest, status: int) -> None:
@@ -101,7 +106,7 @@ class Writes:
         if request.route.is_s2:
             self._s2_written(request, reply.status)
         elif write.is_overtaken:
-            self._record_overtaken(request, reply)
+            self._record_overtaken(request, reply, write)
         elif request.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
@@ -110,6 +115,7 @@ class Writes:
                 # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
                 # from this client alone.
                 for stream in self._store.group(request.group):
+                    stream.may_be_deleted = True
                     stream.may_be_another()
                     # A stalled live request may hide that the origin has ended it.
                     self._live.revalidate(stream)
@@ -125,12 +131,13 @@ class Writes:
         """Drop every stream at the path of a write that has ended the one before it.
 
         Only of the writer's own stream, as it was when the write was sent, is it known what happened.  Under other
-        credentials or another query the path may name another stream, and a record begun since then may be of the
-        stream that the write itself began: their live readers notice nothing and resume at the origin.
+        credentials or another query the path may name another stream, and a record begun or written to since then may
+        be of the stream that the write itself began: their live readers notice nothing and resume at the origin.
         """
         self._overtake(write.request.group)
         for stream in self._store.group(write.request.group):
-            self._live.drop(stream, why if stream is write.stream else End.PURGED)
+            is_known = stream is write.stream and stream.write_version == write.write_version
+            self._live.drop(stream, why if is_known else End.PURGED)
 
     def _record_created(self, request: RelayedRequest, reply: Reply) -> None:
         """Record a stream created here: the answer to a PUT says what a HEAD would."""
@@ -148,7 +155,7 @@ class Writes:
         tail, is_closed, is_doubted = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED)), False
         for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
-            if self._may_be_remade(stream):
+            if self._may_be_remade(stream, write):
                 self._doubt(stream)
                 is_doubted |= stream is write.stream
             elif tail is None:
@@ -161,7 +168,7 @@ class Writes:
         if write.stream is not None and write.stream.ended is None and not is_doubted:
             self._reached(write.stream, reply)
 
-    def _record_overtaken(self, request: RelayedRequest, reply: Reply) -> None:
+    def _record_overtaken(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
         status = reply.status
         is_made = request.mode is Mode.CREATE and status == 201
@@ -172,7 +179,7 @@ class Writes:
             # It was refused and has changed nothing.
             return
         for stream in self._store.group(request.group):
-            if is_made or is_ended or self._may_be_remade(stream):
+            if is_made or is_ended or self._may_be_remade(stream, write):
                 self._doubt(stream)
             else:
                 # It may have gone to the stream of now, whose tail may have been read before.
@@ -184,18 +191,23 @@ class Writes:
         for other in self._sent[group]:
             other.is_overtaken = True
 
-    def _may_be_remade(self, stream: Stream) -> bool:
+    def _may_be_remade(self, stream: Stream, write: SentRequest) -> bool:
         """Whether the origin may have another stream by now than the one held, of which no answer has told yet.
 
-        It takes a DELETE that is under way, or whose outcome is unknown, and a PUT.  A PUT alone finds the stream
-        there, and may take minutes: if each append beside it were doubted, all that is held would be fetched again.
+        It takes a DELETE that is under way beside `write`, or may have been done, and a PUT.  A PUT alone finds the
+        stream there, and may take minutes: if each append beside it were doubted, all that is held would be fetched
+        again.
         """
-        modes = {write.request.mode for write in self._sent[stream.key.group]}
-        return Mode.DELETE in modes or stream.may_have_ended or (stream.was_doubted and Mode.CREATE in modes)
+        return stream.may_be_deleted or Mode.DELETE in self._modes_beside(write)
+
+    def _modes_beside(self, write: SentRequest) -> set[Mode]:
+        """The modes of the other writes to the path that are under way."""
+        return {other.request.mode for other in self._sent[write.request.group] if other is not write}
 
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
         self._store.forget_bytes(stream)
+        stream.may_be_deleted = False
         stream.may_be_another()
         stream.acknowledged_without_offset()
         self._live.restart(stream)
@@ -211,22 +223,29 @@ class Writes:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
-    def _mark_stale(self, request: RelayedRequest) -> None:
+    def _mark_stale(self, write: SentRequest) -> None:
         """The write may have been done: keep what is held, and ask the origin before the next hit."""
+        request = write.request
         if request.route.is_s2:
             self._s2_written(request, None)
-            return
-        if request.mode is not Mode.APPEND:
+        elif request.mode is Mode.APPEND:
+            for stream in self._store.group(request.group):
+                stream.mark_stale(may_have_ended=False)
+        else:
+            is_delete = request.mode is Mode.DELETE
+            beside = self._modes_beside(write)
             self._overtake(request.group)
-        for stream in self._store.group(request.group):
-            if request.mode is not Mode.APPEND:
-                if stream.was_doubted:
+            for stream in self._store.group(request.group):
+                if (
+                    stream.needs_revalidation
+                    or (not is_delete and stream.may_be_deleted)
+                    or (Mode.CREATE if is_delete else Mode.DELETE) in beside
+                ):
                     # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
+                stream.may_be_deleted = stream.may_be_deleted or is_delete
                 stream.may_be_another()
-            else:
-                stream.mark_stale(may_have_ended=False)
 
 
 def _offset(reply: Reply) -> str | None:

@@ -215,8 +215,7 @@ class Follower:
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
             self._raise_for_status(reply.status)
-        if (why := why_live_not_shared(reply.headers)) is not None:
-            self._refuse_sharing(why)
+        self._judge_sharing(reply)
         end = end_of(reply.headers)
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
@@ -255,8 +254,7 @@ class Follower:
             if reply.status != 200:
                 await self._check_offset(at, reply.status)
                 self._raise_for_status(reply.status)
-            if (why := why_live_not_shared(reply.headers)) is not None:
-                self._refuse_sharing(why)
+            self._judge_sharing(reply)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
             try:
@@ -374,11 +372,14 @@ class Follower:
         self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
         return end
 
-    def _refuse_sharing(self, why: str) -> None:
-        """Stop following: the origin's live answers may not be shared, so live readers are relayed."""
-        self._topic.not_shareable = NotShareable(why)
-        self._counted_failure = UpstreamBroken()
-        raise self._counted_failure
+    def _judge_sharing(self, reply: Reply) -> None:
+        """Stop following if the origin's live answers may not be shared: live readers are then relayed."""
+        why = why_live_not_shared(reply.headers)
+        self._topic.access.judged(why is None)
+        if why is not None:
+            self._topic.not_shareable = NotShareable(why)
+            self._counted_failure = UpstreamBroken()
+            raise self._counted_failure
 
     def _is_closed_here(self) -> bool:
         position = self._topic.position

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from gateway.live.reader import LargeEvent
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.sse import Control, encode_control, encode_data
-from gateway.tape.stream import Stream
+from gateway.tape.stream import Edition, Stream
 from gateway.tape.tape import Reading
 
 _KEPT_BYTES: Final = 1 << 20
@@ -28,6 +28,9 @@ _MOST_BYTES: Final = 2 * EVENT_BYTES
 grows to six times its size."""
 
 
+_Key = tuple[Edition, str, str, bool, bool, str]
+
+
 class Frames:
     """The frames of one stream.  Owner of the kept ones."""
 
@@ -35,8 +38,8 @@ class Frames:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._kept: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_KEPT_BYTES, getsizeof=len)
-        self._large: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
+        self._kept: LRUCache[_Key, bytes] = LRUCache(_KEPT_BYTES, getsizeof=len)
+        self._large: WeakValueDictionary[tuple[Edition, str, str], LargeEvent] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<Frames {len(self._kept)} kept, {self.kept_bytes} bytes>"
@@ -51,16 +54,16 @@ class Frames:
     ) -> bytes | LargeEvent:
         """The data event of a reading and the control event that must follow it, or the data event alone if it is too
         large to be written at once."""
-        key = (start, reading.end, is_current, is_closed, cursor)
+        key = (self._stream.edition, start, reading.end, is_current, is_closed, cursor)
         frame = self._kept.get(key)
         if frame is not None:
             return frame
-        large = self._large.get(key[:2])
+        large = self._large.get(key[:3])
         if large is not None:
             return large
         data = self.data(reading)
         if reading.size > EVENT_BYTES or len(data) > _MOST_BYTES:
-            large = self._large[key[:2]] = LargeEvent(data, reading.end)
+            large = self._large[key[:3]] = LargeEvent(data, reading.end)
             return large
         control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
         frame = self._kept[key] = data + control

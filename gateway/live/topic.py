@@ -52,6 +52,8 @@ class OriginAccess:
     source: Source
     fetch: Fetch
     fill: Fill
+    judged: Callable[[bool], object]
+    """Called with whether a live answer of the origin may be shared."""
 
 
 class LiveTimes(NamedTuple):

@@ -385,14 +385,20 @@ class LiveTopics:
     def restart(self, stream: Stream) -> None:
         """Restart the stream's live request: the stream may have changed in a way that the request does not show."""
         topic = self._topics.get(stream)
-        run = self._runs.pop(topic, None) if topic is not None else None
-        if topic is not None and run is not None:
+        if topic is None:
+            return
+        run = self._runs.pop(topic, None)
+        if run is not None:
             run.cancel()
             topic.lost(self._clock.now(), None)
-            self._start(topic)
-            if topic not in self._runs:
-                # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
-                topic.given_up()
+        elif not topic.readers_now or topic.not_shareable is not None:
+            return
+        # Without a live request the stream was closed: a reader may still be sent its last bytes, and the closure may
+        # be forgotten by now.
+        self._start(topic)
+        if topic not in self._runs:
+            # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
+            topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
         """`restart` now, or one second after the last restart: anyone can send failing writes."""

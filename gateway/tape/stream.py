@@ -111,6 +111,9 @@ class Stream:
     """Events after which the origin is asked before anything held is given."""
     ended_mark: int = 0
     """The latest of these that may have ended the stream, and not only moved its tail."""
+    may_be_deleted: bool = False
+    """Whether a DELETE through this gateway may have been done, or may still be done late, and no write has been
+    acknowledged since."""
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     surrogate_keys: frozenset[str] = frozenset()
@@ -292,11 +295,6 @@ class Stream:
         """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it
         fails."""
         return self.ended_mark > self.cleared_marks
-
-    @property
-    def was_doubted(self) -> bool:
-        """Whether anything has ever shown that the stream may have ended."""
-        return self.ended_mark > 0
 
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""

@@ -72,10 +72,10 @@ class BinaryOrigin:
         asked.answer(200, fields, body if asked.method == "GET" else b"")
 
 
-def confirm(asked: Asked, at: str) -> None:
+def confirm(asked: Asked, at: str, *, is_closed: bool = False) -> None:
     """Open a live request's SSE answer, which confirms that `at` is the tail."""
     asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
-    asked.inflow.say(encode_control(Control(at, "1", True, False)))
+    asked.inflow.say(encode_control(Control(at, None if is_closed else "1", True, is_closed)))
 
 
 def bring(asked: Asked, data: bytes, at: str, *, is_closed: bool = False) -> None:
@@ -116,10 +116,11 @@ class LongPoll:
 
 
 class EventStream:
-    """An SSE client without a connection; it takes nothing while `is_full`."""
+    """An SSE client without a connection; it takes nothing while `is_full`, and one part at a time if it `is_slow`."""
 
     def __init__(self) -> None:
         self.is_full = False
+        self.is_slow = False
         self.said = b""
         self.ended: list[tuple[CloseReason, bool]] = []
 
@@ -128,6 +129,7 @@ class EventStream:
         assert int(head, 16) == size
         assert rest.endswith(b"\r\n")
         self.said += rest[:size]
+        self.is_full = self.is_slow
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         self.ended.append((reason, in_order))

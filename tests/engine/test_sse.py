@@ -88,19 +88,34 @@ class TestFirstReader:
         assert datas(wire) == ["ab"]
         assert [control.get("upToDate", False) for control in controls(wire)] == [False]
 
-    async def test_it_ends_if_the_live_answer_may_not_be_shared_and_the_next_one_waits(self, start: Start) -> None:
-        bench = start(BinaryOrigin(b"ab"))
+    @pytest.mark.parametrize(("offset", "settings"), [("-1", {}), ("now", {}), ("-1", {"trust_s": 0.0})])
+    async def test_it_ends_if_the_live_answer_may_not_be_shared_and_the_next_ones_are_relayed(
+        self, start: Start, offset: str, settings: dict[str, float]
+    ) -> None:
+        bench = start(BinaryOrigin(b"ab"), **settings)
         await subscribed(bench)
-        wire, _ = await bench.subscribe("/t?offset=-1&live=sse")
+        wire, _ = await bench.subscribe(f"/t?offset={offset}&live=sse")
         personal = {"Content-Type": "text/event-stream", "Cache-Control": "private"}
         (await bench.live_request(2)).begin(200, personal)
         await eventually(lambda: wire.ended == [(CloseReason.FAILED, True)], look_s=0)
-        # The client comes back and is relayed, and so is the first reader of another stream, at once.
-        for number, path in ((3, "/t"), (4, "/u")):
-            opening = asyncio.create_task(bench.subscribe(f"{path}?offset=-1&live=sse"))
+        for number, path in ((3, "/t"), (4, "/u"), (5, "/t")):
+            opening = asyncio.create_task(bench.subscribe(f"{path}?offset={offset}&live=sse"))
             (await bench.live_request(number)).begin(200, personal)
             with pytest.raises(Uncacheable):
                 await opening
+
+    async def test_what_is_no_live_answer_shows_nothing_of_live_answers(self, start: Start) -> None:
+        """The follower of a text stream begins with a fetch; one of a closed stream is not needed."""
+        origin = BinaryOrigin(b"ab")
+        origin.fields = {"Content-Type": "text/plain"}
+        bench = start(origin)
+        await bench.subscribe("/text?offset=-1&live=sse")
+        assert not bench.route.shares_live
+        bench.route.judge_live(True)
+        origin.is_closed = True
+        for _ in range(2):
+            await bench.subscribe("/closed?offset=-1&live=sse")
+        assert bench.route.shares_live
 
 
 async def test_every_event_goes_out_once_with_its_control_event(start: Start) -> None:
@@ -138,6 +153,41 @@ async def test_a_closed_stream_ends_the_response_in_order(start: Start) -> None:
     assert wire.ended == [(CloseReason.CLOSED, True)]
     assert controls(wire)[-1]["streamClosed"] is True
     assert "streamCursor" not in controls(wire)[-1]
+
+
+async def test_a_slow_reader_is_told_of_a_closure_that_a_purge_has_forgotten(start: Start) -> None:
+    """The stream has closed, and nothing follows it, while the last event is still sent in parts."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    wire, subscriber, live = await subscribed(bench)
+    wire.is_full = True
+    origin.body += b"x" * 800_000
+    origin.is_closed = True
+    bring(live, origin.body[2:], origin.tail, is_closed=True)
+    await eventually(lambda: repr(bench.engine.live) == "1 topics, 0 followed, 1 readers", look_s=0)
+    wire.is_full, wire.is_slow = False, True
+    subscriber.pump()
+    assert bench.engine.purge.drop(bench.stream)
+    again = await bench.live_request(2)
+    confirm(again, origin.tail, is_closed=True)
+    while not wire.ended:
+        wire.is_full = False
+        subscriber.pump()
+        await pass_turns()
+    assert wire.ended == [(CloseReason.CLOSED, True)]
+    assert controls(wire)[-1]["streamClosed"] is True
+
+
+async def test_a_reader_that_begins_after_a_purge_is_sent_the_bytes_of_now(start: Start) -> None:
+    """Frames are kept for readers at the same offset; after a purge other bytes may be there."""
+    bench = start(BinaryOrigin(b"ab"))
+    await subscribed(bench)
+    bench.upstream.script = BinaryOrigin(b"cd")
+    assert bench.engine.purge.drop(bench.stream)
+    confirm(await bench.live_request(2), "0002")
+    await pass_turns()
+    wire, _ = await bench.subscribe("/s?offset=-1&live=sse")
+    assert datas(wire) == ["cd"]
 
 
 async def test_silence_is_broken_by_comments_at_the_time_of_a_heartbeat(start: Start) -> None:

@@ -162,7 +162,11 @@ class Writes:
     def __init__(self, start: Start, body: bytes) -> None:
         self.origin = BinaryOrigin(body)
         is_write = {"PUT", "POST", "DELETE"}
-        self.bench = start(lambda asked: None if asked.method in is_write else self.origin(asked), tail_fresh_s=60)
+        self.bench = start(
+            lambda asked: None if asked.method in is_write else self.origin(asked),
+            tail_fresh_s=60,
+            follow_above_per_s=0,
+        )
         self._under_way: list[tuple[Asked, asyncio.Task[Reply]]] = []
 
     async def begin(self, *modes: Mode, **credentials: str) -> None:
@@ -385,9 +389,71 @@ class TestMadeAnew:
         await writes.answer(2, 200, writes.origin.tail, **closing)
         assert await writes.bench.body() == (200, body)
 
+    async def test_live_reads_that_began_after_an_acknowledgement_are_not_ended_by_the_delete_before_it(
+        self, start: Start
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE, CREATE, APPEND)
+        writes.origin.body = b"ABcd"
+        await writes.answer(2, 204, "0004")
+        polling = asyncio.create_task(writes.bench.poll("/s?offset=0004&live=long-poll"))
+        confirm(await writes.bench.live_request(), "0004")
+        client = await polling
+        await writes.answer(0, 204)
+        await pass_turns()
+        # It is asked to come back, as after any change of the stream.
+        assert [answer.status for answer in client.answers] != [404]
+        assert await writes.bench.body() == (200, b"ABcd")
+
+    async def test_a_shorter_tail_beside_a_delete_is_no_sign_of_another_partitions_stream(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(CREATE, APPEND, Authorization="of a writer")
+        await writes.answer(1, 204, "0004")
+        await writes.begin(DELETE, Authorization="of a writer")
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_both_are_done_late_after_a_read_that_found_the_stream_before(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        for number, mode in enumerate((DELETE, CREATE)):
+            await writes.begin(mode)
+            await writes.fail(number)
+        await writes.warm()
+        writes.origin.body = b"cd"
+        await writes.begin(APPEND)
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
 
 class TestSpared:
     """Writes beside a PUT that changes nothing cost readers nothing that is held."""
+
+    @pytest.mark.parametrize("is_trimmed", [False, True])
+    @pytest.mark.parametrize("is_answered", [False, True])
+    async def test_puts_after_a_doubt_that_a_read_has_cleared(
+        self, start: Start, is_trimmed: bool, is_answered: bool
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(CREATE)
+        if is_trimmed:
+            script = writes.bench.upstream.script
+            writes.bench.upstream.script = lambda asked: asked.answer(410)
+            assert (await writes.bench.body("/s?offset=0001"))[0] == 410
+            writes.bench.upstream.script = script
+            await writes.answer(0, 200, "0002")
+        else:
+            await writes.fail(0)
+        await writes.warm()
+        edition = writes.held.edition
+        for number in range(1, 4):
+            await writes.begin(CREATE)
+            await (writes.answer(number, 200, "0002") if is_answered else writes.fail(number))
+            await writes.warm()
+        assert writes.held.edition == edition
 
     async def test_puts_that_find_the_stream_there_one_after_the_other(self, start: Start) -> None:
         writes = Writes(start, b"ab")
