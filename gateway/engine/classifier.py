@@ -144,6 +144,15 @@ class ReplyClassifier:
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, asked, offset)):
             raise TailMovedBack
+        if (
+            up_to_date
+            and stream.deletes_under_way
+            and facts.acks == stream.acks
+            and not stream.holds_acknowledged(offset)
+        ):
+            # Beside a DELETE, a tail short of an acknowledged write is not that of another stream at the path, to which
+            # the write may have gone, but of a later one.
+            raise TailMovedBack
         if is_closed and tape.closed_at is None:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)

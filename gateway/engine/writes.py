@@ -62,10 +62,9 @@ class Writes:
         self._sent.setdefault(group, set()).add(write)
         self._negative_cache.write_begins(group)
         if write.request.mode is Mode.DELETE:
-            for stream in self._store.group(group):
-                if stream.acked is not None and not write.request.route.is_s2:
-                    # A shorter tail will not tell whether that write went to another stream, or this one was made anew.
-                    self._store.forget_bytes(stream)
+            write.deleting = tuple(self._store.group(group))
+            for stream in write.deleting:
+                stream.deletes_under_way += 1
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
@@ -101,6 +100,8 @@ class Writes:
         if not sent:
             del self._sent[group]
         self._negative_cache.write_ends(group)
+        for stream in write.deleting:
+            stream.deletes_under_way -= 1
 
     def _record(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
         if request.route.is_s2:

@@ -1,8 +1,7 @@
 """Header forwarding: which headers pass in each direction, and which the gateway adds (RFC 9110 section 7.6).
 
 The functions select the request headers for the origin, the reply headers for the client, and the reply headers that a
-tape may replay.  They also detect loops.  `gateway.protocol.client_address`
-reads the client from forwarding headers.
+tape may replay.  They also detect loops.  `gateway.protocol.client_address` reads the client from forwarding headers.
 
 A Connection header may name further headers to drop.  It may not name the headers that the gateway uses for keys,
 routes, framing or loop detection, nor the protocol's own.  Otherwise a client could make two parties see two different

@@ -114,6 +114,8 @@ class Stream:
     may_be_deleted: bool = False
     """Whether a DELETE through this gateway may have been done, or may still be done late, and no write has been
     acknowledged since."""
+    deletes_under_way: int = 0
+    """DELETEs of the path that have been sent and not answered."""
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     surrogate_keys: frozenset[str] = frozenset()

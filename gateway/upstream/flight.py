@@ -1,10 +1,9 @@
 """A flight: one upstream fetch shared by many readers.
 
 A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  `gateway.engine.fetch_table` starts
-flights and has readers share them.  Its task announces the head, adds
-chunks and lands the flight.  Readers attach, read at their own pace, and leave.  It ends landed (the body is complete)
-or failed (before or after the head).  The reader that started it has no special role: the fetch is cancelled only when
-the last reader leaves.
+flights and has readers share them.  Its task announces the head, adds chunks and lands the flight.  Readers attach,
+read at their own pace, and leave.  It ends landed (the body is complete) or failed (before or after the head).  The
+reader that started it has no special role: the fetch is cancelled only when the last reader leaves.
 
 There are two bounds.  The task pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is not
 read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has passed

@@ -431,6 +431,23 @@ class TestMadeAnew:
 class TestSpared:
     """Writes beside a PUT that changes nothing cost readers nothing that is held."""
 
+    async def test_a_delete_that_is_refused_leaves_what_readers_hold(self, start: Start) -> None:
+        """Anyone can send one, and the follower has brought what was acknowledged."""
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.bench.poll("/s?offset=0002&live=long-poll")
+        confirm(await writes.bench.live_request(), "0002")
+        await writes.begin(APPEND)
+        writes.origin.body += b"cd"
+        await writes.answer(0, 204, "0004")
+        bring(writes.bench.live[0], b"cd", "0004")
+        await eventually(lambda: writes.held.tape.tail == "0004", look_s=0)
+        edition = writes.held.edition
+        await writes.begin(DELETE)
+        await writes.answer(1, 403)
+        assert writes.held.edition == edition
+        assert await writes.bench.body() == (200, b"abcd")
+
     @pytest.mark.parametrize("is_trimmed", [False, True])
     @pytest.mark.parametrize("is_answered", [False, True])
     async def test_puts_after_a_doubt_that_a_read_has_cleared(
