@@ -144,12 +144,9 @@ class ReplyClassifier:
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, asked, offset)):
             raise TailMovedBack
-        if (
-            up_to_date
-            and stream.deletes_under_way
-            and facts.acks == stream.acks
-            and not stream.holds_acknowledged(offset)
-        ):
+        is_short = facts.acks == stream.acks and not stream.holds_acknowledged(offset)
+        is_own = stream.acked_by == stream.key.query
+        if up_to_date and is_short and is_own and (stream.deletes_under_way or stream.may_be_deleted):
             # Beside a DELETE, a tail short of an acknowledged write is not that of another stream at the path, to which
             # the write may have gone, but of a later one.
             raise TailMovedBack

@@ -76,6 +76,8 @@ class Sse:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._reads.fill(read.route, read.source, topic, at)
+                # The stream may have been closed before, and be another now.
+                self._reads.live.follow(topic)
             if first is None or not read.route.shares_live:
                 await self._await_follower(stream, topic)
             self._reads.check_ended(stream)

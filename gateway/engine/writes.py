@@ -116,7 +116,6 @@ class Writes:
                 # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
                 # from this client alone.
                 for stream in self._store.group(request.group):
-                    stream.may_be_deleted = True
                     stream.may_be_another()
                     # A stalled live request may hide that the origin has ended it.
                     self._live.revalidate(stream)
@@ -158,6 +157,7 @@ class Writes:
             stream.contacted(self._clock.now())
             if self._may_be_remade(stream, write):
                 self._doubt(stream)
+                stream.may_be_deleted = False
                 is_doubted |= stream is write.stream
             elif tail is None:
                 stream.acknowledged_without_offset()
@@ -208,7 +208,6 @@ class Writes:
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
         self._store.forget_bytes(stream)
-        stream.may_be_deleted = False
         stream.may_be_another()
         stream.acknowledged_without_offset()
         self._live.restart(stream)

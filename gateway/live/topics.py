@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
-from gateway.errors import ShortOfMemory, TooManyFollowed
+from gateway.errors import GatewayError, ShortOfMemory, TooManyFollowed
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
 from gateway.live.live_requests import LiveRequests, RelayedLive
@@ -391,11 +392,13 @@ class LiveTopics:
         if run is not None:
             run.cancel()
             topic.lost(self._clock.now(), None)
+            self._start(topic)
         elif not topic.readers_now or topic.not_shareable is not None:
             return
-        # Without a live request the stream was closed: a reader may still be sent its last bytes, and the closure may
-        # be forgotten by now.
-        self._start(topic)
+        else:
+            # The stream was closed: a reader may still be sent its last bytes, and the closure may be forgotten by now.
+            with suppress(GatewayError):
+                self.follow(topic)
         if topic not in self._runs:
             # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
             topic.given_up()

@@ -112,8 +112,8 @@ class Stream:
     ended_mark: int = 0
     """The latest of these that may have ended the stream, and not only moved its tail."""
     may_be_deleted: bool = False
-    """Whether a DELETE through this gateway may have been done, or may still be done late, and no write has been
-    acknowledged since."""
+    """Whether a DELETE through this gateway had no answer, so that it may have been done, or may still be done, and no
+    write has been acknowledged since."""
     deletes_under_way: int = 0
     """DELETEs of the path that have been sent and not answered."""
     cleared_marks: int = 0

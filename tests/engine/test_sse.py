@@ -178,6 +178,24 @@ async def test_a_slow_reader_is_told_of_a_closure_that_a_purge_has_forgotten(sta
     assert controls(wire)[-1]["streamClosed"] is True
 
 
+async def test_no_more_streams_are_followed_after_a_purge_than_may_be(start: Start) -> None:
+    """Slow readers of closed streams, which nothing follows, do not pass the bound when a purge forgets the closure."""
+    origin = BinaryOrigin(b"ab")
+    origin.is_closed = True
+    bench = start(origin, followed_streams=2)
+    for number in range(6):
+        await bench.body(f"/{number}")
+        found = await bench.engine.open_sse(bench.read(f"/{number}?offset=-1&live=sse", is_live=True))
+        assert isinstance(found, Subscription)
+        wire = EventStream()
+        wire.is_full = True
+        found.start(wire).start()
+    assert repr(bench.engine.live) == "6 topics, 0 followed, 6 readers"
+    for stream in list(bench.engine.store):
+        assert bench.engine.purge.drop(stream)
+    assert repr(bench.engine.live) == "6 topics, 2 followed, 6 readers"
+
+
 async def test_a_reader_that_begins_after_a_purge_is_sent_the_bytes_of_now(start: Start) -> None:
     """Frames are kept for readers at the same offset; after a purge other bytes may be there."""
     bench = start(BinaryOrigin(b"ab"))

@@ -415,6 +415,30 @@ class TestMadeAnew:
         writes.origin.body = b"CD"
         assert await writes.bench.body() == (200, b"CD")
 
+    async def test_so_it_is_after_a_delete_that_had_no_answer(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(APPEND, Authorization="of a writer")
+        await writes.answer(0, 204, "0004")
+        await writes.begin(DELETE, Authorization="of a writer")
+        await writes.fail(1)
+        await writes.begin(CREATE, Authorization="of a writer")
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_a_strangers_delete_that_finds_nothing_does_not_end_the_doubt(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.begin(DELETE)
+        await writes.begin(DELETE, Authorization="of a stranger")
+        await writes.fail(0)
+        await writes.answer(1, 404)
+        await writes.warm()
+        await writes.begin(CREATE, APPEND)
+        writes.origin.body = b"cd"
+        await writes.answer(3, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
     async def test_both_are_done_late_after_a_read_that_found_the_stream_before(self, start: Start) -> None:
         writes = Writes(start, b"ab")
         await writes.warm()
@@ -430,6 +454,21 @@ class TestMadeAnew:
 
 class TestSpared:
     """Writes beside a PUT that changes nothing cost readers nothing that is held."""
+
+    @pytest.mark.parametrize("status", [403, 404, 410])
+    async def test_a_strangers_delete_before_each_append(self, start: Start, status: int) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        edition = writes.held.edition
+        for number in range(0, 6, 2):
+            await writes.begin(DELETE, Authorization="of a stranger")
+            await writes.answer(number, status)
+            await writes.warm()
+            await writes.begin(APPEND)
+            writes.origin.body += b"cd"
+            await writes.answer(number + 1, 204, writes.origin.tail)
+            await writes.warm()
+        assert writes.held.edition == edition
 
     async def test_a_delete_that_is_refused_leaves_what_readers_hold(self, start: Start) -> None:
         """Anyone can send one, and the follower has brought what was acknowledged."""
