@@ -29,6 +29,7 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import why_not_shared
+from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -80,11 +81,14 @@ class ReplyClassifier:
         metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
+        may_be_deleted: Callable[[Group], bool],
     ) -> None:
+        """`may_be_deleted` tells whether a DELETE of a path is pending."""
         self._store = store
         self._metrics = metrics
         self._on_end = on_end
         self._on_stale = on_stale
+        self._may_be_deleted = may_be_deleted
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
@@ -146,9 +150,9 @@ class ReplyClassifier:
             raise TailMovedBack
         is_short = facts.acks == stream.acks and not stream.holds_acknowledged(offset)
         is_own = stream.acked_by == stream.key.query
-        if up_to_date and is_short and is_own and (stream.deletes_under_way or stream.may_be_deleted):
-            # Beside a DELETE, a tail short of an acknowledged write is not that of another stream at the path, to which
-            # the write may have gone, but of a later one.
+        if up_to_date and is_short and is_own and self._may_be_deleted(stream.key.group):
+            # Beside a pending DELETE, a tail short of an acknowledged write is not that of another stream at the path,
+            # to which the write may have gone, but of a later one.
             raise TailMovedBack
         if is_closed and tape.closed_at is None:
             stream.lost_tail()

@@ -24,6 +24,7 @@ from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
@@ -121,6 +122,7 @@ class Engine:
         )
         self.negative_cache = NegativeCache(clock.now)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
+        self.pending_writes = PendingWrites(clock.now)
         self.fetches = FetchTable(
             upstream,
             self.store,
@@ -134,11 +136,14 @@ class Engine:
             self.live.tail_named,
             self.live.watch_expiry,
             self.negative_cache,
+            self.pending_writes,
             tracer,
             access_log,
         )
         self.s2_writes = S2Writes(self.store)
-        self.writes = Writes(self.store, self.live, self.negative_cache, clock, self.s2_writes.written)
+        self.writes = Writes(
+            self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
+        )
         self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)

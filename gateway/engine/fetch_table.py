@@ -22,6 +22,7 @@ from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
 from gateway.errors import (
     CircuitOpen,
@@ -69,6 +70,7 @@ class FetchTable:
         on_tail: Callable[[Stream, str, float], None],
         on_lifetime: Callable[[Stream], None],
         negative_cache: NegativeCache,
+        pending_writes: PendingWrites,
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -89,7 +91,7 @@ class FetchTable:
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale)
+        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, pending_writes.may_be_deleted)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:

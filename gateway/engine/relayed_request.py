@@ -48,15 +48,13 @@ class RelayedRequest(NamedTuple):
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("deleting", "is_overtaken", "request", "stream", "write_version")
+    __slots__ = ("is_overtaken", "request", "stream", "write_version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None) -> None:
         self.request = request
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None
-        self.deleting: tuple[Stream, ...] = ()
-        """The streams that were held at the path of a DELETE when it was sent."""
         self.is_overtaken = False
         """Whether the stream has, or may have, been deleted or created since."""
 

@@ -4,6 +4,7 @@ and the table of routes, which can be replaced while requests are under way."""
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -59,8 +60,9 @@ class Route:
         self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
-        self.shares_live = False
-        """Whether the latest live answer of the origin might be shared; False before the first."""
+        self._now = clock.now
+        self._has_shared_live = False
+        self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
         self.heard_s = 0.0 if is_asked else config.tail_heard_s
         """How long the tail is trusted after the live request was last heard from, in seconds; 0 is never."""
@@ -90,7 +92,15 @@ class Route:
 
     def judge_live(self, is_shareable: bool) -> None:
         """A live answer of the origin may be shared, or not."""
-        self.shares_live = is_shareable
+        if is_shareable:
+            self._has_shared_live = True
+        else:
+            self._shares_live_from = self._now() + self.config.hit_for_miss_s
+
+    @property
+    def shares_live(self) -> bool:
+        """Whether a live answer of the origin has proved to be shareable, and lately none has proved not to be."""
+        return self._has_shared_live and self._now() >= self._shares_live_from
 
     def serves(self, host: str, path: str) -> bool:
         """Whether this route serves the host (lower case, no port) and canonical path."""

@@ -4,7 +4,8 @@ Events are encoded in `gateway.live.frames` and written by `gateway.live.subscri
 
 The first reader of a stream is answered as soon as its own fetch has named the tail, while the follower is still
 connecting: one round trip to the origin instead of three.  It waits for the follower until a live answer on its route
-has proved to be shareable, because one that is not has to be relayed from its first byte.
+has proved to be shareable, and while one has lately proved not to be: such an answer has to be relayed from its first
+byte.
 """
 
 from __future__ import annotations

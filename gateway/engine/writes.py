@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
-from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -30,12 +30,13 @@ from gateway.upstream.reply import Reply
 
 
 class Writes:
-    """Records the effects of writes.  Owner of the writes that are under way."""
+    """Records the effects of writes."""
 
     def __init__(
         self,
         store: TapeStore,
         live: LiveTopics,
+        pending: PendingWrites,
         negative_cache: NegativeCache,
         clock: Clock,
         s2_written: Callable[[RelayedRequest, int | None], object],
@@ -44,32 +45,20 @@ class Writes:
         one."""
         self._store = store
         self._live = live
+        self._pending = pending
         self._negative_cache = negative_cache
         self._clock = clock
         self._s2_written = s2_written
-        self._sent: dict[Group, set[SentRequest]] = {}
-        """Writes that have been sent and not answered."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._sent.values()))
-
-    def __repr__(self) -> str:
-        return f"<Writes {len(self)} under way>"
 
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `answered` or `failed` must follow."""
-        group = write.request.group
-        self._sent.setdefault(group, set()).add(write)
-        self._negative_cache.write_begins(group)
-        if write.request.mode is Mode.DELETE:
-            write.deleting = tuple(self._store.group(group))
-            for stream in write.deleting:
-                stream.deletes_under_way += 1
+        self._pending.begin(write)
+        self._negative_cache.write_begins(write.request.group)
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
         if reply.status < 500:
-            self._record(write.request, reply, write)
+            self._record(write, reply)
         elif not write.request.is_cut_short():
             self._mark_stale(write)
         self._end(write)
@@ -94,20 +83,15 @@ class Writes:
             self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
 
     def _end(self, write: SentRequest) -> None:
-        group = write.request.group
-        sent = self._sent[group]
-        sent.discard(write)
-        if not sent:
-            del self._sent[group]
-        self._negative_cache.write_ends(group)
-        for stream in write.deleting:
-            stream.deletes_under_way -= 1
+        self._pending.end(write)
+        self._negative_cache.write_ends(write.request.group)
 
-    def _record(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
+    def _record(self, write: SentRequest, reply: Reply) -> None:
+        request = write.request
         if request.route.is_s2:
             self._s2_written(request, reply.status)
         elif write.is_overtaken:
-            self._record_overtaken(request, reply, write)
+            self._record_overtaken(write, reply)
         elif request.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
@@ -123,7 +107,7 @@ class Writes:
             self._end_group(write, End.RECREATED)
             self._record_created(request, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
-            self._acknowledge(request, reply, write)
+            self._acknowledge(write, reply)
         elif request.mode is Mode.APPEND:
             self.missing(write, reply.status)
 
@@ -134,7 +118,7 @@ class Writes:
         credentials or another query the path may name another stream, and a record begun or written to since then may
         be of the stream that the write itself began: their live readers notice nothing and resume at the origin.
         """
-        self._overtake(write.request.group)
+        self._pending.overtake(write.request.group)
         for stream in self._store.group(write.request.group):
             is_known = stream is write.stream and stream.write_version == write.write_version
             self._live.drop(stream, why if is_known else End.PURGED)
@@ -151,59 +135,51 @@ class Writes:
         self._store.weigh(stream)
         self._reached(stream, reply)
 
-    def _acknowledge(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
-        tail, is_closed, is_doubted = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED)), False
+    def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
+        request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
+        may_be_remade = self._may_be_remade(write)
         for stream in self._store.group(request.group):
             stream.contacted(self._clock.now())
-            if self._may_be_remade(stream, write):
+            if may_be_remade:
                 self._doubt(stream)
-                stream.may_be_deleted = False
-                is_doubted |= stream is write.stream
             elif tail is None:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
-        # Other partitions may name another stream by this path, so only the client's own takes the facts.
-        if write.stream is not None and write.stream.ended is None and not is_doubted:
+        if may_be_remade:
+            self._pending.settle(request.group)
+        elif write.stream is not None and write.stream.ended is None:
+            # Other partitions may name another stream by this path, so only the client's own takes the facts.
             self._reached(write.stream, reply)
 
-    def _record_overtaken(self, request: RelayedRequest, reply: Reply, write: SentRequest) -> None:
+    def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
-        status = reply.status
+        request, status = write.request, reply.status
         is_made = request.mode is Mode.CREATE and status == 201
         is_ended = request.mode is Mode.DELETE and (status < 300 or status in (404, 410))
         if is_made or is_ended:
-            self._overtake(request.group)
+            self._pending.overtake(request.group)
         elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
             # It was refused and has changed nothing.
             return
+        is_doubted = is_made or is_ended or self._may_be_remade(write)
         for stream in self._store.group(request.group):
-            if is_made or is_ended or self._may_be_remade(stream, write):
+            if is_doubted:
                 self._doubt(stream)
             else:
                 # It may have gone to the stream of now, whose tail may have been read before.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
-    def _overtake(self, group: Group) -> None:
-        """A write may have ended the stream: what is under way may be answered for the one before or the next."""
-        for other in self._sent[group]:
-            other.is_overtaken = True
-
-    def _may_be_remade(self, stream: Stream, write: SentRequest) -> bool:
+    def _may_be_remade(self, write: SentRequest) -> bool:
         """Whether the origin may have another stream by now than the one held, of which no answer has told yet.
 
-        It takes a DELETE that is under way beside `write`, or may have been done, and a PUT.  A PUT alone finds the
-        stream there, and may take minutes: if each append beside it were doubted, all that is held would be fetched
-        again.
+        It takes a DELETE that is pending beside `write`, and a PUT.  A PUT alone finds the stream there, and may take
+        minutes: if each append beside it were doubted, all that is held would be fetched again.
         """
-        return stream.may_be_deleted or Mode.DELETE in self._modes_beside(write)
-
-    def _modes_beside(self, write: SentRequest) -> set[Mode]:
-        """The modes of the other writes to the path that are under way."""
-        return {other.request.mode for other in self._sent[write.request.group] if other is not write}
+        return Mode.DELETE in self._pending.beside(write)
 
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
@@ -232,19 +208,15 @@ class Writes:
             for stream in self._store.group(request.group):
                 stream.mark_stale(may_have_ended=False)
         else:
-            is_delete = request.mode is Mode.DELETE
-            beside = self._modes_beside(write)
-            self._overtake(request.group)
+            is_create = request.mode is Mode.CREATE
+            has_other = (Mode.DELETE if is_create else Mode.CREATE) in self._pending.beside(write)
+            self._pending.remember(write)
+            self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
-                if (
-                    stream.needs_revalidation
-                    or (not is_delete and stream.may_be_deleted)
-                    or (Mode.CREATE if is_delete else Mode.DELETE) in beside
-                ):
-                    # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
+                if has_other or (is_create and stream.may_have_ended):
+                    # The stream may have been deleted, and re-created with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
-                stream.may_be_deleted = stream.may_be_deleted or is_delete
                 stream.may_be_another()
 
 

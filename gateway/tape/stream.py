@@ -111,11 +111,6 @@ class Stream:
     """Events after which the origin is asked before anything held is given."""
     ended_mark: int = 0
     """The latest of these that may have ended the stream, and not only moved its tail."""
-    may_be_deleted: bool = False
-    """Whether a DELETE through this gateway had no answer, so that it may have been done, or may still be done, and no
-    write has been acknowledged since."""
-    deletes_under_way: int = 0
-    """DELETEs of the path that have been sent and not answered."""
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     surrogate_keys: frozenset[str] = frozenset()

@@ -67,10 +67,11 @@ def acknowledgement_is_not_recorded() -> Patches:
 
 @mutant("an acknowledged write is seen by every party")
 def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
-    def acknowledge(self: Writes, passed: Any, reply: Reply, write: SentRequest) -> None:
+    def acknowledge(self: Writes, write: SentRequest, reply: Reply) -> None:
         tail = writes._offset(reply)
         if write.stream is not None and write.stream.ended is None and tail is not None:
-            write.stream.acknowledged(tail, is_closed="Stream-Closed" in reply.headers, query=passed.query)
+            closes = "Stream-Closed" in reply.headers
+            write.stream.acknowledged(tail, is_closed=closes, query=write.request.query)
             self._live.expect(write.stream)
             self._reached(write.stream, reply)
 

@@ -119,8 +119,7 @@ def _end_recreated(self: Writes, write: SentRequest, why: End) -> None:
     if why is not End.DELETED:
         _end_group(self, write, why)
         return
-    for other in self._sent[write.request.group]:
-        other.is_overtaken = True
+    self._pending.overtake(write.request.group)
 
 
 @mutant("a DELETE drops the tape")
@@ -141,11 +140,11 @@ def delete_purges_only_the_writers_tape() -> Patches:
 def delete_404_raises_no_doubt() -> Patches:
     record = Writes._record
 
-    def recorded(self: Writes, passed: Any, reply: Reply, write: SentRequest) -> None:
-        if passed.mode is Mode.DELETE and reply.status == 404:
+    def recorded(self: Writes, write: SentRequest, reply: Reply) -> None:
+        if write.request.mode is Mode.DELETE and reply.status == 404:
             self.missing(write, 404)
         else:
-            record(self, passed, reply, write)
+            record(self, write, reply)
 
     return [(Writes, "_record", recorded)]
 

@@ -171,8 +171,8 @@ class EngineBench:
         finally:
             answer.close()
 
-    async def relay(self, mode: Mode, body: bytes | None = None, **credentials: str) -> Reply:
-        parsed = parse_target("/s")
+    async def relay(self, mode: Mode, body: bytes | None = None, path: str = "/s", **credentials: str) -> Reply:
+        parsed = parse_target(path)
         key = self.route.key(parsed, self.route.partition(CIMultiDict(credentials)))
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
 
@@ -180,7 +180,7 @@ class EngineBench:
             yield body
 
         request = RelayedRequest(
-            self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
+            self.route, key.group, key, mode, method, path, "", "", CIMultiDict(TEXT),
             chunks() if body is not None else None, "",
         )  # fmt: skip
         return await answer_to(lambda asker: self.engine.relay.ask(request, asker))

@@ -104,6 +104,23 @@ class TestFirstReader:
             with pytest.raises(Uncacheable):
                 await opening
 
+    async def test_where_some_streams_may_be_shared_and_others_not_only_the_first_is_cut(self, start: Start) -> None:
+        bench = start(BinaryOrigin(b"ab"))
+        await subscribed(bench)
+        personal = {"Content-Type": "text/event-stream", "Cache-Control": "private"}
+        wire, _ = await bench.subscribe("/private?offset=-1&live=sse")
+        (await bench.live_request(2)).begin(200, personal)
+        await eventually(lambda: wire.ended == [(CloseReason.FAILED, True)], look_s=0)
+        opening = asyncio.create_task(bench.subscribe("/shared?offset=-1&live=sse"))
+        confirm(await bench.live_request(3), "0002")
+        await opening
+        opening = asyncio.create_task(bench.subscribe("/private-2?offset=-1&live=sse"))
+        (await bench.live_request(4)).begin(200, personal)
+        with pytest.raises(Uncacheable):
+            await opening
+        bench.clock.advance(bench.route.config.hit_for_miss_s)
+        await bench.subscribe("/shared-2?offset=-1&live=sse")
+
     async def test_what_is_no_live_answer_shows_nothing_of_live_answers(self, start: Start) -> None:
         """The follower of a text stream begins with a fetch; one of a closed stream is not needed."""
         origin = BinaryOrigin(b"ab")

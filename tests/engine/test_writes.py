@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.engine.pending_writes import UNANSWERED_S
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End, Stream
@@ -80,13 +81,13 @@ async def test_writes_that_are_under_way_are_counted_until_they_are_answered(sta
     bench.upstream.script = lambda asked: None
     writes = [asyncio.create_task(bench.relay(Mode.APPEND, b"cd")) for _ in range(3)]
     await bench.until(4)
-    assert len(bench.engine.writes) == 3
+    assert len(bench.engine.pending_writes) == 3
     first, second, third = bench.upstream.asked[1:]
     first.answer(204, {"Stream-Next-Offset": "0004"})
     second.answer(409)
     third.fail(UpstreamBroken())
     done = await asyncio.gather(*writes, return_exceptions=True)
-    assert len(bench.engine.writes) == 0
+    assert len(bench.engine.pending_writes) == 0
     assert isinstance(done[2], UpstreamBroken)
     for reply in done[:2]:
         assert not isinstance(reply, BaseException)
@@ -451,6 +452,45 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
+    @pytest.mark.parametrize("is_answered", [False, True])
+    async def test_a_record_that_is_begun_after_a_delete_without_an_answer_is_in_doubt_as_well(
+        self, start: Start, is_answered: bool
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(DELETE)
+        if not is_answered:
+            await writes.fail(0)
+        # Neither is done yet, and nothing was held when the DELETE was sent.
+        await writes.warm()
+        await writes.begin(CREATE, APPEND)
+        writes.origin.body = b"cd"
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    async def test_a_delete_without_an_answer_is_forgotten_after_ten_minutes(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(DELETE)
+        await writes.fail(0)
+        await writes.warm()
+        edition = writes.held.edition
+        writes.bench.clock.advance(UNANSWERED_S)
+        await writes.begin(APPEND)
+        writes.origin.body += b"cd"
+        await writes.answer(1, 204, "0004")
+        assert await writes.bench.body() == (200, b"abcd")
+        assert writes.held.edition == edition
+
+    async def test_the_oldest_such_deletes_are_forgotten_beyond_a_number_of_bytes(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.begin(DELETE)
+        await writes.fail(0)
+        await writes.warm()
+        assert writes.bench.engine.pending_writes.may_be_deleted(writes.held.key.group)
+        for number in range(200):
+            writes.bench.upstream.script = lambda asked: asked.answer(502)
+            (await writes.bench.relay(DELETE, path=f"/{number}/{'x' * 8_000}")).close()
+        assert not writes.bench.engine.pending_writes.may_be_deleted(writes.held.key.group)
+
 
 class TestSpared:
     """Writes beside a PUT that changes nothing cost readers nothing that is held."""
@@ -509,6 +549,16 @@ class TestSpared:
             await writes.begin(CREATE)
             await (writes.answer(number, 200, "0002") if is_answered else writes.fail(number))
             await writes.warm()
+        assert writes.held.edition == edition
+
+    async def test_a_put_and_an_append_without_an_answer(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        edition = writes.held.edition
+        for number, mode in enumerate((APPEND, CREATE)):
+            await writes.begin(mode)
+            await writes.fail(number)
+        await writes.warm()
         assert writes.held.edition == edition
 
     async def test_puts_that_find_the_stream_there_one_after_the_other(self, start: Start) -> None:

@@ -25,10 +25,10 @@ async def test_an_unfinished_upload_affects_no_reader(edge: Edge, counters: Coun
     for _ in range(3):
         wire = await edge.wire()
         await wire.send(HALF % method)
-        await eventually(lambda: bool(edge.gateway.engine.writes))
+        await eventually(lambda: bool(edge.gateway.engine.pending_writes))
         await wire.send(b"ZZ\r\n")
         assert (await wire.answer()).status == 400
-        await eventually(lambda: not edge.gateway.engine.writes)
+        await eventually(lambda: not edge.gateway.engine.pending_writes)
     assert stream.tape.block_count == 1
     assert not stream.needs_revalidation
     assert (await edge.post("/s", b"more")).status == 204

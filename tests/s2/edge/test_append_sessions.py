@@ -82,4 +82,4 @@ async def test_the_session_at_the_origin_ends_with_the_clients(edge: Edge) -> No
             await (await session.submit(batch("x")))
             await edge.counters.sessions_are(Call.APPEND_SESSION, 1)
         await edge.counters.sessions_are(Call.APPEND_SESSION, 0)
-        await eventually(lambda: not edge.gateway.engine.writes)
+        await eventually(lambda: not edge.gateway.engine.pending_writes)
