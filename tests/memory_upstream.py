@@ -96,6 +96,10 @@ class Asked:
             self.inflow.say(body)
         self.inflow.finish()
 
+    @property
+    def is_answered(self) -> bool:
+        return self._answer.done()
+
     def fail(self, error: BaseException) -> None:
         """Fail before the head, by an error of `errors.py`; or break off after it."""
         if self._answer.done():

@@ -29,7 +29,6 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import why_not_shared
-from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -81,14 +80,15 @@ class ReplyClassifier:
         metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
-        may_be_deleted: Callable[[Group], bool],
+        on_short: Callable[[Stream, Route], None],
     ) -> None:
-        """`may_be_deleted` tells whether a DELETE of a path is pending."""
+        """`on_short` is called when the origin names a tail that lacks what was acknowledged; it may forget what is
+        held."""
         self._store = store
         self._metrics = metrics
         self._on_end = on_end
         self._on_stale = on_stale
-        self._may_be_deleted = may_be_deleted
+        self._on_short = on_short
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
@@ -135,6 +135,8 @@ class ReplyClassifier:
             # The bytes lead to no later offset: the answer is for this client alone.
             return BEYOND_TAIL
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
+        if up_to_date and facts.acks == stream.acks and stream.lacks_acknowledged(offset, is_closed=is_closed):
+            self._on_short(stream, route)
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
@@ -147,12 +149,6 @@ class ReplyClassifier:
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, asked, offset)):
-            raise TailMovedBack
-        is_short = facts.acks == stream.acks and not stream.holds_acknowledged(offset)
-        is_own = stream.acked_by == stream.key.query
-        if up_to_date and is_short and is_own and self._may_be_deleted(stream.key.group):
-            # Beside a pending DELETE, a tail short of an acknowledged write is not that of another stream at the path,
-            # to which the write may have gone, but of a later one.
             raise TailMovedBack
         if is_closed and tape.closed_at is None:
             stream.lost_tail()

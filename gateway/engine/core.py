@@ -122,7 +122,12 @@ class Engine:
         )
         self.negative_cache = NegativeCache(clock.now)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
-        self.pending_writes = PendingWrites(clock.now)
+        self.s2_writes = S2Writes(self.store)
+        self.pending_writes = PendingWrites()
+        self.writes = Writes(
+            self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
+        )
+        self.pending_writes.on_displaced = self.writes.doubt_all
         self.fetches = FetchTable(
             upstream,
             self.store,
@@ -136,13 +141,9 @@ class Engine:
             self.live.tail_named,
             self.live.watch_expiry,
             self.negative_cache,
-            self.pending_writes,
+            self.writes.tail_is_short,
             tracer,
             access_log,
-        )
-        self.s2_writes = S2Writes(self.store)
-        self.writes = Writes(
-            self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
         self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)

@@ -22,7 +22,6 @@ from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
 from gateway.errors import (
     CircuitOpen,
@@ -70,7 +69,7 @@ class FetchTable:
         on_tail: Callable[[Stream, str, float], None],
         on_lifetime: Callable[[Stream], None],
         negative_cache: NegativeCache,
-        pending_writes: PendingWrites,
+        on_short: Callable[[Stream, Route], None],
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -91,7 +90,7 @@ class FetchTable:
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, pending_writes.may_be_deleted)
+        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
@@ -11,17 +11,18 @@ from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
-from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import METADATA, OriginError
+from gateway.upstream.flight import METADATA, NotShareable, OriginError
 
 _INCARNATIONS = 8
-"""How many incarnations a read tries before the changes count as an error; purged ones do not count.  Clients that
-create and delete the stream in turns cause as many."""
+"""How many incarnations a read tries before it is relayed; purged ones do not count.  Clients that create and delete
+the stream in turns cause as many."""
+_CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Incarnations:
                 raise
             finally:
                 self._store.release(stream)
-        raise UpstreamBroken("Stream changes faster than it can be read")
+        raise Uncacheable(_CHANGES_TOO_FAST)
 
     def _absence(self, read: Read) -> OriginError | None:
         """The remembered error that answers this read."""

@@ -1,45 +1,46 @@
 """Pending writes: those that the origin may do at any moment.
 
-A write is pending from when it is sent until it is answered.  A PUT or DELETE that has no answer may have been done, or
-may still be done, so it stays pending for `UNANSWERED_S`, or until a write is acknowledged after which nothing is held
-that could be of an earlier stream.  Writes belong to the path, and not to the records of its streams: a record that is
-begun later is in the same doubt.
+A write is pending from when it is sent until it is answered.  A PUT or DELETE that had no answer may have been done, or
+may still be done: it stays pending until a write is acknowledged after which nothing is held that could be of an
+earlier stream.  Writes belong to the path, and not to the records of its streams, so a record that is begun later is in
+the same doubt.
+
+While a DELETE and a PUT are pending, the origin may have made the stream anew at any offset, and no answer needs to
+tell.  A DELETE alone leaves no stream that could be taken for the one before, and a PUT alone finds the stream there:
+anyone can send one of them, slowly, and what readers hold stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
-
-from cachetools import TTLCache
+from typing import Final
 
 from gateway.engine.relayed_request import SentRequest
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group
 from gateway.tape.facts_cost import texts_cost
 
-UNANSWERED_S: Final = 600.0
-"""An origin that has not answered a write has done it by then, or never does it."""
 _MOST_BYTES: Final = 1 << 20
-"""What is remembered of them is charged at most this much: paths are as long as clients make them."""
+"""What is remembered of unanswered writes is charged at most this much: paths are as long as clients make them."""
+_ENTRY_COST: Final = 300
+"""Bytes charged per path in addition to its texts: a tuple and an entry."""
 
-
-class _Unanswered(NamedTuple):
-    modes: frozenset[Mode] = frozenset()
-    """PUT, DELETE or both."""
-    cost: int = 0
-    """Bytes charged for the entry."""
+_NONE: Final[frozenset[Mode]] = frozenset()
+_UNANSWERED: Final = tuple(frozenset(modes) for modes in ((Mode.CREATE,), (Mode.DELETE,), (Mode.CREATE, Mode.DELETE)))
+"""What a path's unanswered writes can be; shared by all paths."""
 
 
 class PendingWrites:
-    """The writes of each path that the origin may do at any moment.  `now` gives monotonic seconds."""
+    """The writes of each path that the origin may do at any moment."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}
         """Writes that have been sent and not answered."""
-        self._unanswered: TTLCache[Group, _Unanswered] = TTLCache(
-            _MOST_BYTES, UNANSWERED_S, timer=now, getsizeof=lambda unanswered: unanswered.cost
-        )
+        self._unanswered: dict[Group, frozenset[Mode]] = {}
+        """The modes of PUTs and DELETEs that had no answer, the latest last."""
+        self._cost = 0
+        self.on_displaced: Callable[[Group], object] = lambda group: None
+        """Called when a path's unanswered writes are forgotten, because too many others are remembered."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -63,26 +64,36 @@ class PendingWrites:
     def remember(self, write: SentRequest) -> None:
         """A PUT or DELETE has no answer."""
         group = write.request.group
-        modes = self._unanswered.get(group, _Unanswered()).modes | {write.request.mode}
-        self._unanswered[group] = _Unanswered(modes, texts_cost(group))
+        wanted = self._unanswered.get(group, _NONE) | {write.request.mode}
+        self.settle(group)
+        self._unanswered[group] = next(modes for modes in _UNANSWERED if modes == wanted)
+        self._cost += _cost(group)
+        while self._cost > _MOST_BYTES:
+            oldest = next(iter(self._unanswered))
+            self.settle(oldest)
+            self.on_displaced(oldest)
 
     def settle(self, group: Group) -> None:
         """What had no answer does not matter any more: nothing is held of the path's earlier streams."""
-        self._unanswered.pop(group, None)
+        if self._unanswered.pop(group, None) is not None:
+            self._cost -= _cost(group)
 
     def overtake(self, group: Group) -> None:
         """A write may have ended the path's stream: the others may be answered for that one or for the next."""
         for write in self._under_way.get(group, ()):
             write.is_overtaken = True
 
-    def may_be_deleted(self, group: Group) -> bool:
-        """Whether a DELETE of the path is pending."""
-        return Mode.DELETE in self._modes(group)
+    def modes(self, group: Group, *, beside: SentRequest | None = None) -> frozenset[Mode]:
+        """The modes of the pending writes to the path, without `beside`."""
+        under_way = {write.request.mode for write in self._under_way.get(group, ()) if write is not beside}
+        return self._unanswered.get(group, _NONE) | under_way
 
-    def beside(self, write: SentRequest) -> frozenset[Mode]:
-        """The modes of the pending writes to the path, without this one."""
-        return self._modes(write.request.group, write)
+    def may_be_remade(self, group: Group, *, beside: SentRequest | None = None, may_create: bool = False) -> bool:
+        """Whether the origin may have made the path's stream anew, as far as pending writes tell: by a DELETE, and by a
+        PUT unless something else `may_create` it.  `beside` is not one of them."""
+        modes = self.modes(group, beside=beside)
+        return Mode.DELETE in modes and (may_create or Mode.CREATE in modes)
 
-    def _modes(self, group: Group, write: SentRequest | None = None) -> frozenset[Mode]:
-        under_way = {other.request.mode for other in self._under_way.get(group, ()) if other is not write}
-        return self._unanswered.get(group, _Unanswered()).modes | under_way
+
+def _cost(group: Group) -> int:
+    return _ENTRY_COST + texts_cost(group)

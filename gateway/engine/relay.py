@@ -24,15 +24,14 @@ from gateway.upstream.upstream import Upstream
 class RelayExchange(SentRequest):
     """One relayed request under way; the `Requester` of its upstream request."""
 
-    __slots__ = ("_asker", "_asking", "_has_left", "_relay", "_sent_at", "is_write")
+    __slots__ = ("_asker", "_asking", "_has_left", "_relay", "is_write")
 
     def __init__(
         self, relay: Relay, request: RelayedRequest, asker: Requester, stream: Stream | None, asked_at: float
     ) -> None:
-        super().__init__(request, stream)
+        super().__init__(request, stream, asked_at)
         self._relay = relay
         self._asker = asker
-        self._sent_at = asked_at
         self.is_write = request.mode in WRITES
         self._asking: PendingRequest | None = None
         self._has_left = False
@@ -66,7 +65,7 @@ class RelayExchange(SentRequest):
 
     def answered(self, reply: Reply) -> None:
         self._asking = None
-        self._relay.answered(self, reply, self._sent_at)
+        self._relay.answered(self, reply)
         if self._has_left:
             reply.close()
         else:
@@ -109,10 +108,12 @@ class Relay:
         relayed.begin(self._upstream, url, bounds, is_live=is_live)
         return relayed
 
-    def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
+    def answered(self, relayed: RelayExchange, reply: Reply) -> None:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
-        self.metrics.upstream_head(request.mode, reply.status, self._clock.now() - asked_at, request.route.config.name)
+        self.metrics.upstream_head(
+            request.mode, reply.status, self._clock.now() - relayed.asked_at, request.route.config.name
+        )
         if relayed.is_write:
             self._writes.answered(relayed, reply)
         elif request.mode is Mode.HEAD:

@@ -48,10 +48,12 @@ class RelayedRequest(NamedTuple):
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("is_overtaken", "request", "stream", "write_version")
+    __slots__ = ("asked_at", "is_overtaken", "request", "stream", "write_version")
 
-    def __init__(self, request: RelayedRequest, stream: Stream | None) -> None:
+    def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float) -> None:
         self.request = request
+        self.asked_at = asked_at
+        """When it was sent (monotonic seconds), or a little before."""
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None

@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -22,6 +23,9 @@ from gateway.protocol.target import Target, unescaped_delimiters
 from gateway.upstream.origin_pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
+
+_LEAST_UNSHARED_S: Final = 10.0
+"""How long, at least, a live answer that proved not to be shareable keeps first readers waiting for theirs."""
 
 
 class Route:
@@ -95,7 +99,8 @@ class Route:
         if is_shareable:
             self._has_shared_live = True
         else:
-            self._shares_live_from = self._now() + self.config.hit_for_miss_s
+            # Not until the next reader comes: it must be relayed.
+            self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     @property
     def shares_live(self) -> bool:

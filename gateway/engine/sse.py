@@ -114,9 +114,13 @@ class Sse:
         self._tasks.start(self._fill_for(subscriber), f"fill {subscriber.at}")
 
     async def _fill_for(self, subscriber: Subscriber) -> None:
-        has_changed: bool | None = None
+        topic, has_changed = subscriber.topic, None
         try:
-            has_changed = await subscriber.topic.access.fill(subscriber.topic, subscriber.at)
+            filled = await topic.access.fill(topic, subscriber.at)
+            if topic.not_shareable is None:
+                # The stream may have been closed before, and be another now: then it needs a live request again.
+                self._reads.live.follow(topic)
+            has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):
             # The client resumes from its last control event and receives the error as a status then.
             pass

@@ -6,8 +6,9 @@ origin, and a read that needs the tail sends a request of its own.
 
 Several writes to one path may be under way, and the origin may do them in another order than it answers them.  A write
 that is answered after another one has, or may have, ended the stream or made it is *overtaken*: its answer may concern
-the stream before or the one now.  An acknowledgement beside a DELETE may be of a stream that no answer has told of yet:
-what is held is then forgotten.
+the stream before or the one now.  While others that are pending may have made the stream anew
+(`gateway.engine.pending_writes`), an acknowledgement may be of a stream that no answer has told of yet: what is held is
+then forgotten.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
+from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -57,17 +60,18 @@ class Writes:
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
+        self._end_expired(write)
         if reply.status < 500:
             self._record(write, reply)
-        elif not write.request.is_cut_short():
+        elif _may_be_done(write):
             self._mark_stale(write)
         self._end(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
-        # The origin changes nothing for a request that it never received, nor for one whose body the client did not
-        # finish, which was never complete.
-        if not error.is_unsent and not write.request.is_cut_short():
+        self._end_expired(write)
+        # The origin changes nothing for a request that it never received.
+        if not error.is_unsent and _may_be_done(write):
             self._mark_stale(write)
         self._end(write)
 
@@ -82,9 +86,21 @@ class Writes:
         else:
             self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
 
+    def tail_is_short(self, stream: Stream, route: Route) -> None:
+        """The origin has named a tail that lacks what was acknowledged: pending writes may have made the stream anew.
+        If not, the write went to another stream at the path."""
+        if self._pending.may_be_remade(stream.key.group, may_create=route.config.is_bridged):
+            self._doubt(stream)
+
     def _end(self, write: SentRequest) -> None:
         self._pending.end(write)
         self._negative_cache.write_ends(write.request.group)
+
+    def _end_expired(self, write: SentRequest) -> None:
+        """Drop what may have expired: the write may be the first to reach the stream that has taken its place."""
+        for stream in self._store.group(write.request.group):
+            if stream.has_expired(self._clock.now(), self._clock.wall()):
+                self._live.drop(stream, End.PURGED)
 
     def _record(self, write: SentRequest, reply: Reply) -> None:
         request = write.request
@@ -139,7 +155,8 @@ class Writes:
         request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         may_be_remade = self._may_be_remade(write)
         for stream in self._store.group(request.group):
-            stream.contacted(self._clock.now())
+            # A sliding TTL runs from when the origin did the write, which may be long before it answers.
+            stream.contacted(write.asked_at)
             if may_be_remade:
                 self._doubt(stream)
             elif tail is None:
@@ -174,19 +191,24 @@ class Writes:
                 self._live.restart(stream)
 
     def _may_be_remade(self, write: SentRequest) -> bool:
-        """Whether the origin may have another stream by now than the one held, of which no answer has told yet.
-
-        It takes a DELETE that is pending beside `write`, and a PUT.  A PUT alone finds the stream there, and may take
-        minutes: if each append beside it were doubted, all that is held would be fetched again.
-        """
-        return Mode.DELETE in self._pending.beside(write)
+        """Whether the origin may have another stream by now than the one held, of which no answer has told yet."""
+        request = write.request
+        # S2 may create streams on append.
+        may_create = request.mode is Mode.CREATE or request.route.config.is_bridged
+        return self._pending.may_be_remade(request.group, beside=write, may_create=may_create)
 
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
         self._store.forget_bytes(stream)
+        stream.forget_acknowledged()
         stream.may_be_another()
         stream.acknowledged_without_offset()
         self._live.restart(stream)
+
+    def doubt_all(self, group: Group) -> None:
+        """Forget what is held of the path's streams: it is not remembered any more that they may be others."""
+        for stream in self._store.group(group):
+            self._doubt(stream)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -209,7 +231,7 @@ class Writes:
                 stream.mark_stale(may_have_ended=False)
         else:
             is_create = request.mode is Mode.CREATE
-            has_other = (Mode.DELETE if is_create else Mode.CREATE) in self._pending.beside(write)
+            has_other = (Mode.DELETE if is_create else Mode.CREATE) in self._pending.modes(request.group, beside=write)
             self._pending.remember(write)
             self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
@@ -218,6 +240,12 @@ class Writes:
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()
+
+
+def _may_be_done(write: SentRequest) -> bool:
+    """Whether the origin may have done a write that it was sent.  It never had the whole of a request whose body the
+    client did not finish; to delete a stream, the head may be enough for it."""
+    return write.request.mode is Mode.DELETE or not write.request.is_cut_short()
 
 
 def _offset(reply: Reply) -> str | None:

@@ -292,8 +292,10 @@ class LiveTopics:
     def _check_expiry(self, topic: Topic) -> None:
         """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
         del self._expiries[topic]
-        if topic.stream.has_expired(self._clock.now(), self._clock.wall()):
+        if topic.stream.is_past_expiry(self._clock.wall()):
             self.drop(topic.stream, End.EXPIRED)
+        elif topic.stream.has_expired(self._clock.now(), self._clock.wall()):
+            self.drop(topic.stream, End.PURGED)
         else:
             self.watch_expiry(topic.stream)
 
@@ -397,6 +399,7 @@ class LiveTopics:
             return
         else:
             # The stream was closed: a reader may still be sent its last bytes, and the closure may be forgotten by now.
+            # If there is no room for one more live request, the reader's fetch tells whether it is needed.
             with suppress(GatewayError):
                 self.follow(topic)
         if topic not in self._runs:

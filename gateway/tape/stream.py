@@ -77,6 +77,8 @@ class Stream:
     """None until a HEAD or a PUT reports it; until then no hit is given without the origin."""
     is_lifetime_lost: bool = False
     """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
+    earlier_lifetime: Lifetime | None = None
+    """The lifetime that was known before; None if none was, or if it is not lost."""
     contacted_at: float = 0.0
     """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
     used_at: float = 0.0
@@ -171,8 +173,8 @@ class Stream:
     def may_be_another(self) -> None:
         """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
         self.mark_stale()
-        self.lifetime = None
-        self.is_lifetime_lost = True
+        self.earlier_lifetime = self.lifetime or self.earlier_lifetime
+        self.lifetime, self.is_lifetime_lost = None, True
         self.head_headers = None
 
     def revalidated(self, stale_marks: int) -> None:
@@ -197,7 +199,7 @@ class Stream:
     def record_lifetime(self, headers: Mapping[str, str]) -> None:
         """Record the lifetime that the headers announce; without such headers it is unlimited."""
         self.lifetime = lifetime_from_headers(headers)
-        self.is_lifetime_lost = False
+        self.earlier_lifetime, self.is_lifetime_lost = None, False
 
     def record_head(self, headers: Headers) -> None:
         """Record what only the answer to a HEAD reports."""
@@ -336,7 +338,17 @@ class Stream:
         is_short = is_before(tail, self.acked) or self.is_closing
         if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
             self.other_queries |= {self.acked_by}
+        self.forget_acknowledged()
+
+    def forget_acknowledged(self) -> None:
+        """Forget where acknowledged writes ended: they may have gone to another stream."""
         self.acked, self.is_close_acked = None, False
+
+    def lacks_acknowledged(self, tail: str, *, is_closed: bool) -> bool:
+        """Whether a stream with this tail, closed or not, lacks something that was acknowledged through this
+        gateway."""
+        is_short = self.acked is not None and is_before(tail, self.acked)
+        return is_short or (self.is_closing and not is_closed)
 
     def holds_acknowledged(self, token: str) -> bool:
         """Whether everything acknowledged through this gateway lies before `token`."""
@@ -401,14 +413,15 @@ class Stream:
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def is_past_expiry(self, wall: float) -> bool:
-        """Whether the stream's absolute expiry has passed."""
+        """Whether the absolute expiry has passed that the stream is known to have."""
         life = self.lifetime
         return life is not None and life.expires_at is not None and wall >= life.expires_at
 
     def has_expired(self, now: float, wall: float) -> bool:
         """Whether the origin may have expired the stream: its absolute expiry has passed, or its sliding TTL has, with
-        no read or write there.  An open live request keeps a sliding TTL from running."""
-        life = self.lifetime
+        no read or write there.  An open live request keeps a sliding TTL from running.  A lifetime that is lost counts:
+        the stream that had it may be there still, and another in its place from then on."""
+        life = self.lifetime or self.earlier_lifetime
         if life is None:
             return False
         if life.expires_at is not None and wall >= life.expires_at:

@@ -121,6 +121,21 @@ class TestFirstReader:
         bench.clock.advance(bench.route.config.hit_for_miss_s)
         await bench.subscribe("/shared-2?offset=-1&live=sse")
 
+    async def test_so_it_is_where_what_may_not_be_shared_is_not_remembered(self, start: Start) -> None:
+        bench = start(BinaryOrigin(b"ab"), hit_for_miss_s=0, trust_s=0)
+        opening = asyncio.create_task(bench.subscribe("/shared?offset=-1&live=sse"))
+        confirm(await bench.live_request(1), "0002")
+        await opening
+        personal = {"Content-Type": "text/event-stream", "Cache-Control": "private"}
+        wire, _ = await bench.subscribe("/private?offset=-1&live=sse")
+        (await bench.live_request(2)).begin(200, personal)
+        await eventually(lambda: wire.ended == [(CloseReason.FAILED, True)], look_s=0)
+        for number in (3, 4):
+            opening = asyncio.create_task(bench.subscribe("/private?offset=-1&live=sse"))
+            (await bench.live_request(number)).begin(200, personal)
+            with pytest.raises(Uncacheable):
+                await opening
+
     async def test_what_is_no_live_answer_shows_nothing_of_live_answers(self, start: Start) -> None:
         """The follower of a text stream begins with a fetch; one of a closed stream is not needed."""
         origin = BinaryOrigin(b"ab")
@@ -211,6 +226,28 @@ async def test_no_more_streams_are_followed_after_a_purge_than_may_be(start: Sta
     for stream in list(bench.engine.store):
         assert bench.engine.purge.drop(stream)
     assert repr(bench.engine.live) == "6 topics, 2 followed, 6 readers"
+
+
+async def test_a_slow_reader_of_a_closed_stream_that_is_made_anew_beyond_the_bound_comes_again(start: Start) -> None:
+    """It would not be sent what is appended: there is no room for one more live request."""
+    origin = BinaryOrigin(b"ab")
+    origin.is_closed = True
+    bench = start(origin, followed_streams=1)
+    await bench.body()
+    found = await bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True))
+    assert isinstance(found, Subscription)
+    wire = EventStream()
+    wire.is_full = True
+    subscriber = found.start(wire)
+    subscriber.start()
+    origin.is_closed = False
+    stream = bench.stream
+    await bench.poll("/t?offset=0002&live=long-poll")
+    assert bench.engine.purge.drop(stream)
+    await pass_turns()
+    wire.is_full = False
+    subscriber.pump()
+    await eventually(lambda: wire.ended == [(CloseReason.FAILED, True)], look_s=0)
 
 
 async def test_a_reader_that_begins_after_a_purge_is_sent_the_bytes_of_now(start: Start) -> None:

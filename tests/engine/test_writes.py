@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
-from gateway.engine.pending_writes import UNANSWERED_S
+from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End, Stream
+from gateway.telemetry.access_record import CloseReason
 from gateway.upstream.reply import Reply
-from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, Start, bring, confirm
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
@@ -168,13 +170,16 @@ class Writes:
             tail_fresh_s=60,
             follow_above_per_s=0,
         )
+        self.is_cut_short = False
+        """Whether clients do not finish the bodies of writes that are begun now."""
         self._under_way: list[tuple[Asked, asyncio.Task[Reply]]] = []
 
-    async def begin(self, *modes: Mode, **credentials: str) -> None:
+    async def begin(self, *modes: Mode, target: str = "/s", **credentials: str) -> None:
         for mode in modes:
             count = len(self.bench.upstream.asked)
             body = None if mode is Mode.DELETE else b""
-            writing = asyncio.create_task(self.bench.relay(mode, body, **credentials))
+            relaying = self.bench.relay(mode, body, target, is_cut_short=self.is_cut_short, **credentials)
+            writing = asyncio.create_task(relaying)
             self._under_way.append((await self.bench.until(count + 1), writing))
 
     async def answer(self, number: int, status: int, tail: str | None = None, **more: str) -> None:
@@ -194,6 +199,23 @@ class Writes:
     async def warm(self) -> None:
         """Read twice: the second read is answered from memory."""
         assert [await self.bench.body() for _ in range(2)] == [(200, self.origin.body)] * 2
+
+    async def wait(self) -> LongPoll:
+        """A long-poll that waits at 0002, while the live request is connected."""
+        client = await self.bench.poll("/s?offset=0002&live=long-poll")
+        confirm(await self.bench.live_request(), "0002")
+        await pass_turns()
+        return client
+
+    async def read_in_time(self) -> tuple[int, bytes]:
+        """A read, for which time goes by: it may wait for the live request first."""
+        reading = asyncio.create_task(self.bench.body())
+        for _ in range(30):
+            await pass_turns(20)
+            if reading.done():
+                break
+            self.bench.clock.advance(0.1)
+        return await reading
 
     @property
     def held(self) -> Stream:
@@ -467,33 +489,224 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_a_delete_without_an_answer_is_forgotten_after_ten_minutes(self, start: Start) -> None:
+    async def test_a_put_without_an_answer_long_after_such_a_delete_was_done(self, start: Start) -> None:
         writes = Writes(start, b"ab")
+        await writes.warm()
         await writes.begin(DELETE)
         await writes.fail(0)
         await writes.warm()
-        edition = writes.held.edition
-        writes.bench.clock.advance(UNANSWERED_S)
-        await writes.begin(APPEND)
-        writes.origin.body += b"cd"
-        await writes.answer(1, 204, "0004")
-        assert await writes.bench.body() == (200, b"abcd")
-        assert writes.held.edition == edition
+        writes.bench.clock.advance(3_600)
+        await writes.begin(CREATE)
+        writes.origin.body = b"CD"
+        await writes.fail(1)
+        await writes.begin(CREATE)
+        await writes.answer(2, 200, "0002")
+        assert await writes.bench.body() == (200, b"CD")
 
-    async def test_the_oldest_such_deletes_are_forgotten_beyond_a_number_of_bytes(self, start: Start) -> None:
+    async def test_a_delete_whose_body_was_cut_short_may_have_been_done(self, start: Start) -> None:
+        """To delete a stream, the head is enough for many origins."""
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        writes.is_cut_short = True
+        await writes.begin(DELETE)
+        writes.is_cut_short = False
+        await writes.fail(0)
+        await writes.begin(CREATE, APPEND)
+        writes.origin.body = b"cd"
+        await writes.answer(2, 204, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    @pytest.mark.parametrize("is_answered", [False, True])
+    async def test_a_writer_whose_query_the_origin_ignores(self, start: Start, is_answered: bool) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        for mode in (APPEND, DELETE, CREATE):
+            await writes.begin(mode, target="/s?token=1")
+            if mode is APPEND:
+                await writes.answer(0, 204, "0004")
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+        if is_answered:
+            await writes.answer(1, 204)
+            await writes.answer(2, 201, "0002")
+        else:
+            await writes.fail(1)
+            await writes.fail(2)
+        await writes.warm()
+        for number in range(3, 6):
+            await writes.begin(APPEND, target="/s?token=1")
+            writes.origin.body += b"ef"
+            await writes.answer(number, 204, writes.origin.tail)
+            await writes.warm()
+
+    async def test_what_is_held_is_forgotten_when_too_many_such_deletes_are_remembered(self, start: Start) -> None:
         writes = Writes(start, b"ab")
         await writes.begin(DELETE)
         await writes.fail(0)
         await writes.warm()
-        assert writes.bench.engine.pending_writes.may_be_deleted(writes.held.key.group)
+        script = writes.bench.upstream.script
+        writes.bench.upstream.script = lambda asked: asked.answer(502)
         for number in range(200):
-            writes.bench.upstream.script = lambda asked: asked.answer(502)
-            (await writes.bench.relay(DELETE, path=f"/{number}/{'x' * 8_000}")).close()
-        assert not writes.bench.engine.pending_writes.may_be_deleted(writes.held.key.group)
+            (await writes.bench.relay(DELETE, target=f"/{number}/{'x' * 8_000}")).close()
+        writes.bench.upstream.script = script
+        # Both are done by now, and the offsets are equal.
+        writes.origin.body = b"cd"
+        assert await writes.bench.body() == (200, b"cd")
+
+
+class TestExpired:
+    """Writes after a stream has expired, while nothing has told yet that it was made anew with equal offsets."""
+
+    @pytest.mark.parametrize("lifetime", ["Stream-TTL", "Stream-Expires-At"])
+    async def test_a_put_without_an_answer_and_another(self, start: Start, lifetime: str) -> None:
+        writes = Writes(start, b"ab")
+        expiry = datetime.fromtimestamp(writes.bench.clock.wall() + 10, UTC)
+        writes.origin.fields = {lifetime: "10" if lifetime == "Stream-TTL" else f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
+        await writes.warm()
+        writes.bench.clock.advance(11)
+        await writes.begin(CREATE)
+        writes.origin.body, writes.origin.fields = b"CD", {}
+        await writes.fail(0)
+        await writes.begin(CREATE)
+        await writes.answer(1, 200, "0002")
+        assert await writes.bench.body() == (200, b"CD")
+
+    @pytest.mark.parametrize(("mode", "status"), [(APPEND, 204), (CREATE, 200)])
+    async def test_a_write_that_is_acknowledged_beside_the_put(self, start: Start, mode: Mode, status: int) -> None:
+        writes = Writes(start, b"ab")
+        writes.origin.fields = {"Stream-TTL": "10"}
+        await writes.warm()
+        writes.bench.clock.advance(11)
+        await writes.begin(CREATE, mode)
+        writes.origin.body = b"cd"
+        await writes.answer(1, status, "0002")
+        assert await writes.bench.body() == (200, b"cd")
+
+    async def test_a_put_that_had_no_answer_before_and_is_done_after_it(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        writes.origin.fields = {"Stream-TTL": "10"}
+        await writes.warm()
+        await writes.begin(CREATE)
+        await writes.fail(0)
+        writes.bench.clock.advance(11)
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_live_readers_outlast_the_expiry_that_a_stream_may_not_have_any_more(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        expiry = datetime.fromtimestamp(writes.bench.clock.wall() + 10, UTC)
+        writes.origin.fields = {"Stream-Expires-At": f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
+        await writes.warm()
+        client = await writes.wait()
+        await writes.begin(CREATE)
+        await writes.fail(0)
+        writes.origin.fields = {}
+        writes.bench.clock.advance(11)
+        await pass_turns()
+        assert [answer.status for answer in client.answers] != [404]
+
+    async def test_a_late_answer_does_not_prolong_a_sliding_ttl(self, start: Start) -> None:
+        """The origin did the append at once."""
+        writes = Writes(start, b"ab")
+        writes.origin.fields = {"Stream-TTL": "10"}
+        await writes.warm()
+        await writes.begin(APPEND)
+        writes.bench.clock.advance(9)
+        await writes.answer(0, 204, "0002")
+        writes.bench.clock.advance(3)
+        # It expired, and was made anew past this gateway.
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
 
 
 class TestSpared:
-    """Writes beside a PUT that changes nothing cost readers nothing that is held."""
+    """Writes that have not made the stream anew cost readers nothing that is held."""
+
+    @pytest.mark.parametrize("data", [b"", b"cd"])
+    async def test_a_close_beside_a_strangers_delete(self, start: Start, data: bytes) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        record, client = writes.held, await writes.wait()
+        wire, _ = await writes.bench.subscribe("/s?offset=0002&live=sse")
+        await writes.begin(APPEND, Authorization="of a writer")
+        writes.origin.body, writes.origin.is_closed = b"ab" + data, True
+        await writes.answer(0, 204, writes.origin.tail, Stream_Closed="true")
+        await writes.begin(DELETE, CREATE, Authorization="of a stranger")
+        assert await writes.read_in_time() == (200, b"ab" + data)
+        for number in (1, 2):
+            await writes.answer(number, 403)
+        if not client.answers:
+            bring(writes.bench.live[0], data, writes.origin.tail, is_closed=True)
+        await pass_turns()
+        assert record.ended is None
+        assert [answer.status for answer in client.answers] == [200 if data else 204]
+        assert [why for why, _ in wire.ended] == [CloseReason.CLOSED]
+
+    @pytest.mark.parametrize("modes", [(DELETE,), (DELETE, CREATE)])
+    @pytest.mark.parametrize("is_read", [False, True])
+    async def test_live_readers_of_another_partitions_stream(
+        self, start: Start, modes: tuple[Mode, ...], is_read: bool
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        client = await writes.wait()
+        wire, _ = await writes.bench.subscribe("/s?offset=0002&live=sse")
+        # The writer's own stream of this path is longer.
+        await writes.begin(APPEND, Authorization="of a writer")
+        await writes.answer(0, 204, "0010")
+        await writes.begin(*modes, Authorization="of a writer")
+        if is_read:
+            assert await writes.read_in_time() == (200, b"ab")
+        else:
+            writes.bench.clock.advance(1.1)
+        await pass_turns(200)
+        assert not client.answers
+        assert not wire.ended
+
+    async def test_appends_beside_a_strangers_delete(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        await writes.wait()
+        edition = writes.held.edition
+        await writes.begin(DELETE, Authorization="of a stranger")
+        for number in range(1, 21):
+            await writes.begin(APPEND)
+            writes.origin.body += b"cd"
+            await writes.answer(number, 204, writes.origin.tail)
+            await pass_turns()
+        assert writes.held.edition == edition
+        assert len(writes.bench.live) == 1
+
+    @pytest.mark.parametrize("modes", [(DELETE,), (DELETE, CREATE)])
+    async def test_a_read_that_takes_longer_than_appends_beside_a_strangers_writes(
+        self, start: Start, modes: tuple[Mode, ...]
+    ) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        script = writes.bench.upstream.script
+        writes.bench.upstream.script = lambda asked: None
+        await writes.begin(APPEND)
+        writes.origin.body += b"cd"
+        await writes.answer(0, 204, writes.origin.tail)
+        await writes.begin(*modes, Authorization="of a stranger")
+        reading = asyncio.create_task(writes.bench.body())
+        number = 1 + len(modes)
+        while not reading.done() and number < 60:
+            await pass_turns(30)
+            reads = [asked for asked in writes.bench.upstream.asked if asked.method == "GET" and not asked.is_answered]
+            await writes.begin(APPEND)
+            writes.origin.body += b"cd"
+            await writes.answer(number, 204, writes.origin.tail)
+            number += 1
+            for asked in reads:
+                script(asked)
+            await pass_turns(30)
+        if modes == (DELETE,):
+            assert (await reading)[0] == 200
+        else:
+            # What it was sent was forgotten at each attempt: it is relayed.
+            with pytest.raises(Uncacheable):
+                await reading
 
     @pytest.mark.parametrize("status", [403, 404, 410])
     async def test_a_strangers_delete_before_each_append(self, start: Start, status: int) -> None:
