@@ -44,6 +44,8 @@ _EMPTY_BYTES = 16
 """A body longer than this is not empty, whatever its whitespace."""
 PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may be due to the reader's credentials."""
+_ALL_PERSONAL: Final = PERSONAL | {404, 410}
+"""These and the statuses by which an origin hides a stream."""
 BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
 """Bytes after an offset that the stream does not reach.  The client invented it, or has it from another stream."""
 
@@ -80,7 +82,7 @@ class ReplyClassifier:
         metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
-        on_short: Callable[[Stream, Route], None],
+        on_short: Callable[[Stream], None],
     ) -> None:
         """`on_short` is called when the origin names a tail that lacks what was acknowledged; it may forget what is
         held."""
@@ -136,7 +138,7 @@ class ReplyClassifier:
             return BEYOND_TAIL
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if up_to_date and facts.acks == stream.acks and stream.lacks_acknowledged(offset, is_closed=is_closed):
-            self._on_short(stream, route)
+            self._on_short(stream)
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
@@ -155,6 +157,7 @@ class ReplyClassifier:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.acks, offset)
+        stream.found_by = source.asker
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -168,9 +171,13 @@ class ReplyClassifier:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def apply(self, stream: Stream, flight: Flight, head: Head, facts: TapeFacts) -> None:
+    def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""
         match head:
+            case OriginError(status=404 | 410) if stream.is_hidden_from(source.asker):
+                # The live readers' own request shows whether it is gone, and so does the next request of each other.
+                stream.mark_stale()
+                self._on_stale(stream)
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
                 # A write acknowledged since then found the stream: the next request shows what is true now.
                 stream.mark_stale()
@@ -236,5 +243,5 @@ async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError
         except UpstreamBroken:
             body = b""
     # Under the other policies all readers that share a fetch have the same credentials.
-    is_personal = route.config.credentials == "shared" and reply.status in PERSONAL
+    is_personal = route.config.credentials == "shared" and reply.status in _ALL_PERSONAL
     return OriginError(reply.status, headers, body, source.headers if is_personal else None)

@@ -42,7 +42,17 @@ from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
+from gateway.upstream.flight import (
+    CHANGES_TOO_FAST,
+    METADATA,
+    Beyond,
+    Flight,
+    Head,
+    NotShareable,
+    OriginError,
+    StreamHead,
+    as_seen_by,
+)
 from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 from gateway.upstream.upstream import Upstream
@@ -50,6 +60,8 @@ from gateway.upstream.upstream import Upstream
 _KINDS = {METADATA: "metadata", NOW: "tail"}
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
+_FORGOTTEN = 8
+"""How often a stream's bytes may be forgotten while one read asks for them."""
 
 
 class FetchTable:
@@ -69,7 +81,7 @@ class FetchTable:
         on_tail: Callable[[Stream, str, float], None],
         on_lifetime: Callable[[Stream], None],
         negative_cache: NegativeCache,
-        on_short: Callable[[Stream, Route], None],
+        on_short: Callable[[Stream], None],
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -199,18 +211,19 @@ class FetchTable:
         proved too large to be stored.
 
         For callers that want the facts or the stored bytes and not the body itself.  An overtaken flight provides
-        neither, so the origin is asked again, once for each time that the stream's bytes are forgotten meanwhile.
+        neither, so the origin is asked again, unless the stream's bytes were forgotten `_FORGOTTEN` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
         """The same, with the number of body bytes received, including those that were too many to be stored."""
         size = 0
-        while True:
+        for _ in range(_FORGOTTEN):
             found, flight = await self._fetch_fresh(stream, start, route, source)
             size += flight.fetched
             if not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
+        return CHANGES_TOO_FAST, size
 
     async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
         earlier = await self.join_earlier(stream, start, route, source.client)
@@ -303,7 +316,7 @@ class FetchTable:
                     self._negative_cache.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._classifier.apply(stream, flight, head, facts)
+                        self._classifier.apply(stream, flight, source, head, facts)
                     flight.announce(head)
                     return None
                 if is_current and stream.acks == facts.acks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
@@ -17,12 +17,11 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import METADATA, NotShareable, OriginError
+from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, OriginError
 
 _INCARNATIONS = 8
 """How many incarnations a read tries before it is relayed; purged ones do not count.  Clients that create and delete
 the stream in turns cause as many."""
-_CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Incarnations:
                 raise
             finally:
                 self._store.release(stream)
-        raise Uncacheable(_CHANGES_TOO_FAST)
+        raise Uncacheable(CHANGES_TOO_FAST)
 
     def _absence(self, read: Read) -> OriginError | None:
         """The remembered error that answers this read."""

@@ -1,13 +1,13 @@
 """Pending writes: those that the origin may do at any moment.
 
-A write is pending from when it is sent until it is answered.  A PUT or DELETE that had no answer may have been done, or
-may still be done: it stays pending until a write is acknowledged after which nothing is held that could be of an
-earlier stream.  Writes belong to the path, and not to the records of its streams, so a record that is begun later is in
-the same doubt.
+A write is pending from when it is sent until it is answered.  One that may create or delete the stream and had no
+answer may have been done, or may still be done: it stays pending until a write is acknowledged after which nothing is
+held that could be of an earlier stream.  Writes belong to the path, and not to the records of its streams, so a record
+that is begun later is in the same doubt.
 
-While a DELETE and a PUT are pending, the origin may have made the stream anew at any offset, and no answer needs to
-tell.  A DELETE alone leaves no stream that could be taken for the one before, and a PUT alone finds the stream there:
-anyone can send one of them, slowly, and what readers hold stays.
+While one that deletes and one that creates are pending, the origin may have made the stream anew at any offset, and no
+answer needs to tell.  A DELETE alone leaves no stream that could be taken for the one before, and a PUT alone finds the
+stream there: anyone can send one of them, slowly, and what readers hold stays.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.engine.relayed_request import SentRequest
-from gateway.protocol.mode import Mode
+from gateway.engine.relayed_request import Change, SentRequest
 from gateway.protocol.stream_key import Group
 from gateway.tape.facts_cost import texts_cost
 
@@ -25,10 +24,6 @@ _MOST_BYTES: Final = 1 << 20
 _ENTRY_COST: Final = 300
 """Bytes charged per path in addition to its texts: a tuple and an entry."""
 
-_NONE: Final[frozenset[Mode]] = frozenset()
-_UNANSWERED: Final = tuple(frozenset(modes) for modes in ((Mode.CREATE,), (Mode.DELETE,), (Mode.CREATE, Mode.DELETE)))
-"""What a path's unanswered writes can be; shared by all paths."""
-
 
 class PendingWrites:
     """The writes of each path that the origin may do at any moment."""
@@ -36,8 +31,8 @@ class PendingWrites:
     def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}
         """Writes that have been sent and not answered."""
-        self._unanswered: dict[Group, frozenset[Mode]] = {}
-        """The modes of PUTs and DELETEs that had no answer, the latest last."""
+        self._unanswered: dict[Group, Change] = {}
+        """What writes that had no answer may have done, the latest last."""
         self._cost = 0
         self.on_displaced: Callable[[Group], object] = lambda group: None
         """Called when a path's unanswered writes are forgotten, because too many others are remembered."""
@@ -62,11 +57,11 @@ class PendingWrites:
             del self._under_way[group]
 
     def remember(self, write: SentRequest) -> None:
-        """A PUT or DELETE has no answer."""
+        """A write that may create or delete the stream has no answer."""
         group = write.request.group
-        wanted = self._unanswered.get(group, _NONE) | {write.request.mode}
+        change = self._unanswered.get(group, Change.NOTHING) | write.change
         self.settle(group)
-        self._unanswered[group] = next(modes for modes in _UNANSWERED if modes == wanted)
+        self._unanswered[group] = change
         self._cost += _cost(group)
         while self._cost > _MOST_BYTES:
             oldest = next(iter(self._unanswered))
@@ -83,16 +78,13 @@ class PendingWrites:
         for write in self._under_way.get(group, ()):
             write.is_overtaken = True
 
-    def modes(self, group: Group, *, beside: SentRequest | None = None) -> frozenset[Mode]:
-        """The modes of the pending writes to the path, without `beside`."""
-        under_way = {write.request.mode for write in self._under_way.get(group, ()) if write is not beside}
-        return self._unanswered.get(group, _NONE) | under_way
-
-    def may_be_remade(self, group: Group, *, beside: SentRequest | None = None, may_create: bool = False) -> bool:
-        """Whether the origin may have made the path's stream anew, as far as pending writes tell: by a DELETE, and by a
-        PUT unless something else `may_create` it.  `beside` is not one of them."""
-        modes = self.modes(group, beside=beside)
-        return Mode.DELETE in modes and (may_create or Mode.CREATE in modes)
+    def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
+        """What the path's pending writes, without `beside`, may do or have done."""
+        change = self._unanswered.get(group, Change.NOTHING)
+        for write in self._under_way.get(group, ()):
+            if write is not beside:
+                change |= write.change
+        return change
 
 
 def _cost(group: Group) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from enum import Flag, auto
 from typing import NamedTuple
 
 from multidict import CIMultiDict
@@ -45,15 +46,25 @@ class RelayedRequest(NamedTuple):
         return self.is_session or self.mode in (Mode.LONGPOLL, Mode.SSE)
 
 
+class Change(Flag):
+    """What a write may do to the existence of a stream."""
+
+    NOTHING = 0
+    DELETES = auto()
+    CREATES = auto()
+    BOTH = DELETES | CREATES
+
+
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("asked_at", "is_overtaken", "request", "stream", "write_version")
+    __slots__ = ("asked_at", "change", "is_overtaken", "request", "stream", "write_version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float) -> None:
         self.request = request
         self.asked_at = asked_at
         """When it was sent (monotonic seconds), or a little before."""
+        self.change = _change(request)
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None
@@ -62,3 +73,11 @@ class SentRequest:
 
     def __repr__(self) -> str:
         return f"<SentRequest {self.request.method} {self.request.path}>"
+
+
+def _change(request: RelayedRequest) -> Change:
+    if request.mode is Mode.DELETE:
+        return Change.DELETES
+    # An append to an S2 stream may create it (S2's `create_stream_on_append`).
+    creates = request.mode is Mode.CREATE or (request.mode is Mode.APPEND and request.route.config.is_bridged)
+    return Change.CREATES if creates else Change.NOTHING

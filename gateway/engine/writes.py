@@ -14,12 +14,12 @@ then forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.relayed_request import RelayedRequest, SentRequest
-from gateway.engine.route import Route
+from gateway.engine.relayed_request import Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
@@ -30,6 +30,8 @@ from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.reply import Reply
+
+_ABSENT: Final = frozenset({404, 410})
 
 
 class Writes:
@@ -63,33 +65,36 @@ class Writes:
         self._end_expired(write)
         if reply.status < 500:
             self._record(write, reply)
-        elif _may_be_done(write):
+        elif not write.request.is_cut_short():
             self._mark_stale(write)
         self._end(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
         self._end_expired(write)
-        # The origin changes nothing for a request that it never received.
-        if not error.is_unsent and _may_be_done(write):
+        # The origin changes nothing for a request that it never received, nor for one whose body the client did not
+        # finish, which was never complete.
+        if not error.is_unsent and not write.request.is_cut_short():
             self._mark_stale(write)
         self._end(write)
 
     def missing(self, sent: SentRequest, status: int) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""
-        if sent.stream is None or status not in (404, 410):
+        if sent.stream is None or status not in _ABSENT:
             return
-        if sent.stream.write_version != sent.write_version:
-            # A write acknowledged since then found the stream: the next request shows what is true now.
+        is_shared = sent.request.route.config.credentials == "shared"
+        if is_shared or sent.stream.write_version != sent.write_version:
+            # It is hidden from this client alone, or a write acknowledged since then found the stream: the next request
+            # shows what is true now.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
             self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
 
-    def tail_is_short(self, stream: Stream, route: Route) -> None:
+    def tail_is_short(self, stream: Stream) -> None:
         """The origin has named a tail that lacks what was acknowledged: pending writes may have made the stream anew.
         If not, the write went to another stream at the path."""
-        if self._pending.may_be_remade(stream.key.group, may_create=route.config.is_bridged):
+        if self._may_be_remade(stream, self._pending.change(stream.key.group)):
             self._doubt(stream)
 
     def _end(self, write: SentRequest) -> None:
@@ -112,13 +117,8 @@ class Writes:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
             self.missing(write, reply.status)
-            if reply.status in (404, 410):
-                # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
-                # from this client alone.
-                for stream in self._store.group(request.group):
-                    stream.may_be_another()
-                    # A stalled live request may hide that the origin has ended it.
-                    self._live.revalidate(stream)
+            if reply.status in _ABSENT:
+                self._revalidate_all(request.group)
         elif request.mode is Mode.CREATE and reply.status == 201:
             self._end_group(write, End.RECREATED)
             self._record_created(request, reply)
@@ -153,49 +153,64 @@ class Writes:
 
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
         request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        may_be_remade = self._may_be_remade(write)
+        change, is_doubted = self._change(write), False
         for stream in self._store.group(request.group):
-            # A sliding TTL runs from when the origin did the write, which may be long before it answers.
-            stream.contacted(write.asked_at)
-            if may_be_remade:
+            if self._may_be_remade(stream, change):
                 self._doubt(stream)
+                is_doubted |= stream is write.stream
             elif tail is None:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=request.query)
                 self._live.expect(stream)
-        if may_be_remade:
+            # A sliding TTL runs from when the origin did the write, which may be long before it answers.
+            stream.contacted(write.asked_at)
+        if change is Change.BOTH:
             self._pending.settle(request.group)
-        elif write.stream is not None and write.stream.ended is None:
-            # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        # Other partitions may name another stream by this path, so only the client's own takes the facts.
+        if write.stream is not None and write.stream.ended is None and not is_doubted:
             self._reached(write.stream, reply)
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
         request, status = write.request, reply.status
         is_made = request.mode is Mode.CREATE and status == 201
-        is_ended = request.mode is Mode.DELETE and (status < 300 or status in (404, 410))
+        is_ended = request.mode is Mode.DELETE and status < 300
         if is_made or is_ended:
             self._pending.overtake(request.group)
+        elif request.mode is Mode.DELETE and status in _ABSENT:
+            self._revalidate_all(request.group)
+            return
         elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
             # It was refused and has changed nothing.
             return
-        is_doubted = is_made or is_ended or self._may_be_remade(write)
+        change = self._change(write)
         for stream in self._store.group(request.group):
-            if is_doubted:
+            if is_made or is_ended or self._may_be_remade(stream, change):
                 self._doubt(stream)
             else:
                 # It may have gone to the stream of now, whose tail may have been read before.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
-    def _may_be_remade(self, write: SentRequest) -> bool:
-        """Whether the origin may have another stream by now than the one held, of which no answer has told yet."""
-        request = write.request
-        # S2 may create streams on append.
-        may_create = request.mode is Mode.CREATE or request.route.config.is_bridged
-        return self._pending.may_be_remade(request.group, beside=write, may_create=may_create)
+    def _change(self, write: SentRequest) -> Change:
+        """What may have been done to the stream that this write was acknowledged for, and no answer has told yet.  A
+        PUT that was acknowledged has found the stream there; an append may itself have created it."""
+        change = self._pending.change(write.request.group, beside=write)
+        return change if write.request.mode is Mode.CREATE else change | write.change
+
+    def _may_be_remade(self, stream: Stream, change: Change) -> bool:
+        """Whether writes that may have done this may have made the stream anew, after a deletion or after an expiry."""
+        return change is Change.BOTH or (Change.CREATES in change and stream.may_have_expired(self._clock.now()))
+
+    def _revalidate_all(self, group: Group) -> None:
+        """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
+        stream is hidden from this client alone."""
+        for stream in self._store.group(group):
+            stream.may_be_another()
+            # A stalled live request may hide that the origin has ended it.
+            self._live.revalidate(stream)
 
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
@@ -226,26 +241,19 @@ class Writes:
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, None)
-        elif request.mode is Mode.APPEND:
+        elif not write.change:
             for stream in self._store.group(request.group):
                 stream.mark_stale(may_have_ended=False)
         else:
-            is_create = request.mode is Mode.CREATE
-            has_other = (Mode.DELETE if is_create else Mode.CREATE) in self._pending.modes(request.group, beside=write)
+            change = write.change | self._pending.change(request.group, beside=write)
             self._pending.remember(write)
             self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
-                if has_other or (is_create and stream.may_have_ended):
-                    # The stream may have been deleted, and re-created with equal offsets.
+                if self._may_be_remade(stream, change) or (Change.CREATES in write.change and stream.may_have_ended):
+                    # The stream that is there now may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()
-
-
-def _may_be_done(write: SentRequest) -> bool:
-    """Whether the origin may have done a write that it was sent.  It never had the whole of a request whose body the
-    client did not finish; to delete a stream, the head may be enough for it."""
-    return write.request.mode is Mode.DELETE or not write.request.is_cut_short()
 
 
 def _offset(reply: Reply) -> str | None:

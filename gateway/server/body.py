@@ -126,10 +126,14 @@ class RequestBody:
             if codings and codings.strip(" \t").lower() != "chunked":
                 raise UnknownTransferCoding
 
-    async def gather(self, limits: LimitsConfig) -> bytes | None:
-        """The whole body, if it is small and the rest arrives in time.  None for a body that is to be streamed."""
+    async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
+        """The whole body, if it is small and the rest arrives in time: within the limits if it `is_awaited`, else soon.
+        None for a body that is to be streamed."""
         if self._length is not None and self._length <= _MOST_GATHERED:
             while not self.is_whole:
+                await self._more(limits)
+        elif self._length is None and is_awaited:
+            while not self.is_whole and self._size <= _MOST_GATHERED:
                 await self._more(limits)
         elif self._length is None:
             # Not until the idle timeout: what comes in time then must be able to be streamed.

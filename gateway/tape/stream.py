@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -31,6 +31,9 @@ MAX_OTHER_QUERIES = 16
 
 MAX_BEYOND = 16
 """The most offsets beyond the tail that are remembered for one stream."""
+
+LEAST_TTL_S: Final = 1.0
+"""The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
 
 
 class End(StrEnum):
@@ -115,6 +118,9 @@ class Stream:
     """The latest of these that may have ended the stream, and not only moved its tail."""
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
+    found_by: int | None = None
+    """Who asked when the origin last showed the stream (`Source.asker`).  Only with shared credentials is it not always
+    the same."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
@@ -427,6 +433,15 @@ class Stream:
         if life.expires_at is not None and wall >= life.expires_at:
             return True
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
+
+    def is_hidden_from(self, asker: int) -> bool:
+        """Whether the origin, if it tells this asker that there is no stream, may show it to others."""
+        return self.found_by is not None and self.found_by != asker
+
+    def may_have_expired(self, now: float) -> bool:
+        """Whether the stream may have expired although no lifetime of it is known: none is shorter than a second."""
+        is_known = self.records is not None or (self.lifetime or self.earlier_lifetime) is not None
+        return not is_known and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
         """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far

@@ -70,6 +70,10 @@ class NotShareable:
     is_personal: bool = False
 
 
+CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
+"""What is held of the stream was forgotten too often while one read waited."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beyond:
     """An empty reply to an offset beyond the stream's tail; it names the tail, and there is nothing to store."""

@@ -27,6 +27,11 @@ class Source(NamedTuple):
     client: str = ""
     """The net of the client that the fetch is made for; empty for the gateway's own."""
 
+    @property
+    def asker(self) -> int:
+        """Tells whether two requests have the same headers, as far as those are sent."""
+        return hash(tuple(self.headers.items()))
+
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
         """The URL of a read, with the protocol parameters in canonical order."""
         query = upstream_query(self.target, offset=offset, live=live, cursor=cursor)

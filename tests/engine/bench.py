@@ -171,15 +171,7 @@ class EngineBench:
         finally:
             answer.close()
 
-    async def relay(
-        self,
-        mode: Mode,
-        body: bytes | None = None,
-        target: str = "/s",
-        *,
-        is_cut_short: bool = False,
-        **credentials: str,
-    ) -> Reply:
+    async def relay(self, mode: Mode, body: bytes | None = None, target: str = "/s", **credentials: str) -> Reply:
         parsed = parse_target(target)
         key = self.route.key(parsed, self.route.partition(CIMultiDict(credentials)))
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
@@ -189,7 +181,7 @@ class EngineBench:
 
         request = RelayedRequest(
             self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query, CIMultiDict(TEXT),
-            chunks() if body is not None else None, "", lambda: is_cut_short,
+            chunks() if body is not None else None, "",
         )  # fmt: skip
         return await answer_to(lambda asker: self.engine.relay.ask(request, asker))
 

@@ -134,3 +134,41 @@ async def test_a_token_that_is_refused_drops_the_stream_only_where_nothing_else_
     is_anew = True
     read = await edge.get("/s", {"Authorization": "good"})
     assert (read.body, read.headers["ETag"] == first.headers["ETag"]) == (b"anew", False)
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "410 Gone"])
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("GET", "/s?offset=0000"), ("POST", "/s"), ("DELETE", "/s")],
+)
+async def test_an_origin_that_hides_a_stream_from_one_client_hides_it_from_no_other(
+    hostile: Hostile, start: Start, method: str, target: str, status: str
+) -> None:
+    """Live readers of the stream wait on, and others are given what is held."""
+    go_on = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.headers.get("Authorization") != "good":
+            writer.write(answer(status, {"Content-Type": "text/plain"}))
+        elif asked.method == "HEAD":
+            writer.write(METADATA)
+        elif "live=" in asked.target:
+            await go_on.wait()
+            writer.write(part_of_stream(b"y", "0002"))
+        else:
+            writer.write(part_of_stream(b"" if "offset=0001" in asked.target else b"x", "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, credentials="shared", follow_above_per_s=0)
+    for _ in range(2):
+        assert (await edge.get("/s", {"Authorization": "good"})).body == b"x"
+    waiting = edge.asking("/s?offset=0001&live=long-poll", {"Authorization": "good"})
+    await origin.until(lambda: any("live=" in asked.target for asked in origin.asked))
+    refused = await edge.send(method, target, {"Content-Type": "text/plain"})
+    assert refused.status == int(status[:3])
+    bytes_requests = len([asked for asked in origin.asked if asked.target == "/s?offset=-1"])
+    assert (await edge.get("/s", {"Authorization": "good"})).body == b"x"
+    assert len([asked for asked in origin.asked if asked.target == "/s?offset=-1"]) == bytes_requests
+    assert not waiting.done()
+    go_on.set()
+    assert (await bounded(waiting)).body == b"y"

@@ -271,6 +271,30 @@ async def test_a_body_that_stops_coming_is_a_408_within_the_bound_and_no_write(e
 
 
 @pytest.mark.http_1
+@pytest.mark.parametrize(
+    ("head", "pieces", "status"),
+    [
+        ("Content-Length: 65537", [], 413),
+        ("Transfer-Encoding: chunked", [b"10001\r\n" + b"x" * 0x10001], 413),
+        ("Transfer-Encoding: chunked", [b"5\r\n01234\r\n"], 408),
+        ("Transfer-Encoding: chunked", [b"5\r\n01234\r\n", b"0\r\n\r\n"], 204),
+    ],
+)
+async def test_a_delete_is_sent_with_its_whole_body_or_not_at_all(
+    edge: Edge, counters: Counters, head: str, pieces: list[bytes], status: int
+) -> None:
+    """To delete a stream, the head is enough for many origins."""
+    await edge.put("/s", b"before")
+    wire = await edge.wire()
+    await wire.send(f"DELETE /s HTTP/1.1\r\nHost: h\r\n{head}\r\n\r\n".encode())
+    for piece in pieces:
+        await pass_turns()
+        await wire.send(piece)
+    assert (await wire.answer()).status == status
+    assert counters.requests[Kind.DELETE] == (status == 204)
+
+
+@pytest.mark.http_1
 @pytest.mark.parametrize("length", [10, 100_001])
 async def test_expect_100_is_answered_by_100_or_by_what_is_wrong(edge: Edge, length: int) -> None:
     await edge.put("/s", b"before")
