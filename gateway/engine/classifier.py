@@ -157,7 +157,7 @@ class ReplyClassifier:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.acks, offset)
-        stream.found_by = source.asker
+        stream.was_found_by(source.asker)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -177,7 +177,8 @@ class ReplyClassifier:
             case OriginError(status=404 | 410) if stream.is_hidden_from(source.asker):
                 # The live readers' own request shows whether it is gone, and so does the next request of each other.
                 stream.mark_stale()
-                self._on_stale(stream)
+                if head.status == 404 or flight.start in (METADATA, NOW, facts.tail):
+                    self._on_stale(stream)
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
                 # A write acknowledged since then found the stream: the next request shows what is true now.
                 stream.mark_stale()

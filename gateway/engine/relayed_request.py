@@ -52,7 +52,13 @@ class Change(Flag):
     NOTHING = 0
     DELETES = auto()
     CREATES = auto()
-    BOTH = DELETES | CREATES
+    APPENDS = auto()
+    """Appends where that creates a stream that does not exist; such streams have no lifetime."""
+
+    @property
+    def may_remake(self) -> bool:
+        """Whether such writes together may delete the stream and make it anew."""
+        return Change.DELETES in self and self is not Change.DELETES
 
 
 class SentRequest:
@@ -76,8 +82,6 @@ class SentRequest:
 
 
 def _change(request: RelayedRequest) -> Change:
-    if request.mode is Mode.DELETE:
-        return Change.DELETES
     # An append to an S2 stream may create it (S2's `create_stream_on_append`).
-    creates = request.mode is Mode.CREATE or (request.mode is Mode.APPEND and request.route.config.is_bridged)
-    return Change.CREATES if creates else Change.NOTHING
+    appends = Change.APPENDS if request.route.config.is_bridged else Change.NOTHING
+    return {Mode.DELETE: Change.DELETES, Mode.CREATE: appends or Change.CREATES}.get(request.mode, appends)

@@ -28,7 +28,7 @@ from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import SEVERAL, End, Stream
 from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})
@@ -145,6 +145,9 @@ class Writes:
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         stream.record_lifetime(request.headers)
+        if request.route.config.credentials == "shared":
+            # Who may see it shows when they ask.
+            stream.found_by = SEVERAL
         stream.learn_type(reply.headers["Content-Type"])
         stream.record_headers(reply.headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
@@ -166,7 +169,7 @@ class Writes:
                 self._live.expect(stream)
             # A sliding TTL runs from when the origin did the write, which may be long before it answers.
             stream.contacted(write.asked_at)
-        if change is Change.BOTH:
+        if change.may_remake:
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
         if write.stream is not None and write.stream.ended is None and not is_doubted:
@@ -202,7 +205,7 @@ class Writes:
 
     def _may_be_remade(self, stream: Stream, change: Change) -> bool:
         """Whether writes that may have done this may have made the stream anew, after a deletion or after an expiry."""
-        return change is Change.BOTH or (Change.CREATES in change and stream.may_have_expired(self._clock.now()))
+        return change.may_remake or (Change.CREATES in change and stream.may_have_expired(self._clock.now()))
 
     def _revalidate_all(self, group: Group) -> None:
         """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
@@ -241,19 +244,23 @@ class Writes:
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, None)
-        elif not write.change:
-            for stream in self._store.group(request.group):
-                stream.mark_stale(may_have_ended=False)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
-            self._pending.remember(write)
-            self._pending.overtake(request.group)
+            if request.mode is not Mode.APPEND or change.may_remake:
+                self._pending.remember(write)
+                self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
-                if self._may_be_remade(stream, change) or (Change.CREATES in write.change and stream.may_have_ended):
-                    # The stream that is there now may have equal offsets.
-                    self._store.forget_bytes(stream)
-                self._live.revalidate(stream)
-                stream.may_be_another()
+                self._mark_stream_stale(stream, write, change)
+
+    def _mark_stream_stale(self, stream: Stream, write: SentRequest, change: Change) -> None:
+        if write.request.mode is Mode.APPEND and not change.may_remake:
+            stream.mark_stale(may_have_ended=False)
+            return
+        if self._may_be_remade(stream, change) or (write.request.mode is Mode.CREATE and stream.may_have_ended):
+            # The stream that is there now may have equal offsets.
+            self._store.forget_bytes(stream)
+        self._live.revalidate(stream)
+        stream.may_be_another()
 
 
 def _offset(reply: Reply) -> str | None:

@@ -32,6 +32,8 @@ MAX_OTHER_QUERIES = 16
 MAX_BEYOND = 16
 """The most offsets beyond the tail that are remembered for one stream."""
 
+SEVERAL: Final = -1
+"""Several have found a stream.  No hash is -1."""
 LEAST_TTL_S: Final = 1.0
 """The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
 
@@ -119,8 +121,8 @@ class Stream:
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     found_by: int | None = None
-    """Who asked when the origin last showed the stream (`Source.asker`).  Only with shared credentials is it not always
-    the same."""
+    """Whom the origin has shown the stream (`Source.asker`), `SEVERAL` or None.  Only with shared credentials can there
+    be several."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
@@ -433,6 +435,10 @@ class Stream:
         if life.expires_at is not None and wall >= life.expires_at:
             return True
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
+
+    def was_found_by(self, asker: int) -> None:
+        """The origin has shown the stream to this asker."""
+        self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
         """Whether the origin, if it tells this asker that there is no stream, may show it to others."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.bridge.messages import MOST_CONTAINERS
 from gateway.bridge.page import CLOSE_TOKEN
 from gateway.bridge.writes import MOST_BODY_BYTES
@@ -247,3 +248,17 @@ async def test_a_stream_that_is_being_deleted_is_gone(bridged: Bridged) -> None:
     assert (await bridged.reader.send("DELETE")).status == 404
     created = await put(bridged)
     assert (created.status, created.headers["Retry-After"]) == (503, "1")
+
+
+async def test_appends_two_seconds_apart_leave_what_is_held(bridged: Bridged, clock: ManualClock) -> None:
+    """An append may create an S2 stream; while nothing deletes it, none is made anew."""
+    await bridged.writer.create()
+    await bridged.writer.append(b"0", b"1")
+    assert (await bridged.reader.read()).json == [0, 1]
+    (stream,) = bridged.gateway.engine.store
+    edition = stream.edition
+    for number in range(2, 5):
+        clock.advance(2)
+        await bridged.reader.send("POST", STREAM, str(number).encode(), Content_Type="application/json")
+        assert (await bridged.reader.read()).json == list(range(number + 1))
+    assert stream.edition == edition

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gateway.config.routes import RouteConfig
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
@@ -213,6 +214,11 @@ class Writes:
                 break
             self.bench.clock.advance(0.1)
         return await reading
+
+    @property
+    def whole_fetches(self) -> int:
+        """How often the origin was asked for the stream from its start."""
+        return sum(asked.query.get("offset") == "-1" for asked in self.bench.upstream.asked)
 
     @property
     def held(self) -> Stream:
@@ -763,6 +769,34 @@ class TestSpared:
             await writes.warm()
         assert writes.held.edition == edition
 
+    @pytest.mark.parametrize("is_failed", [False, True])
+    async def test_a_strangers_put_costs_a_stream_of_unknown_lifetime_one_fetch(
+        self, start: Start, is_failed: bool
+    ) -> None:
+        """It may have expired, and the PUT may have made it anew; from then on its lifetime is known."""
+        writes = Writes(start, b"ab")
+        assert await writes.bench.body() == (200, b"ab")
+        await writes.begin(CREATE, Authorization="of a stranger")
+        if is_failed:
+            await writes.answer(0, 503)
+        for number in range(1, 6):
+            await writes.begin(APPEND)
+            writes.bench.clock.advance(2)
+            writes.origin.body += b"cd"
+            await writes.answer(number, 204, writes.origin.tail)
+            assert await writes.bench.body() == (200, writes.origin.body)
+        assert writes.whole_fetches == 2
+
+    async def test_puts_that_fail_cost_a_stream_of_unknown_lifetime_one_fetch(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        assert await writes.bench.body() == (200, b"ab")
+        for number in range(5):
+            writes.bench.clock.advance(2)
+            await writes.begin(CREATE, Authorization="of a stranger")
+            await writes.answer(number, 503)
+            assert await writes.bench.body() == (200, b"ab")
+        assert writes.whole_fetches == 2
+
     @pytest.mark.parametrize("status", [403, 404, 410])
     async def test_a_strangers_delete_before_each_append(self, start: Start, status: int) -> None:
         writes = Writes(start, b"ab")
@@ -917,3 +951,56 @@ async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_t
     for _ in range(50):
         assert await bench.body("/s?offset=0003") == (200, b"")
     assert len(bench.upstream.asked) == asked
+
+
+class TestBridged:
+    """On a route to S2 an append may create a stream that does not exist."""
+
+    @pytest.fixture
+    def writes(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> Writes:
+        writes = Writes(start, b"ab")
+        # The origin in memory speaks Durable Streams, so only the route is told of S2.
+        monkeypatch.setattr(RouteConfig, "is_bridged", property(lambda self: True))
+        return writes
+
+    async def test_an_append_beside_a_delete_may_be_to_the_next_stream(self, writes: Writes) -> None:
+        await writes.warm()
+        await writes.begin(DELETE, APPEND)
+        writes.origin.body = b"CD"
+        await writes.answer(1, 204, "0002")
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_so_may_one_without_an_answer(self, writes: Writes) -> None:
+        await writes.warm()
+        for number, mode in enumerate((DELETE, APPEND)):
+            await writes.begin(mode)
+            await writes.fail(number)
+        writes.origin.body = b"CD"
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_what_is_held_is_given_while_the_origin_fails_though_an_append_failed(self, writes: Writes) -> None:
+        await writes.warm()
+        await writes.begin(APPEND)
+        await writes.answer(0, 503)
+        writes.bench.upstream.script = lambda asked: asked.answer(503, {"Retry-After": "1"})
+        assert await writes.bench.body() == (200, b"ab")
+
+    async def test_appends_that_fail_are_not_remembered(self, writes: Writes) -> None:
+        await writes.warm()
+        for number in range(3):
+            await writes.begin(APPEND)
+            await writes.answer(number, 503)
+        assert "0 paths" in repr(writes.bench.engine.pending_writes)
+
+    async def test_an_append_that_fails_leaves_the_live_request_to_the_others(self, writes: Writes) -> None:
+        await writes.warm()
+        await writes.wait()
+        await writes.begin(*[APPEND] * 6)
+        await writes.answer(0, 503)
+        await pass_turns()
+        before = len(writes.bench.live)
+        for number in range(1, 6):
+            writes.origin.body += b"cd"
+            await writes.answer(number, 204, writes.origin.tail)
+            await pass_turns()
+        assert len(writes.bench.live) == before
