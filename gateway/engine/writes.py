@@ -246,21 +246,18 @@ class Writes:
             self._s2_written(request, None)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
-            if request.mode is not Mode.APPEND or change.may_remake:
-                self._pending.remember(write)
-                self._pending.overtake(request.group)
+            if request.mode is Mode.APPEND and (write.change is Change.NOTHING or not change.may_remake):
+                for stream in self._store.group(request.group):
+                    stream.mark_stale(may_have_ended=False)
+                return
+            self._pending.remember(write)
+            self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
-                self._mark_stream_stale(stream, write, change)
-
-    def _mark_stream_stale(self, stream: Stream, write: SentRequest, change: Change) -> None:
-        if write.request.mode is Mode.APPEND and not change.may_remake:
-            stream.mark_stale(may_have_ended=False)
-            return
-        if self._may_be_remade(stream, change) or (write.request.mode is Mode.CREATE and stream.may_have_ended):
-            # The stream that is there now may have equal offsets.
-            self._store.forget_bytes(stream)
-        self._live.revalidate(stream)
-        stream.may_be_another()
+                if self._may_be_remade(stream, change) or (request.mode is Mode.CREATE and stream.may_have_ended):
+                    # The stream that is there now may have equal offsets.
+                    self._store.forget_bytes(stream)
+                self._live.revalidate(stream)
+                stream.may_be_another()
 
 
 def _offset(reply: Reply) -> str | None:

@@ -787,6 +787,16 @@ class TestSpared:
             assert await writes.bench.body() == (200, writes.origin.body)
         assert writes.whole_fetches == 2
 
+    async def test_an_append_without_an_answer_beside_a_strangers_delete_and_put(self, start: Start) -> None:
+        writes = Writes(start, b"ab")
+        await writes.warm()
+        edition = writes.held.edition
+        await writes.begin(DELETE, CREATE, Authorization="of a stranger")
+        await writes.begin(APPEND)
+        await writes.fail(2)
+        await writes.warm()
+        assert writes.held.edition == edition
+
     async def test_puts_that_fail_cost_a_stream_of_unknown_lifetime_one_fetch(self, start: Start) -> None:
         writes = Writes(start, b"ab")
         assert await writes.bench.body() == (200, b"ab")
