@@ -105,9 +105,11 @@ class _Attempt:
 
     async def run(self) -> Answer:
         read, stream = self._read, self._stream
-        if stream.is_lifetime_lost:
+        if stream.is_lifetime_due:
             # While it is not known, each write beside a PUT may be to another stream.
+            stream.lifetime_asked()
             await self._fetches.learn_lifetime(stream, read.route, read.source)
+            self._check_incarnation()
         if read.start == NOW:
             return await self._answer_now()
         tail = await self._known_tail() if stream.lies_beyond(read.start) else None

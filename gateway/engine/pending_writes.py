@@ -35,7 +35,8 @@ class PendingWrites:
         """What writes that had no answer may have done, the latest last."""
         self._cost = 0
         self.on_displaced: Callable[[Group], object] = lambda group: None
-        """Called when a path's unanswered writes are forgotten, because too many others are remembered."""
+        """Called when a path's unanswered writes, not all of them appends, are forgotten, because too many others are
+        remembered."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -64,9 +65,11 @@ class PendingWrites:
         self._unanswered[group] = change
         self._cost += _cost(group)
         while self._cost > _MOST_BYTES:
-            oldest = next(iter(self._unanswered))
+            oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
-            self.on_displaced(oldest)
+            # While an origin fails, appends to many streams do, and hardly ever is one of these deleted meanwhile.
+            if change is not Change.APPENDS:
+                self.on_displaced(oldest)
 
     def settle(self, group: Group) -> None:
         """What had no answer does not matter any more: nothing is held of the path's earlier streams."""

@@ -247,6 +247,9 @@ class Writes:
         else:
             change = write.change | self._pending.change(request.group, beside=write)
             if request.mode is Mode.APPEND and (write.change is Change.NOTHING or not change.may_remake):
+                if write.change is not Change.NOTHING:
+                    # A DELETE may be done before it.
+                    self._pending.remember(write)
                 for stream in self._store.group(request.group):
                     stream.mark_stale(may_have_ended=False)
                 return

@@ -12,7 +12,8 @@ from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start
-from tests.waiting import eventually
+from tests.memory_upstream import Asked
+from tests.waiting import eventually, pass_turns
 
 
 def asked_of(bench: object) -> list[tuple[str, str | None]]:
@@ -200,3 +201,47 @@ async def test_a_stream_that_may_be_another_is_given_no_more_until_its_lifetime_
     bench.clock.advance(60)
     with pytest.raises(UpstreamBroken):
         await ask(bench, target)
+
+
+@pytest.mark.parametrize("status", [403, 405, 429, 503])
+async def test_a_lifetime_that_was_lost_is_asked_for_once(start: Start, status: int) -> None:
+    """An origin may refuse every HEAD."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.method in ("HEAD", "DELETE"):
+            asked.answer(503 if asked.method == "DELETE" else status, {"Retry-After": "1"})
+        else:
+            origin(asked)
+
+    bench = start(script, retry_attempts=0, follow_above_per_s=0, credentials="shared")
+    await bench.body()
+    (await bench.relay(Mode.DELETE)).close()
+    for _ in range(5):
+        assert await bench.body("/s?offset=0002") == (200, b"")
+    assert sum(asked.method == "HEAD" for asked in bench.upstream.asked) == 1
+
+
+async def test_a_read_from_now_that_finds_the_stream_gone_leaves_no_topic(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.method in ("HEAD", "DELETE"):
+            asked.answer(404 if asked.method == "HEAD" else 503)
+        elif not asked.is_live:
+            origin(asked)
+
+    bench = start(script, retry_attempts=0, follow_above_per_s=0.001)
+    await bench.body()
+    stream = bench.stream
+    (await bench.relay(Mode.DELETE)).close()
+    for _ in range(4):
+        # So many reads of the tail would have it followed.
+        stream.count_tail_read(bench.clock.now(), 0.001)
+    reading = asyncio.create_task(bench.body("/s?offset=now"))
+    for _ in range(30):
+        await pass_turns()
+        bench.clock.advance(0.1)
+    await reading
+    assert stream.ended is not None
+    assert all(topic.stream is not stream for topic in bench.engine.live.topics())

@@ -995,12 +995,26 @@ class TestBridged:
         writes.bench.upstream.script = lambda asked: asked.answer(503, {"Retry-After": "1"})
         assert await writes.bench.body() == (200, b"ab")
 
-    async def test_appends_that_fail_are_not_remembered(self, writes: Writes) -> None:
+    @pytest.mark.parametrize("is_acknowledged", [False, True])
+    async def test_so_may_one_that_is_done_after_a_later_delete(self, writes: Writes, is_acknowledged: bool) -> None:
         await writes.warm()
-        for number in range(3):
-            await writes.begin(APPEND)
+        await writes.begin(APPEND)
+        await writes.fail(0)
+        await writes.begin(DELETE, CREATE)
+        # The origin does the DELETE, then the append.
+        writes.origin.body = b"CD"
+        await (writes.answer(2, 200, "0002") if is_acknowledged else writes.fail(1))
+        assert await writes.bench.body() == (200, b"CD")
+
+    async def test_appends_to_many_streams_that_fail_cost_nothing_that_is_held(self, writes: Writes) -> None:
+        await writes.warm()
+        edition = writes.held.edition
+        await writes.begin(APPEND)
+        await writes.answer(0, 503)
+        for number in range(1, 140):
+            await writes.begin(APPEND, target=f"/{number}/{'x' * 8_000}")
             await writes.answer(number, 503)
-        assert "0 paths" in repr(writes.bench.engine.pending_writes)
+        assert writes.held.edition == edition
 
     async def test_an_append_that_fails_leaves_the_live_request_to_the_others(self, writes: Writes) -> None:
         await writes.warm()
