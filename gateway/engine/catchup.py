@@ -105,9 +105,8 @@ class _Attempt:
 
     async def run(self) -> Answer:
         read, stream = self._read, self._stream
-        if stream.is_lifetime_due:
+        if stream.asks_for_lifetime(self._clock.now()):
             # While it is not known, each write beside a PUT may be to another stream.
-            stream.lifetime_asked()
             await self._fetches.learn_lifetime(stream, read.route, read.source)
             self._check_incarnation()
         if read.start == NOW:

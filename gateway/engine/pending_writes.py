@@ -68,7 +68,7 @@ class PendingWrites:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
             # While an origin fails, appends to many streams do, and hardly ever is one of these deleted meanwhile.
-            if change is not Change.APPENDS:
+            if change is not Change.APPENDS or Change.DELETES in self.change(oldest):
                 self.on_displaced(oldest)
 
     def settle(self, group: Group) -> None:

@@ -82,8 +82,8 @@ class Stream:
     """None until a HEAD or a PUT reports it; until then no hit is given without the origin."""
     is_lifetime_lost: bool = False
     """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
-    is_lifetime_due: bool = False
-    """Whether it has been lost, and nobody has asked for it since."""
+    lifetime_asked_at: float = -math.inf
+    """When it was asked for since it was lost (monotonic seconds)."""
     earlier_lifetime: Lifetime | None = None
     """The lifetime that was known before; None if none was, or if it is not lost."""
     contacted_at: float = 0.0
@@ -184,7 +184,7 @@ class Stream:
         """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
         self.mark_stale()
         self.earlier_lifetime = self.lifetime or self.earlier_lifetime
-        self.lifetime, self.is_lifetime_lost, self.is_lifetime_due = None, True, True
+        self.lifetime, self.is_lifetime_lost, self.lifetime_asked_at = None, True, -math.inf
         self.head_headers = None
 
     def revalidated(self, stale_marks: int) -> None:
@@ -209,11 +209,15 @@ class Stream:
     def record_lifetime(self, headers: Mapping[str, str]) -> None:
         """Record the lifetime that the headers announce; without such headers it is unlimited."""
         self.lifetime = lifetime_from_headers(headers)
-        self.earlier_lifetime, self.is_lifetime_lost, self.is_lifetime_due = None, False, False
+        self.earlier_lifetime, self.is_lifetime_lost = None, False
 
-    def lifetime_asked(self) -> None:
-        """The origin is about to be asked for the lifetime that was lost."""
-        self.is_lifetime_due = False
+    def asks_for_lifetime(self, now: float) -> bool:
+        """Whether a read is to ask for a lifetime that was lost.  An origin may refuse to tell it, for good or for a
+        while, so one read in a second does."""
+        if not self.is_lifetime_lost or now - self.lifetime_asked_at < LEAST_TTL_S:
+            return False
+        self.lifetime_asked_at = now
+        return True
 
     def record_head(self, headers: Headers) -> None:
         """Record what only the answer to a HEAD reports."""
