@@ -20,12 +20,12 @@ from tests.waiting import eventually
 
 LIMIT: Final = 256 * MIB * 9 // 10
 """What the gateway takes by itself in a container of 256 MiB."""
-LARGE: Final = bytes(range(256)) * (4 * MIB // 256)
+LARGE: Final = bytes(range(256)) * (2 * MIB // 256)
 
 
 @pytest.fixture
 async def origin() -> AsyncIterator[HostileOrigin]:
-    """Any number of streams of 4 MiB, and a small one."""
+    """Any number of streams of 2 MiB, and a small one."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         body = b"small" if asked.target.startswith("/small") else LARGE
