@@ -33,8 +33,10 @@ from gateway.engine.route import Route, origin_names
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
+from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
+from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
@@ -239,6 +241,11 @@ class Engine:
             subscription.stream.count_reads(1, 0)
         return subscription
 
+    def reopen_sse(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
+        """The same for an SSE read that may begin as an earlier one has; the caller writes `SseOpening.data` for it.
+        None if `subscribe_at_once` is needed."""
+        return None if self._is_refused(read) else self._sse.reopen(read, opening, wire)
+
     def _followed(self, read: Read) -> Stream | None:
         """The read's stream if it has live readers and nothing known prevents one more, else None."""
         stream = self.store.find(read.key)
@@ -246,11 +253,17 @@ class Engine:
             stream is None
             or not stream.has_topic
             or stream.has_expired(self.clock.now(), self.clock.wall())
-            or read.route.unshared.reason(read.key, read.shape) is not None
-            or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
+            or self._is_refused(read)
         ):
             return None
         return stream
+
+    def _is_refused(self, read: Read) -> bool:
+        """Whether the origin is known to refuse the read, or to give it an answer that may not be shared."""
+        return (
+            read.route.unshared.reason(read.key, read.shape) is not None
+            or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
+        )
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or return the place at which it waits; the caller must call `close`.  Raises Uncacheable

@@ -19,6 +19,7 @@ from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
+from gateway.engine.sse_opening import MOST_BYTES, SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
@@ -27,7 +28,8 @@ from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
 from gateway.tape.sighting import FirstTail
 from gateway.tape.stream import Stream
 
-_LIFETIME_JITTER = (0.8, 1.0)
+_LEAST_LIFETIME = 0.8
+"""The shortest lifetime of an SSE response, as a share of its route's `sse_lifetime_s`."""
 _CONNECTING_S = 1.0
 
 
@@ -101,13 +103,35 @@ class Sse:
     def subscribe(self, subscription: Subscription, wire: Wire) -> Subscriber:
         """A subscriber, not yet started."""
         read, topic = subscription.read, subscription.topic
-        lifetime_s = read.route.config.sse_lifetime_s * self._reads.rng.uniform(*_LIFETIME_JITTER)
+        lifetime_s = self._lifetime_s(read)
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
             subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return subscriber
+
+    def opening(self, subscriber: Subscriber, start: str, head: bytes, wall: float) -> SseOpening | None:
+        """What the next reader that begins at `start` may be sent as this one was; None if that differs from reader to
+        reader, or if more may follow at once.  `head` names the time `wall` (Unix seconds)."""
+        topic = subscriber.topic
+        step = topic.step(start, said_up_to_date=False, least_cursor=0)
+        if subscriber.at != step.end or subscriber.least_cursor > step.cursor or not step.is_all:
+            return None
+        return SseOpening(topic, step, head, wall) if 0 < len(step.data) <= MOST_BYTES else None
+
+    def reopen(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
+        """A reader that begins as another has: the caller writes `SseOpening.data` for it.  None, without side effects,
+        if it has to begin by itself."""
+        reads, topic = self._reads, opening.topic_at(self.clock.wall())
+        if topic is None or reads.drain.is_set or reads.live.join(topic.stream) is None:
+            return None
+        topic.stream.count_reads(1, 0)
+        return Subscriber(topic, opening.step.end, opening.step.cursor, wire, self, self._lifetime_s(read))
+
+    def _lifetime_s(self, read: Read) -> float:
+        """How long an SSE response may last: readers that come together do not return together."""
+        return read.route.config.sse_lifetime_s * (_LEAST_LIFETIME + (1 - _LEAST_LIFETIME) * self._reads.rng.random())
 
     def fill(self, subscriber: Subscriber) -> None:
         """Fetch the bytes after the subscriber's offset; calls `Subscriber.filled` when done."""

@@ -71,11 +71,11 @@ class Subscriber:
         "_is_over",
         "_large",
         "_large_sent",
-        "_least_cursor",
         "_said_up_to_date",
         "_sent_at_beat",
         "_tick",
         "at",
+        "least_cursor",
         "topic",
         "wire",
     )
@@ -95,7 +95,8 @@ class Subscriber:
         self._first = first
         """The tail as its own request was told it; None once it has started."""
         self._said_up_to_date = False
-        self._least_cursor = least_cursor
+        self.least_cursor = least_cursor
+        """The least cursor that its frames may carry."""
         self.wire = wire
         """Where it writes; the caller may replace it between two writes."""
         self._context = context
@@ -129,6 +130,12 @@ class Subscriber:
         self.pump()
         self._first = None
 
+    def start_after(self, step: Step) -> None:
+        """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write."""
+        self.topic.readers_now.add(self)
+        self._said_up_to_date = step.said_up_to_date
+        self.topic.stream.count_sent(step.size)
+
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""
         topic, wire = self.topic, self.wire
@@ -137,7 +144,7 @@ class Subscriber:
         if (
             step is not None
             and step.is_all
-            and step.cursor >= self._least_cursor
+            and step.cursor >= self.least_cursor
             and not (wire.is_full or self._is_filling or self._is_over or self._large is not None)
         ):
             self.at = step.end
@@ -159,7 +166,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            step = topic.step(self.at, self._said_up_to_date, self._least_cursor, self._first)
+            step = topic.step(self.at, self._said_up_to_date, self.least_cursor, self._first)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue
@@ -193,7 +200,7 @@ class Subscriber:
         if self._large_sent == len(large.data):
             self._large = None
             self.at = large.end
-            self._take(self.topic.last_step(large, self._least_cursor))
+            self._take(self.topic.last_step(large, self.least_cursor))
 
     def filled(self, has_changed: bool | None) -> None:
         """A fetch has ended: bytes were stored (True), there were none (False), or it failed (None).  After a failure

@@ -242,7 +242,7 @@ class Clients:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
-        if self.bans.is_banned(net, self.now()):
+        if self.bans and self.bans.is_banned(net, self.now()):
             return ConnectionRefusal.BANNED
         limits, connections = self.limits, self.usage.connections(net)
         has_share = net == UNKNOWN or connections < limits.most_client_connections

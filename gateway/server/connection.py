@@ -250,7 +250,8 @@ class Connection(ReadingConnection, Handling):
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
-        self._has_room(ConnectionResetError("the client has left"))
+        if self._room is not None:
+            self._has_room(ConnectionResetError("the client has left"))
         self._client_left()
         self._leave_if_gone()
 

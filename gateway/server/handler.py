@@ -317,6 +317,12 @@ class RequestHandler:
 
     def _join(self, channel: Channel, join: Join, began: float, *, keeps: bool = True, is_chunked: bool = True) -> bool:
         if join.mode is Mode.SSE:
+            if (opening := join.sse_opening) is not None:
+                subscriber = self._engine.reopen_sse(join.read, opening, channel)
+                if subscriber is not None:
+                    self._live.reopen(channel, join, opening, subscriber, began)
+                    return True
+                join.sse_opening = None
             subscription = self._engine.subscribe_at_once(join.read)
             if subscription is None:
                 return False

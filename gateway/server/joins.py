@@ -13,12 +13,13 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.engine.read import Read
+from gateway.engine.sse_opening import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 
 _MOST_BYTES: Final = 1 << 22
-_COST: Final = 1_000
-"""Bytes charged for a request in addition to its own."""
+_COST: Final = 2_000
+"""Bytes charged for a request in addition to its own: what it asks for, and the beginning of its answer."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Join:
     group: PollGroup | None = None
     """The clients that have sent the same request and wait."""
     sse_head: SseHead | None = None
+    sse_opening: SseOpening | None = None
+    """What the latest reader was sent first, if the next one may be sent the same."""
 
 
 class Joins:

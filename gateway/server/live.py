@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.long_poll_waiter import Waiter, Waiting
 from gateway.engine.sse import Subscription
+from gateway.engine.sse_opening import SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -51,12 +52,13 @@ class LiveAnswers:
         """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         sse_head = join.sse_head
-        if (
+        is_again = (
             sse_head is not None
             and sse_head.second == second
             and sse_head.headers is stream.headers
             and sse_head.content_type == stream.content_type
-        ):
+        )
+        if is_again and sse_head is not None:
             head = sse_head.head
         else:
             try:
@@ -73,6 +75,16 @@ class LiveAnswers:
         _start(subscriber)
         opening.write_head()
         subscriber.wire = channel
+        if is_again:
+            join.sse_opening = subscription.sse.opening(subscriber, subscription.at, head, second)
+
+    def reopen(self, channel: Channel, join: Join, opening: SseOpening, subscriber: Subscriber, began: float) -> None:
+        """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
+        name = join.read.route.config.name
+        note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
+        channel.follow(subscriber, name, began, note, keeps=True, is_chunked=True)
+        subscriber.start_after(opening.step)
+        channel.write_head(opening.data, size=opening.step.size)
 
     def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)

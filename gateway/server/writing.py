@@ -174,6 +174,9 @@ class WritingConnection(TimedConnection, ABC):
         self.phase = Phase.IDLE
         if self.live_use is not None:
             self.end_live_use()
+        if self.transport is None:
+            # The client has left.
+            return
         if not self._keeps or self._clients.is_draining:
             self._close()
         else:

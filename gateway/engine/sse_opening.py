@@ -1,0 +1,57 @@
+"""What SSE readers that join a followed stream at one offset are sent first, kept for the next reader that does.
+
+Readers come together: a page that everybody opens, a network that comes back.  What the first one was told is true for
+the others as long as nothing changes that it was found from, within the second that its head names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import ref
+
+from gateway.live.reader import Step
+from gateway.live.topic import Topic
+
+MOST_BYTES: Final = 512
+"""A first piece that is larger is not kept: most readers join at the tail, and are sent a control event."""
+
+
+class SseOpening:
+    """The head and the first piece of an SSE response, valid for one version of its stream and one second."""
+
+    __slots__ = ("_tail", "_topic", "_version", "_wall_from", "_wall_until", "data", "step")
+
+    def __init__(self, topic: Topic, step: Step, head: bytes, wall: float) -> None:
+        """`wall` is the time that the head names, in Unix seconds."""
+        stream = topic.stream
+        # Requests are remembered for longer than the topics that they have joined.
+        self._topic = ref(topic)
+        self.step = step
+        self.data = head + step.data
+        """All that is written."""
+        self._tail = stream.tape.tail
+        self._version = (stream.tail_version, stream.stale_marks, stream.forgotten)
+        self._wall_from, self._wall_until = int(wall), int(wall) + 1.0
+        if stream.lifetime is not None and stream.lifetime.expires_at is not None:
+            self._wall_until = min(self._wall_until, stream.lifetime.expires_at)
+
+    def __repr__(self) -> str:
+        return f"<SseOpening {self.step.end}, {len(self.data)} bytes>"
+
+    def topic_at(self, wall: float) -> Topic | None:
+        """The topic whose next reader may be sent the same at `wall` (Unix seconds); None if it may not.
+
+        `Stream.tail_version` changes with the live request, with what it reports, with each acknowledged write and with
+        the end of the stream.
+        """
+        topic = self._topic()
+        if topic is None or not self._wall_from <= wall < self._wall_until:
+            return None
+        stream = topic.stream
+        tape = stream.tape
+        is_same = (
+            self._version == (stream.tail_version, stream.stale_marks, stream.forgotten)
+            and tape.tail == self._tail
+            and tape.closed_at is None
+        )
+        return topic if is_same else None
