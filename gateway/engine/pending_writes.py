@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.engine.relayed_request import Change, SentRequest
+from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
 from gateway.protocol.stream_key import Group
 from gateway.tape.facts_cost import texts_cost
 
@@ -60,7 +60,7 @@ class PendingWrites:
     def remember(self, write: SentRequest) -> None:
         """A write that may create or delete the stream has no answer."""
         group = write.request.group
-        change = self._unanswered.get(group, Change.NOTHING) | write.change
+        change = self._unanswered.get(group, NO_CHANGE) | write.change
         self.settle(group)
         self._unanswered[group] = change
         self._cost += _cost(group)
@@ -68,7 +68,7 @@ class PendingWrites:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
             # While an origin fails, appends to many streams do, and hardly ever is one of these deleted meanwhile.
-            if change is not Change.APPENDS or Change.DELETES in self.change(oldest):
+            if change != APPENDS or self.change(oldest) & DELETES:
                 self.on_displaced(oldest)
 
     def settle(self, group: Group) -> None:
@@ -83,7 +83,7 @@ class PendingWrites:
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
         """What the path's pending writes, without `beside`, may do or have done."""
-        change = self._unanswered.get(group, Change.NOTHING)
+        change = self._unanswered.get(group, NO_CHANGE)
         for write in self._under_way.get(group, ()):
             if write is not beside:
                 change |= write.change

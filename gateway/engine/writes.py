@@ -19,7 +19,7 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.relayed_request import Change, RelayedRequest, SentRequest
+from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
@@ -169,7 +169,7 @@ class Writes:
                 self._live.expect(stream)
             # A sliding TTL runs from when the origin did the write, which may be long before it answers.
             stream.contacted(write.asked_at)
-        if change.may_remake:
+        if may_remake(change):
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
         if write.stream is not None and write.stream.ended is None and not is_doubted:
@@ -205,7 +205,7 @@ class Writes:
 
     def _may_be_remade(self, stream: Stream, change: Change) -> bool:
         """Whether writes that may have done this may have made the stream anew, after a deletion or after an expiry."""
-        return change.may_remake or (Change.CREATES in change and stream.may_have_expired(self._clock.now()))
+        return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(self._clock.now()))
 
     def _revalidate_all(self, group: Group) -> None:
         """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
@@ -246,8 +246,8 @@ class Writes:
             self._s2_written(request, None)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
-            if request.mode is Mode.APPEND and (write.change is Change.NOTHING or not change.may_remake):
-                if write.change is not Change.NOTHING:
+            if request.mode is Mode.APPEND and not (write.change and may_remake(change)):
+                if write.change != NO_CHANGE:
                     # A DELETE may be done before it.
                     self._pending.remember(write)
                 for stream in self._store.group(request.group):
