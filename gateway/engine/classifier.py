@@ -30,6 +30,7 @@ from gateway.protocol.names import (
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import why_not_shared
 from gateway.protocol.surrogate import surrogate_keys
+from gateway.tape.expiry import UNLIMITED
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -196,12 +197,12 @@ class ReplyClassifier:
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case NotShareable() if flight.start == METADATA:
-                stream.record_lifetime({})
+                stream.expiry.know(UNLIMITED)
             case OriginError(status=status, request_headers=None) if (
                 flight.start == METADATA and status < 500 and status != 429
             ):
                 # An origin that permanently refuses HEAD must not be asked before every read.
-                stream.record_lifetime({})
+                stream.expiry.know(UNLIMITED)
             case _:
                 pass
 

@@ -84,7 +84,7 @@ class Incarnations:
         if existing is not None and existing.has_expired(now, self._clock.wall()):
             # An expired stream may have been replaced.  A sliding TTL may have been renewed elsewhere: live readers ask
             # the origin too.
-            is_over = existing.is_past_expiry(self._clock.wall())
+            is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
             self._cold_read_limit.admit(read.route, read.source.client)

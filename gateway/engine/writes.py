@@ -22,6 +22,7 @@ from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
+from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
@@ -144,7 +145,7 @@ class Writes:
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         stream = self._store.open(request.tape_key, self._clock.now())
-        stream.record_lifetime(request.headers)
+        stream.expiry.know(lifetime_from_headers(request.headers))
         if request.route.config.credentials == "shared":
             # Who may see it shows when they ask.
             stream.found_by = SEVERAL

@@ -139,7 +139,7 @@ async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(sta
         (await writes[number]).close()
         if number == 0:
             assert await bench.body() == (200, b"ab")
-    assert bench.stream.lifetime is None
+    assert bench.stream.expiry.lifetime is None
     assert bench.stream.head_headers is None
 
 
