@@ -17,6 +17,9 @@ from gateway.protocol.freshness import Lifetime
 
 LEAST_TTL_S: Final = 1.0
 """The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
+FIRST_PAUSE_S: Final = 1.0
+"""The pause after a lost lifetime was first asked for in vain; each further one is twice as long."""
+MOST_PAUSE_S: Final = 60.0
 UNLIMITED: Final = Lifetime(None, None)
 
 
@@ -33,7 +36,9 @@ class Expiry:
     is_lost: bool = False
     """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
     asked_at: float = -math.inf
-    """When the lost lifetime was asked for."""
+    """When the lost lifetime was asked for; -inf once it is known."""
+    pause_s: float = 0.0
+    """How long it is not asked for again."""
 
     def __repr__(self) -> str:
         return f"<Expiry {'lost, before: ' if self.is_lost else ''}{self.latest}>"
@@ -43,17 +48,26 @@ class Expiry:
         self.lifetime = self.latest = lifetime
         self.is_limited = lifetime.ttl_s is not None or lifetime.expires_at is not None
         self.is_lost = False
+        self.asked_at, self.pause_s = -math.inf, 0.0
 
     def lose(self) -> None:
-        """The stream may be another from now on."""
-        self.lifetime, self.is_lost, self.asked_at = None, True, -math.inf
+        """The stream may be another from now on.
+
+        The pause of a lifetime that is lost already goes on: a client could end it as often as it likes, by writes that
+        fail.  Once the origin has told a lifetime, its HEADs work, and each further loss costs it one.
+        """
+        self.lifetime, self.is_lost = None, True
 
     def asks(self, now: float) -> bool:
-        """Whether a read is to ask for a lifetime that was lost.  An origin may refuse to tell it, for good or for a
-        while, so one read in a second does."""
-        if not self.is_lost or now - self.asked_at < LEAST_TTL_S:
+        """Whether a read is to ask for a lifetime that was lost; counts as asking.
+
+        An origin may refuse to tell it, for good or for long, while it answers reads: requests that fail would have it
+        taken for broken, and each that hangs delays a reader.
+        """
+        if not self.is_lost or now - self.asked_at < self.pause_s:
             return False
         self.asked_at = now
+        self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
         return True
 
     def has_passed(self, wall: float) -> bool:
@@ -62,8 +76,8 @@ class Expiry:
         return life is not None and life.expires_at is not None and wall >= life.expires_at
 
     def may_have_passed(self, idle_s: float | None, wall: float) -> bool:
-        """Whether the absolute expiry has passed, or the sliding TTL with no contact for `idle_s` seconds; None if there
-        is contact all the time."""
+        """Whether the absolute expiry has passed, or the sliding TTL with no contact for `idle_s` seconds; None if
+        there is contact all the time."""
         life = self.latest
         if life is None:
             return False

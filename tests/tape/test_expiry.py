@@ -58,3 +58,31 @@ def test_only_a_lost_lifetime_is_asked_for() -> None:
     assert expiry.asks(100.0)
     expiry.know(UNLIMITED)
     assert not expiry.asks(200.0)
+
+
+def seconds_asked(expiry: Expiry, until: int) -> list[int]:
+    return [second for second in range(until) if expiry.asks(100.0 + second)]
+
+
+def test_the_pause_doubles_while_a_lost_lifetime_stays_unknown() -> None:
+    expiry = Expiry()
+    expiry.lose()
+    assert seconds_asked(expiry, 250) == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+
+
+def test_writes_that_fail_again_and_again_do_not_shorten_the_pause() -> None:
+    expiry = Expiry()
+    asked = 0
+    for second in range(600):
+        expiry.lose()
+        asked += expiry.asks(100.0 + second)
+    assert asked == 6 + 9
+
+
+def test_the_pause_begins_anew_once_the_lifetime_was_known() -> None:
+    expiry = Expiry()
+    expiry.lose()
+    seconds_asked(expiry, 100)
+    expiry.know(UNLIMITED)
+    expiry.lose()
+    assert seconds_asked(expiry, 8) == [0, 1, 3, 7]
