@@ -158,7 +158,8 @@ class ReplyClassifier:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.acks, offset)
-        stream.was_found_by(source.asker)
+        if config.credentials == "shared":
+            stream.was_found_by(source.asker)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:

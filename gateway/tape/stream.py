@@ -115,8 +115,8 @@ class Stream:
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     found_by: int | None = None
-    """Whom the origin has shown the stream (`Source.asker`), `SEVERAL` or None.  Only with shared credentials can there
-    be several."""
+    """Whom the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not shared: all
+    who share the record are then one asker."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
