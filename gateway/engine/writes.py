@@ -224,10 +224,12 @@ class Writes:
         stream.acknowledged_without_offset()
         self._live.restart(stream)
 
-    def doubt_all(self, group: Group) -> None:
-        """Forget what is held of the path's streams: it is not remembered any more that they may be others."""
-        for stream in self._store.group(group):
-            self._doubt(stream)
+    def _remember(self, write: SentRequest) -> None:
+        """A write that may create or delete the stream has no answer."""
+        for group in self._pending.remember(write):
+            # It is not remembered any more that the path's streams may be others.
+            for stream in self._store.group(group):
+                self._doubt(stream)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -250,11 +252,11 @@ class Writes:
             if request.mode is Mode.APPEND and not (write.change and may_remake(change)):
                 if write.change != NO_CHANGE:
                     # A DELETE may be done before it.
-                    self._pending.remember(write)
+                    self._remember(write)
                 for stream in self._store.group(request.group):
                     stream.mark_stale(may_have_ended=False)
                 return
-            self._pending.remember(write)
+            self._remember(write)
             self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
                 if self._may_be_remade(stream, change) or (request.mode is Mode.CREATE and stream.may_have_ended):
