@@ -105,7 +105,7 @@ class _Attempt:
 
     async def run(self) -> Answer:
         read, stream = self._read, self._stream
-        if stream.asks_for_lifetime(self._clock.now()):
+        if stream.expiry.asks(self._clock.now()):
             # While it is not known, each write beside a PUT may be to another stream.
             await self._fetches.learn_lifetime(stream, read.route, read.source)
             self._check_incarnation()
@@ -206,7 +206,8 @@ class _Attempt:
     async def _may_answer_alone(self) -> bool:
         """Whether the tape may be used without the origin; asks the origin first if that is due."""
         stream, read = self._stream, self._read
-        if stream.lifetime is None:
+        expiry = stream.expiry
+        if expiry.lifetime is None and (not expiry.is_lost or expiry.asks(self._clock.now())):
             await self._fetches.learn_lifetime(stream, read.route, read.source)
         if stream.ended is not None:
             raise TailMovedBack
@@ -219,7 +220,7 @@ class _Attempt:
             raise Uncacheable(head)
         if stream.ended is not None:
             raise TailMovedBack
-        return isinstance(head, StreamHead) and stream.lifetime is not None
+        return isinstance(head, StreamHead) and stream.expiry.lifetime is not None
 
     async def _answer_from_follower(self) -> Answer | None:
         """Answer from a followed stream; None if the follower does not bring what is missing."""

@@ -30,6 +30,7 @@ from gateway.protocol.names import (
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import why_not_shared
 from gateway.protocol.surrogate import surrogate_keys
+from gateway.tape.expiry import UNLIMITED
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -157,7 +158,8 @@ class ReplyClassifier:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.acks, offset)
-        stream.was_found_by(source.asker)
+        if config.credentials == "shared":
+            stream.was_found_by(source.asker)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -174,36 +176,40 @@ class ReplyClassifier:
     def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""
         match head:
-            case OriginError(status=404 | 410) if stream.is_hidden_from(source.asker):
-                # The live readers' own request shows whether it is gone, and so does the next request of each other.
-                stream.mark_stale()
-                if head.status == 404 or flight.start in (METADATA, NOW, facts.tail):
-                    self._on_stale(stream)
-            case OriginError(status=404 | 410) if is_outdated(stream, flight):
-                # A write acknowledged since then found the stream: the next request shows what is true now.
-                stream.mark_stale()
-                self._on_stale(stream)
-            case OriginError(status=404):
-                if self._store.drop(stream, End.DELETED):
-                    self._on_end(stream, End.DELETED)
-            case OriginError(status=410) if flight.start in (METADATA, NOW, facts.tail):
-                # An origin never trims the tail: the stream itself is gone.
-                if self._store.drop(stream, End.GONE):
-                    self._on_end(stream, End.GONE)
-            case OriginError(status=410):
-                # Trimmed, or soft-deleted: the next request at the tail tells which.
-                stream.mark_stale()
+            case OriginError(status=404 | 410):
+                self._missing(stream, flight, source, head.status, facts)
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case NotShareable() if flight.start == METADATA:
-                stream.record_lifetime({})
+                stream.expiry.know(UNLIMITED)
             case OriginError(status=status, request_headers=None) if (
                 flight.start == METADATA and status < 500 and status != 429
             ):
                 # An origin that permanently refuses HEAD must not be asked before every read.
-                stream.record_lifetime({})
+                stream.expiry.know(UNLIMITED)
             case _:
                 pass
+
+    def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> None:
+        """The origin has answered 404 or 410."""
+        # An origin never trims the tail: a 410 there is of the stream itself.  Elsewhere it may be trimmed or
+        # soft-deleted: the next request at the tail tells which.
+        may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW, facts.tail)
+        if stream.is_hidden_from(source.asker):
+            # The live readers' own request shows whether it is gone, and so does the next request of each other.
+            stream.mark_stale()
+            if not may_be_trimmed:
+                self._on_stale(stream)
+        elif is_outdated(stream, flight):
+            # A write acknowledged since then found the stream: the next request shows what is true now.
+            stream.mark_stale()
+            self._on_stale(stream)
+        elif may_be_trimmed:
+            stream.mark_stale()
+        else:
+            why = End.GONE if status == 410 else End.DELETED
+            if self._store.drop(stream, why):
+                self._on_end(stream, why)
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:

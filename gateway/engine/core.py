@@ -129,7 +129,6 @@ class Engine:
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
-        self.pending_writes.on_displaced = self.writes.doubt_all
         self.fetches = FetchTable(
             upstream,
             self.store,

@@ -22,6 +22,7 @@ from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.read import MOST_CHANGES
 from gateway.engine.route import Route
 from gateway.errors import (
     CircuitOpen,
@@ -60,8 +61,6 @@ from gateway.upstream.upstream import Upstream
 _KINDS = {METADATA: "metadata", NOW: "tail"}
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
-_FORGOTTEN = 8
-"""How often a stream's bytes may be forgotten while one read asks for them."""
 
 
 class FetchTable:
@@ -211,14 +210,14 @@ class FetchTable:
         proved too large to be stored.
 
         For callers that want the facts or the stored bytes and not the body itself.  An overtaken flight provides
-        neither, so the origin is asked again, unless the stream's bytes were forgotten `_FORGOTTEN` times.
+        neither, so the origin is asked again, unless the stream's bytes were forgotten `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
         """The same, with the number of body bytes received, including those that were too many to be stored."""
         size = 0
-        for _ in range(_FORGOTTEN):
+        for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source)
             size += flight.fetched
             if not is_overtaken(stream, flight) or stream.ended is not None:

@@ -9,7 +9,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.read import Read, Uncacheable
+from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
@@ -18,10 +18,6 @@ from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, OriginError
-
-_INCARNATIONS = 8
-"""How many incarnations a read tries before it is relayed; purged ones do not count.  Clients that create and delete
-the stream in turns cause as many."""
 
 T = TypeVar("T")
 
@@ -46,7 +42,8 @@ class Incarnations:
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
         if (absence := self._absence(read)) is not None:
             return origin_error_answer(read.route, absence, Outcome.HIT)
-        left = _INCARNATIONS
+        # Clients that create and delete the stream in turns cause as many incarnations as they like.
+        left = MOST_CHANGES
         while left:
             stream = self.open(read)
             stream.hold()
@@ -84,7 +81,7 @@ class Incarnations:
         if existing is not None and existing.has_expired(now, self._clock.wall()):
             # An expired stream may have been replaced.  A sliding TTL may have been renewed elsewhere: live readers ask
             # the origin too.
-            is_over = existing.is_past_expiry(self._clock.wall())
+            is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None:
             self._cold_read_limit.admit(read.route, read.source.client)

@@ -77,10 +77,10 @@ class LongPoll:
                     is_closed=head.is_closed,
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
-            if head is None and stream.lifetime is None and stream.tape.knows_after(start):
+            if head is None and stream.expiry.lifetime is None and stream.tape.knows_after(start):
                 await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
                 self._reads.check_ended(stream)
-                if stream.lifetime is None:
+                if stream.expiry.lifetime is None:
                     outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)
             is_waiting = False

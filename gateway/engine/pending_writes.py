@@ -12,10 +12,9 @@ stream there: anyone can send one of them, slowly, and what readers hold stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from gateway.engine.relayed_request import Change, SentRequest
+from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
 from gateway.protocol.stream_key import Group
 from gateway.tape.facts_cost import texts_cost
 
@@ -34,9 +33,6 @@ class PendingWrites:
         self._unanswered: dict[Group, Change] = {}
         """What writes that had no answer may have done, the latest last."""
         self._cost = 0
-        self.on_displaced: Callable[[Group], object] = lambda group: None
-        """Called when a path's unanswered writes, not all of them appends, are forgotten, because too many others are
-        remembered."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -57,19 +53,25 @@ class PendingWrites:
         if not writes:
             del self._under_way[group]
 
-    def remember(self, write: SentRequest) -> None:
-        """A write that may create or delete the stream has no answer."""
+    def remember(self, write: SentRequest) -> list[Group]:
+        """A write that may create or delete the stream has no answer.
+
+        Returns the paths whose unanswered writes are forgotten for it, because too many are remembered: their streams
+        are to be doubted.
+        """
         group = write.request.group
-        change = self._unanswered.get(group, Change.NOTHING) | write.change
+        change = self._unanswered.get(group, NO_CHANGE) | write.change
         self.settle(group)
         self._unanswered[group] = change
         self._cost += _cost(group)
+        displaced = []
         while self._cost > _MOST_BYTES:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
             # While an origin fails, appends to many streams do, and hardly ever is one of these deleted meanwhile.
-            if change is not Change.APPENDS or Change.DELETES in self.change(oldest):
-                self.on_displaced(oldest)
+            if change != APPENDS or self.change(oldest) & DELETES:
+                displaced.append(oldest)
+        return displaced
 
     def settle(self, group: Group) -> None:
         """What had no answer does not matter any more: nothing is held of the path's earlier streams."""
@@ -83,7 +85,7 @@ class PendingWrites:
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
         """What the path's pending writes, without `beside`, may do or have done."""
-        change = self._unanswered.get(group, Change.NOTHING)
+        change = self._unanswered.get(group, NO_CHANGE)
         for write in self._under_way.get(group, ()):
             if write is not beside:
                 change |= write.change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
@@ -12,6 +12,9 @@ from gateway.protocol.coding import PLAIN, AcceptedCodings
 from gateway.protocol.stream_key import StreamKey
 from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.source import Source
+
+MOST_CHANGES: Final = 8
+"""How often a stream may become another, or its bytes be forgotten, while it is read; then the read is relayed."""
 
 
 class Read(NamedTuple):

@@ -19,9 +19,10 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.relayed_request import Change, RelayedRequest, SentRequest
+from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
+from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
@@ -144,7 +145,7 @@ class Writes:
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         stream = self._store.open(request.tape_key, self._clock.now())
-        stream.record_lifetime(request.headers)
+        stream.expiry.know(lifetime_from_headers(request.headers))
         if request.route.config.credentials == "shared":
             # Who may see it shows when they ask.
             stream.found_by = SEVERAL
@@ -169,7 +170,7 @@ class Writes:
                 self._live.expect(stream)
             # A sliding TTL runs from when the origin did the write, which may be long before it answers.
             stream.contacted(write.asked_at)
-        if change.may_remake:
+        if may_remake(change):
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
         if write.stream is not None and write.stream.ended is None and not is_doubted:
@@ -205,7 +206,7 @@ class Writes:
 
     def _may_be_remade(self, stream: Stream, change: Change) -> bool:
         """Whether writes that may have done this may have made the stream anew, after a deletion or after an expiry."""
-        return change.may_remake or (Change.CREATES in change and stream.may_have_expired(self._clock.now()))
+        return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(self._clock.now()))
 
     def _revalidate_all(self, group: Group) -> None:
         """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
@@ -223,10 +224,12 @@ class Writes:
         stream.acknowledged_without_offset()
         self._live.restart(stream)
 
-    def doubt_all(self, group: Group) -> None:
-        """Forget what is held of the path's streams: it is not remembered any more that they may be others."""
-        for stream in self._store.group(group):
-            self._doubt(stream)
+    def _remember(self, write: SentRequest) -> None:
+        """A write that may create or delete the stream has no answer."""
+        for group in self._pending.remember(write):
+            # It is not remembered any more that the path's streams may be others.
+            for stream in self._store.group(group):
+                self._doubt(stream)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -246,14 +249,14 @@ class Writes:
             self._s2_written(request, None)
         else:
             change = write.change | self._pending.change(request.group, beside=write)
-            if request.mode is Mode.APPEND and (write.change is Change.NOTHING or not change.may_remake):
-                if write.change is not Change.NOTHING:
+            if request.mode is Mode.APPEND and not (write.change and may_remake(change)):
+                if write.change != NO_CHANGE:
                     # A DELETE may be done before it.
-                    self._pending.remember(write)
+                    self._remember(write)
                 for stream in self._store.group(request.group):
                     stream.mark_stale(may_have_ended=False)
                 return
-            self._pending.remember(write)
+            self._remember(write)
             self._pending.overtake(request.group)
             for stream in self._store.group(request.group):
                 if self._may_be_remade(stream, change) or (request.mode is Mode.CREATE and stream.may_have_ended):

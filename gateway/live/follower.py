@@ -192,7 +192,7 @@ class Follower:
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
-        if self._stream.lifetime is None:
+        if self._stream.expiry.lifetime is None:
             await self._learn_lifetime()
         while not self._is_closed_here():
             at = self._topic.position
@@ -271,7 +271,7 @@ class Follower:
         yet by which a later HEAD could recognise it.
         """
         is_new, self._is_new = self._is_new, False
-        if is_new and self._stream.identity is not None and self._stream.lifetime is not None:
+        if is_new and self._stream.identity is not None and self._stream.expiry.lifetime is not None:
             return
         await self._learn_lifetime()
 

@@ -280,7 +280,7 @@ class LiveTopics:
         """End the live readers at the stream's absolute expiry, because an origin may leave a live request open past
         it.  Called whenever the origin has reported the lifetime."""
         topic = self._topics.get(stream)
-        life = stream.lifetime
+        life = stream.expiry.lifetime
         if topic is None or life is None or life.expires_at is None:
             return
         # Set again each time: the expiry may have come nearer.
@@ -292,7 +292,7 @@ class LiveTopics:
     def _check_expiry(self, topic: Topic) -> None:
         """Drop the stream if it has expired; its lifetime may have changed since the timer was set."""
         del self._expiries[topic]
-        if topic.stream.is_past_expiry(self._clock.wall()):
+        if topic.stream.expiry.has_passed(self._clock.wall()):
             self.drop(topic.stream, End.EXPIRED)
         elif topic.stream.has_expired(self._clock.now(), self._clock.wall()):
             self.drop(topic.stream, End.PURGED)

@@ -129,13 +129,12 @@ class RequestBody:
     async def gather(self, limits: LimitsConfig, *, is_awaited: bool = False) -> bytes | None:
         """The whole body, if it is small and the rest arrives in time: within the limits if it `is_awaited`, else soon.
         None for a body that is to be streamed."""
-        if self._length is not None and self._length <= _MOST_GATHERED:
-            while not self.is_whole:
-                await self._more(limits)
-        elif self._length is None and is_awaited:
+        if (self._length or 0) > _MOST_GATHERED:
+            return None
+        if self._length is not None or is_awaited:
             while not self.is_whole and self._size <= _MOST_GATHERED:
                 await self._more(limits)
-        elif self._length is None:
+        else:
             # Not until the idle timeout: what comes in time then must be able to be streamed.
             gathered_s = min(_GATHERED_S, limits.client_idle_timeout_s / 2)
             gives_up = asyncio.get_running_loop().time() + gathered_s

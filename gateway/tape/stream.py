@@ -7,7 +7,6 @@ be answered from it; a later request opens a new record.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -15,10 +14,11 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict
 
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import Lifetime, lifetime_from_headers, parse_cache_control
+from gateway.protocol.freshness import lifetime_from_headers, parse_cache_control
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.records import RecordTape
 from gateway.tape.sighting import FirstTail, Sighting
@@ -34,8 +34,6 @@ MAX_BEYOND = 16
 
 SEVERAL: Final = -1
 """Several have found a stream.  No hash is -1."""
-LEAST_TTL_S: Final = 1.0
-"""The shortest sliding TTL: Stream-TTL has whole seconds (section 5.1)."""
 
 
 class End(StrEnum):
@@ -78,14 +76,8 @@ class Stream:
     """Whether the origin forbids content coding of its bytes (`no-transform`, RFC 9111 §5.2.2.6)."""
     identity: str | None = None
     """The origin's own name for the incarnation, if its ETag carries one."""
-    lifetime: Lifetime | None = None
-    """None until a HEAD or a PUT reports it; until then no hit is given without the origin."""
-    is_lifetime_lost: bool = False
-    """Whether the stream may be another than the one whose lifetime was known, and its own is not known yet."""
-    lifetime_asked_at: float = -math.inf
-    """When it was asked for since it was lost (monotonic seconds)."""
-    earlier_lifetime: Lifetime | None = None
-    """The lifetime that was known before; None if none was, or if it is not lost."""
+    expiry: Expiry = field(default_factory=Expiry)
+    """Its lifetime.  Until that is known no hit is given without the origin."""
     contacted_at: float = 0.0
     """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
     used_at: float = 0.0
@@ -123,8 +115,8 @@ class Stream:
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     found_by: int | None = None
-    """Whom the origin has shown the stream (`Source.asker`), `SEVERAL` or None.  Only with shared credentials can there
-    be several."""
+    """Whom the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not shared: all
+    who share the record are then one asker."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
@@ -183,8 +175,7 @@ class Stream:
     def may_be_another(self) -> None:
         """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
         self.mark_stale()
-        self.earlier_lifetime = self.lifetime or self.earlier_lifetime
-        self.lifetime, self.is_lifetime_lost, self.lifetime_asked_at = None, True, -math.inf
+        self.expiry.lose()
         self.head_headers = None
 
     def revalidated(self, stale_marks: int) -> None:
@@ -206,29 +197,11 @@ class Stream:
         """Record the headers of any answer that hits repeat."""
         self.headers = storable_headers(headers)
 
-    def record_lifetime(self, headers: Mapping[str, str]) -> None:
-        """Record the lifetime that the headers announce; without such headers it is unlimited."""
-        self.lifetime = lifetime_from_headers(headers)
-        self.earlier_lifetime, self.is_lifetime_lost = None, False
-
-    def asks_for_lifetime(self, now: float) -> bool:
-        """Whether a read is to ask for a lifetime that was lost.  An origin may refuse to tell it, for good or for a
-        while, so one read in a second does."""
-        if not self.is_lifetime_lost or now - self.lifetime_asked_at < LEAST_TTL_S:
-            return False
-        self.lifetime_asked_at = now
-        return True
-
     def record_head(self, headers: Headers) -> None:
         """Record what only the answer to a HEAD reports."""
-        self.record_lifetime(headers)
-        self.head_headers = CIMultiDict(
-            [
-                (name, value)
-                for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
-                for value in headers.getall(name, ())
-            ]
-        )
+        self.expiry.know(lifetime_from_headers(headers))
+        names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
+        self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
     def record_caching(self, headers: Headers, *, up_to_date: bool) -> None:
         """Record the caching directives of the answer to a read."""
@@ -430,21 +403,12 @@ class Stream:
         """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
-    def is_past_expiry(self, wall: float) -> bool:
-        """Whether the absolute expiry has passed that the stream is known to have."""
-        life = self.lifetime
-        return life is not None and life.expires_at is not None and wall >= life.expires_at
-
     def has_expired(self, now: float, wall: float) -> bool:
-        """Whether the origin may have expired the stream: its absolute expiry has passed, or its sliding TTL has, with
-        no read or write there.  An open live request keeps a sliding TTL from running.  A lifetime that is lost counts:
-        the stream that had it may be there still, and another in its place from then on."""
-        life = self.lifetime or self.earlier_lifetime
-        if life is None:
-            return False
-        if life.expires_at is not None and wall >= life.expires_at:
-            return True
-        return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
+        """Whether the origin may have expired the stream.  An open live request keeps a sliding TTL from running
+        there."""
+        expiry = self.expiry
+        # Most streams have no end, and joins of live reads ask.
+        return expiry.is_limited and expiry.may_have_passed(None if self.is_followed else now - self.contacted_at, wall)
 
     def was_found_by(self, asker: int) -> None:
         """The origin has shown the stream to this asker."""
@@ -456,19 +420,19 @@ class Stream:
 
     def may_have_expired(self, now: float) -> bool:
         """Whether the stream may have expired although no lifetime of it is known: none is shorter than a second."""
-        is_known = self.records is not None or (self.lifetime or self.earlier_lifetime) is not None
+        is_known = self.records is not None or self.expiry.latest is not None
         return not is_known and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
         """Whether what is held may be given although the origin fails: the stream has neither ended nor expired, as far
         as is known, and is not another than the one whose lifetime was known."""
         is_over = self.ended is not None or self.may_have_ended or self.has_expired(now, wall)
-        return not is_over and not self.is_lifetime_lost
+        return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
         """Whether a hit may be given without the origin: the lifetime is known and the stream is trusted.  An S2 stream
         has no lifetime: what is held of it stays true until it ends."""
-        return (self.lifetime is not None or self.records is not None) and self.is_trusted(now, trust_s)
+        return (self.expiry.lifetime is not None or self.records is not None) and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
         """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within
@@ -479,6 +443,7 @@ class Stream:
     def trusted_until(self, now: float, trust_s: float) -> float:
         """Until when `is_trusted` stays true unless a stale mark is set, even if the live request ends (monotonic
         seconds)."""
-        ttl_s = self.lifetime.ttl_s if self.lifetime is not None else None
+        life = self.expiry.lifetime
+        ttl_s = life.ttl_s if life is not None else None
         bound = trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
         return (now if self.is_followed else self.contacted_at) + bound

@@ -228,6 +228,25 @@ async def test_a_lifetime_that_was_lost_is_asked_for_once_in_a_second(start: Sta
     assert await bench.body() == (200, b"ab")
 
 
+async def test_a_lost_lifetime_that_no_head_tells_is_asked_for_ever_less_often(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+    origin.is_closed = True
+
+    def script(asked: Asked) -> None:
+        if asked.method in ("HEAD", "DELETE"):
+            asked.answer(503, {"Retry-After": "1"})
+        else:
+            origin(asked)
+
+    bench = start(script, retry_attempts=0, follow_above_per_s=0)
+    await bench.body()
+    (await bench.relay(Mode.DELETE)).close()
+    for _ in range(120):
+        assert await bench.body() == (200, b"ab")
+        bench.clock.advance(1)
+    assert sum(asked.method == "HEAD" for asked in bench.upstream.asked) == 7
+
+
 async def test_a_read_from_now_that_finds_the_stream_gone_leaves_no_topic(start: Start) -> None:
     origin = BinaryOrigin(b"ab")
 

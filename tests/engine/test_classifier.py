@@ -123,7 +123,7 @@ async def test_metadata_teach_the_tail_and_the_life_of_a_stream(start: Start) ->
     (asked,) = bench.upstream.asked
     assert asked.method == "HEAD"
     assert bench.stream.tape.tail == "0004"
-    assert bench.stream.lifetime is not None
+    assert bench.stream.expiry.lifetime is not None
     assert bench.stream.tape.size == 0
 
 

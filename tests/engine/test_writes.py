@@ -139,7 +139,7 @@ async def test_a_stream_made_anew_by_an_overtaken_write_has_its_own_lifetime(sta
         (await writes[number]).close()
         if number == 0:
             assert await bench.body() == (200, b"ab")
-    assert bench.stream.lifetime is None
+    assert bench.stream.expiry.lifetime is None
     assert bench.stream.head_headers is None
 
 
@@ -227,6 +227,12 @@ class Writes:
         return found
 
 
+@pytest.fixture
+def writes(start: Start) -> Writes:
+    """Writes to a stream that holds b"ab", of which nothing is held yet."""
+    return Writes(start, b"ab")
+
+
 @pytest.mark.parametrize("before", [b"abcdefghij", b"ab"])
 async def test_an_append_that_is_answered_before_the_put_of_its_stream_ends_what_was_held(
     start: Start, before: bytes
@@ -243,8 +249,7 @@ async def test_an_append_that_is_answered_before_the_put_of_its_stream_ends_what
     assert await writes.bench.body() == (200, b"cd")
 
 
-async def test_an_append_beside_a_put_that_finds_the_stream_leaves_what_is_held(start: Start) -> None:
-    writes = Writes(start, b"ab")
+async def test_an_append_beside_a_put_that_finds_the_stream_leaves_what_is_held(writes: Writes) -> None:
     assert await writes.bench.body() == (200, b"ab")
     await writes.begin(Mode.CREATE, Mode.APPEND)
     writes.origin.body += b"cd"
@@ -254,8 +259,7 @@ async def test_an_append_beside_a_put_that_finds_the_stream_leaves_what_is_held(
     assert await writes.bench.body() == (200, b"abcd")
 
 
-async def test_an_append_beside_a_slow_put_leaves_what_others_hold_and_have_read_already(start: Start) -> None:
-    writes = Writes(start, b"ab")
+async def test_an_append_beside_a_slow_put_leaves_what_others_hold_and_have_read_already(writes: Writes) -> None:
     assert await writes.bench.body() == (200, b"ab")
     await writes.begin(Mode.CREATE, Mode.APPEND, Authorization="of a writer")
     writes.origin.body += b"cd"
@@ -268,9 +272,8 @@ async def test_an_append_beside_a_slow_put_leaves_what_others_hold_and_have_read
     await writes.answer(0, 200, "0004")
 
 
-async def test_an_overtaken_append_beside_another_put_ends_what_is_held(start: Start) -> None:
+async def test_an_overtaken_append_beside_another_put_ends_what_is_held(writes: Writes) -> None:
     """A read between has learned a stream whose offsets coincide with those of the next."""
-    writes = Writes(start, b"ab")
     await writes.begin(Mode.CREATE, Mode.DELETE, Mode.CREATE, Mode.APPEND)
     await writes.answer(0, 201, "0002")
     assert await writes.bench.body() == (200, b"ab")
@@ -279,9 +282,8 @@ async def test_an_overtaken_append_beside_another_put_ends_what_is_held(start: S
     assert await writes.bench.body() == (200, b"cd")
 
 
-async def test_a_put_that_was_overtaken_overtakes_what_is_under_way(start: Start) -> None:
+async def test_a_put_that_was_overtaken_overtakes_what_is_under_way(writes: Writes) -> None:
     """The late answer to an append that closed the stream before says nothing of the one that the PUT made."""
-    writes = Writes(start, b"ab")
     await writes.begin(Mode.CREATE, Mode.DELETE, Mode.CREATE)
     await writes.answer(0, 201, "0002")
     await writes.begin(Mode.APPEND)
@@ -301,16 +303,14 @@ CREATE, APPEND, DELETE = Mode.CREATE, Mode.APPEND, Mode.DELETE
 class TestMadeAnew:
     """DELETE and PUT are under way, or have failed, while another write is answered for the stream that they made."""
 
-    async def test_a_record_that_a_read_began_meanwhile_is_of_the_stream_before(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_record_that_a_read_began_meanwhile_is_of_the_stream_before(self, writes: Writes) -> None:
         await writes.begin(DELETE, CREATE, APPEND)
         assert await writes.bench.body() == (200, b"ab")
         writes.origin.body = b"cd"
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_so_is_a_tail_that_another_append_has_moved_meanwhile(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_so_is_a_tail_that_another_append_has_moved_meanwhile(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(DELETE, CREATE, APPEND, APPEND)
         writes.origin.body = b"abcd"
@@ -320,8 +320,7 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0004")
         assert await writes.bench.body() == (200, b"wxyz")
 
-    async def test_no_answer_is_of_two_lives_if_the_offset_lies_beyond_the_known_tail(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_no_answer_is_of_two_lives_if_the_offset_lies_beyond_the_known_tail(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(DELETE, CREATE, APPEND)
         writes.origin.body = b"wxyz"
@@ -330,9 +329,8 @@ class TestMadeAnew:
 
     @pytest.mark.parametrize("credentials", [{}, {"Authorization": "of a writer"}])
     async def test_the_closure_of_the_life_before_is_not_stated(
-        self, start: Start, credentials: dict[str, str]
+        self, writes: Writes, credentials: dict[str, str]
     ) -> None:
-        writes = Writes(start, b"ab")
         writes.origin.is_closed = True
         await writes.warm()
         await writes.begin(DELETE, CREATE, APPEND, **credentials)
@@ -342,17 +340,15 @@ class TestMadeAnew:
 
     @pytest.mark.parametrize("credentials", [{}, {"Authorization": "of a writer"}])
     async def test_a_tail_of_the_life_before_does_not_hide_a_shorter_one(
-        self, start: Start, credentials: dict[str, str]
+        self, writes: Writes, credentials: dict[str, str]
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.begin(DELETE, CREATE, APPEND, **credentials)
         await writes.answer(2, 204, "0004")
         writes.origin.body = b"CD"
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_an_append_follows_a_delete_and_a_put_whose_outcomes_are_unknown(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_an_append_follows_a_delete_and_a_put_whose_outcomes_are_unknown(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(DELETE)
         await writes.fail(0)
@@ -366,9 +362,8 @@ class TestMadeAnew:
         assert await writes.bench.body() == (200, b"cd")
 
     async def test_an_append_is_answered_beside_the_put_after_a_delete_whose_outcome_is_unknown(
-        self, start: Start
+        self, writes: Writes
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.begin(DELETE)
         await writes.fail(0)
@@ -378,8 +373,7 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_delete_and_put_fail_one_after_the_other_and_the_offsets_are_equal(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_delete_and_put_fail_one_after_the_other_and_the_offsets_are_equal(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(CREATE, DELETE)
         writes.origin.body = b"AB"
@@ -391,9 +385,8 @@ class TestMadeAnew:
 
     @pytest.mark.parametrize("closing", [{}, {"Stream_Closed": "true"}])
     async def test_an_append_to_the_life_before_is_answered_after_both_have_failed(
-        self, start: Start, closing: dict[str, str]
+        self, writes: Writes, closing: dict[str, str]
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.begin(APPEND, DELETE, CREATE)
         writes.origin.body = b"wx"
@@ -407,8 +400,7 @@ class TestMadeAnew:
         assert record.tape.closed_at is None
 
     @pytest.mark.parametrize(("body", "closing"), [(b"", {}), (b"cd", {"Stream_Closed": "true"})])
-    async def test_another_put_finds_it_there(self, start: Start, body: bytes, closing: dict[str, str]) -> None:
-        writes = Writes(start, b"ab")
+    async def test_another_put_finds_it_there(self, writes: Writes, body: bytes, closing: dict[str, str]) -> None:
         await writes.warm()
         await writes.begin(DELETE, CREATE, CREATE)
         writes.origin.body, writes.origin.is_closed = body, bool(closing)
@@ -416,9 +408,8 @@ class TestMadeAnew:
         assert await writes.bench.body() == (200, body)
 
     async def test_live_reads_that_began_after_an_acknowledgement_are_not_ended_by_the_delete_before_it(
-        self, start: Start
+        self, writes: Writes
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.begin(DELETE, CREATE, APPEND)
         writes.origin.body = b"ABcd"
@@ -432,8 +423,7 @@ class TestMadeAnew:
         assert [answer.status for answer in client.answers] != [404]
         assert await writes.bench.body() == (200, b"ABcd")
 
-    async def test_a_shorter_tail_beside_a_delete_is_no_sign_of_another_partitions_stream(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_shorter_tail_beside_a_delete_is_no_sign_of_another_partitions_stream(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(CREATE, APPEND, Authorization="of a writer")
         await writes.answer(1, 204, "0004")
@@ -441,8 +431,7 @@ class TestMadeAnew:
         writes.origin.body = b"CD"
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_so_it_is_after_a_delete_that_had_no_answer(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_so_it_is_after_a_delete_that_had_no_answer(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(APPEND, Authorization="of a writer")
         await writes.answer(0, 204, "0004")
@@ -452,8 +441,7 @@ class TestMadeAnew:
         writes.origin.body = b"CD"
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_a_strangers_delete_that_finds_nothing_does_not_end_the_doubt(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_strangers_delete_that_finds_nothing_does_not_end_the_doubt(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(DELETE)
         await writes.begin(DELETE, Authorization="of a stranger")
@@ -465,8 +453,7 @@ class TestMadeAnew:
         await writes.answer(3, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_both_are_done_late_after_a_read_that_found_the_stream_before(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_both_are_done_late_after_a_read_that_found_the_stream_before(self, writes: Writes) -> None:
         await writes.warm()
         for number, mode in enumerate((DELETE, CREATE)):
             await writes.begin(mode)
@@ -479,9 +466,8 @@ class TestMadeAnew:
 
     @pytest.mark.parametrize("is_answered", [False, True])
     async def test_a_record_that_is_begun_after_a_delete_without_an_answer_is_in_doubt_as_well(
-        self, start: Start, is_answered: bool
+        self, writes: Writes, is_answered: bool
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.begin(DELETE)
         if not is_answered:
             await writes.fail(0)
@@ -492,8 +478,7 @@ class TestMadeAnew:
         await writes.answer(2, 204, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_a_put_without_an_answer_long_after_such_a_delete_was_done(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_put_without_an_answer_long_after_such_a_delete_was_done(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(DELETE)
         await writes.fail(0)
@@ -507,8 +492,7 @@ class TestMadeAnew:
         assert await writes.bench.body() == (200, b"CD")
 
     @pytest.mark.parametrize("is_answered", [False, True])
-    async def test_a_writer_whose_query_the_origin_ignores(self, start: Start, is_answered: bool) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_writer_whose_query_the_origin_ignores(self, writes: Writes, is_answered: bool) -> None:
         await writes.warm()
         for mode in (APPEND, DELETE, CREATE):
             await writes.begin(mode, target="/s?token=1")
@@ -529,8 +513,7 @@ class TestMadeAnew:
             await writes.answer(number, 204, writes.origin.tail)
             await writes.warm()
 
-    async def test_what_is_held_is_forgotten_when_too_many_such_deletes_are_remembered(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_what_is_held_is_forgotten_when_too_many_such_deletes_are_remembered(self, writes: Writes) -> None:
         await writes.begin(DELETE)
         await writes.fail(0)
         await writes.warm()
@@ -548,8 +531,7 @@ class TestExpired:
     """Writes after a stream has expired, while nothing has told yet that it was made anew with equal offsets."""
 
     @pytest.mark.parametrize("lifetime", ["Stream-TTL", "Stream-Expires-At"])
-    async def test_a_put_without_an_answer_and_another(self, start: Start, lifetime: str) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_put_without_an_answer_and_another(self, writes: Writes, lifetime: str) -> None:
         expiry = datetime.fromtimestamp(writes.bench.clock.wall() + 10, UTC)
         writes.origin.fields = {lifetime: "10" if lifetime == "Stream-TTL" else f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
         await writes.warm()
@@ -562,8 +544,7 @@ class TestExpired:
         assert await writes.bench.body() == (200, b"CD")
 
     @pytest.mark.parametrize(("mode", "status"), [(APPEND, 204), (CREATE, 200)])
-    async def test_a_write_that_is_acknowledged_beside_the_put(self, start: Start, mode: Mode, status: int) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_write_that_is_acknowledged_beside_the_put(self, writes: Writes, mode: Mode, status: int) -> None:
         writes.origin.fields = {"Stream-TTL": "10"}
         await writes.warm()
         writes.bench.clock.advance(11)
@@ -572,8 +553,7 @@ class TestExpired:
         await writes.answer(1, status, "0002")
         assert await writes.bench.body() == (200, b"cd")
 
-    async def test_a_put_that_had_no_answer_before_and_is_done_after_it(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_put_that_had_no_answer_before_and_is_done_after_it(self, writes: Writes) -> None:
         writes.origin.fields = {"Stream-TTL": "10"}
         await writes.warm()
         await writes.begin(CREATE)
@@ -583,9 +563,8 @@ class TestExpired:
         assert await writes.bench.body() == (200, b"CD")
 
     @pytest.mark.parametrize("is_lost", [False, True])
-    async def test_the_lifetime_was_not_known(self, start: Start, is_lost: bool) -> None:
+    async def test_the_lifetime_was_not_known(self, writes: Writes, is_lost: bool) -> None:
         """It is asked for before the first answer from memory."""
-        writes = Writes(start, b"ab")
         writes.origin.fields = {"Stream-TTL": "10"}
         assert await writes.bench.body() == (200, b"ab")
         writes.bench.clock.advance(11)
@@ -596,8 +575,7 @@ class TestExpired:
         await writes.answer(1, 204, "0002")
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_the_lifetime_was_not_known_and_the_put_is_sent_again(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_the_lifetime_was_not_known_and_the_put_is_sent_again(self, writes: Writes) -> None:
         writes.origin.fields = {"Stream-TTL": "10"}
         assert await writes.bench.body() == (200, b"ab")
         writes.bench.clock.advance(11)
@@ -608,8 +586,7 @@ class TestExpired:
         await writes.answer(1, 200, "0002")
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_a_tail_that_is_short_of_what_was_acknowledged_before(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_tail_that_is_short_of_what_was_acknowledged_before(self, writes: Writes) -> None:
         writes.origin.fields = {"Stream-TTL": "10"}
         assert await writes.bench.body() == (200, b"ab")
         await writes.begin(APPEND, target="/s?token=1")
@@ -620,8 +597,7 @@ class TestExpired:
         await writes.fail(1)
         assert await writes.bench.body() == (200, b"CD")
 
-    async def test_live_readers_outlast_the_expiry_that_a_stream_may_not_have_any_more(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_live_readers_outlast_the_expiry_that_a_stream_may_not_have_any_more(self, writes: Writes) -> None:
         expiry = datetime.fromtimestamp(writes.bench.clock.wall() + 10, UTC)
         writes.origin.fields = {"Stream-Expires-At": f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
         await writes.warm()
@@ -633,9 +609,8 @@ class TestExpired:
         await pass_turns()
         assert [answer.status for answer in client.answers] != [404]
 
-    async def test_a_late_answer_does_not_prolong_a_sliding_ttl(self, start: Start) -> None:
+    async def test_a_late_answer_does_not_prolong_a_sliding_ttl(self, writes: Writes) -> None:
         """The origin did the append at once."""
-        writes = Writes(start, b"ab")
         writes.origin.fields = {"Stream-TTL": "10"}
         await writes.warm()
         await writes.begin(APPEND)
@@ -651,8 +626,7 @@ class TestSpared:
     """Writes that have not made the stream anew cost readers nothing that is held."""
 
     @pytest.mark.parametrize("data", [b"", b"cd"])
-    async def test_a_close_beside_a_strangers_delete(self, start: Start, data: bytes) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_close_beside_a_strangers_delete(self, writes: Writes, data: bytes) -> None:
         await writes.warm()
         record, client = writes.held, await writes.wait()
         wire, _ = await writes.bench.subscribe("/s?offset=0002&live=sse")
@@ -673,9 +647,8 @@ class TestSpared:
     @pytest.mark.parametrize("modes", [(DELETE,), (DELETE, CREATE)])
     @pytest.mark.parametrize("is_read", [False, True])
     async def test_live_readers_of_another_partitions_stream(
-        self, start: Start, modes: tuple[Mode, ...], is_read: bool
+        self, writes: Writes, modes: tuple[Mode, ...], is_read: bool
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         client = await writes.wait()
         wire, _ = await writes.bench.subscribe("/s?offset=0002&live=sse")
@@ -691,8 +664,7 @@ class TestSpared:
         assert not client.answers
         assert not wire.ended
 
-    async def test_appends_beside_a_strangers_delete(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_appends_beside_a_strangers_delete(self, writes: Writes) -> None:
         await writes.warm()
         await writes.wait()
         edition = writes.held.edition
@@ -708,10 +680,9 @@ class TestSpared:
     @pytest.mark.parametrize("modes", [(DELETE,), (DELETE, CREATE)])
     @pytest.mark.parametrize("query", ["offset=-1", "offset=now", "offset=0002&live=long-poll", "offset=0002&live=sse"])
     async def test_a_read_that_takes_longer_than_appends_beside_a_strangers_writes(
-        self, start: Start, query: str, modes: tuple[Mode, ...]
+        self, writes: Writes, query: str, modes: tuple[Mode, ...]
     ) -> None:
         """It is answered; if what it was sent was forgotten at each attempt, it is relayed."""
-        writes = Writes(start, b"ab")
         await writes.warm()
         script, upstream = writes.origin, writes.bench.upstream
         upstream.script = lambda asked: None
@@ -742,8 +713,7 @@ class TestSpared:
             with pytest.raises(Uncacheable):
                 await reading
 
-    async def test_deletes_that_find_nothing_one_before_the_last_is_answered(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_deletes_that_find_nothing_one_before_the_last_is_answered(self, writes: Writes) -> None:
         await writes.begin(CREATE)
         await writes.begin(DELETE, Authorization="of a stranger")
         await writes.answer(0, 201, "0002")
@@ -758,8 +728,7 @@ class TestSpared:
         assert writes.held.edition == edition
         assert len(writes.bench.live) == 2
 
-    async def test_puts_that_find_the_stream_there_beside_a_strangers_delete(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_puts_that_find_the_stream_there_beside_a_strangers_delete(self, writes: Writes) -> None:
         await writes.warm()
         edition = writes.held.edition
         await writes.begin(DELETE, Authorization="of a stranger")
@@ -771,10 +740,9 @@ class TestSpared:
 
     @pytest.mark.parametrize("is_failed", [False, True])
     async def test_a_strangers_put_costs_a_stream_of_unknown_lifetime_one_fetch(
-        self, start: Start, is_failed: bool
+        self, writes: Writes, is_failed: bool
     ) -> None:
         """It may have expired, and the PUT may have made it anew; from then on its lifetime is known."""
-        writes = Writes(start, b"ab")
         assert await writes.bench.body() == (200, b"ab")
         await writes.begin(CREATE, Authorization="of a stranger")
         if is_failed:
@@ -787,8 +755,7 @@ class TestSpared:
             assert await writes.bench.body() == (200, writes.origin.body)
         assert writes.whole_fetches == 2
 
-    async def test_an_append_without_an_answer_beside_a_strangers_delete_and_put(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_an_append_without_an_answer_beside_a_strangers_delete_and_put(self, writes: Writes) -> None:
         await writes.warm()
         edition = writes.held.edition
         await writes.begin(DELETE, CREATE, Authorization="of a stranger")
@@ -797,8 +764,7 @@ class TestSpared:
         await writes.warm()
         assert writes.held.edition == edition
 
-    async def test_puts_that_fail_cost_a_stream_of_unknown_lifetime_one_fetch(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_puts_that_fail_cost_a_stream_of_unknown_lifetime_one_fetch(self, writes: Writes) -> None:
         assert await writes.bench.body() == (200, b"ab")
         for number in range(5):
             writes.bench.clock.advance(2)
@@ -808,8 +774,7 @@ class TestSpared:
         assert writes.whole_fetches == 2
 
     @pytest.mark.parametrize("status", [403, 404, 410])
-    async def test_a_strangers_delete_before_each_append(self, start: Start, status: int) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_strangers_delete_before_each_append(self, writes: Writes, status: int) -> None:
         await writes.warm()
         edition = writes.held.edition
         for number in range(0, 6, 2):
@@ -822,9 +787,8 @@ class TestSpared:
             await writes.warm()
         assert writes.held.edition == edition
 
-    async def test_a_delete_that_is_refused_leaves_what_readers_hold(self, start: Start) -> None:
+    async def test_a_delete_that_is_refused_leaves_what_readers_hold(self, writes: Writes) -> None:
         """Anyone can send one, and the follower has brought what was acknowledged."""
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.bench.poll("/s?offset=0002&live=long-poll")
         confirm(await writes.bench.live_request(), "0002")
@@ -842,9 +806,8 @@ class TestSpared:
     @pytest.mark.parametrize("is_trimmed", [False, True])
     @pytest.mark.parametrize("is_answered", [False, True])
     async def test_puts_after_a_doubt_that_a_read_has_cleared(
-        self, start: Start, is_trimmed: bool, is_answered: bool
+        self, writes: Writes, is_trimmed: bool, is_answered: bool
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.warm()
         await writes.begin(CREATE)
         if is_trimmed:
@@ -863,8 +826,7 @@ class TestSpared:
             await writes.warm()
         assert writes.held.edition == edition
 
-    async def test_a_put_and_an_append_without_an_answer(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_a_put_and_an_append_without_an_answer(self, writes: Writes) -> None:
         await writes.warm()
         edition = writes.held.edition
         for number, mode in enumerate((APPEND, CREATE)):
@@ -873,8 +835,7 @@ class TestSpared:
         await writes.warm()
         assert writes.held.edition == edition
 
-    async def test_puts_that_find_the_stream_there_one_after_the_other(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_puts_that_find_the_stream_there_one_after_the_other(self, writes: Writes) -> None:
         await writes.begin(CREATE, CREATE)
         await writes.answer(0, 201, "0002")
         await writes.warm()
@@ -885,8 +846,7 @@ class TestSpared:
             assert await writes.bench.body() == (200, b"ab")
         assert writes.held.edition == edition
 
-    async def test_repeats_of_a_producer_beside_a_slow_put(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_repeats_of_a_producer_beside_a_slow_put(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(CREATE)
         edition = writes.held.edition
@@ -898,9 +858,8 @@ class TestSpared:
 
     @pytest.mark.parametrize("answer", [(204, "0004"), (400, None)])
     async def test_an_overtaken_append_of_another_partition_beside_another_put(
-        self, start: Start, answer: tuple[int, str | None]
+        self, writes: Writes, answer: tuple[int, str | None]
     ) -> None:
-        writes = Writes(start, b"ab")
         await writes.begin(CREATE, APPEND, CREATE, Authorization="of a writer")
         await writes.answer(0, 201, "0002")
         assert await writes.bench.body() == (200, b"ab")
@@ -908,8 +867,7 @@ class TestSpared:
         await writes.answer(1, *answer)
         assert writes.held.edition == edition
 
-    async def test_an_overtaken_put_that_is_refused(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_an_overtaken_put_that_is_refused(self, writes: Writes) -> None:
         await writes.begin(CREATE, CREATE)
         await writes.answer(0, 201, "0002")
         assert await writes.bench.body() == (200, b"ab")
@@ -917,8 +875,7 @@ class TestSpared:
         await writes.answer(1, 409)
         assert writes.held.edition == edition
 
-    async def test_appends_that_a_closed_stream_refuses_beside_a_slow_put(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_appends_that_a_closed_stream_refuses_beside_a_slow_put(self, writes: Writes) -> None:
         writes.origin.is_closed = True
         assert await writes.bench.body() == (200, b"ab")
         await writes.begin(CREATE, APPEND)
@@ -926,8 +883,7 @@ class TestSpared:
         await writes.answer(1, 409, "0002", Stream_Closed="true")
         assert writes.held.edition == edition
 
-    async def test_overtaken_appends_that_are_refused_leave_the_live_request(self, start: Start) -> None:
-        writes = Writes(start, b"ab")
+    async def test_overtaken_appends_that_are_refused_leave_the_live_request(self, writes: Writes) -> None:
         await writes.begin(CREATE, *[APPEND] * 5)
         await writes.answer(0, 201, "0002")
         assert await writes.bench.body() == (200, b"ab")
@@ -967,8 +923,7 @@ class TestBridged:
     """On a route to S2 an append may create a stream that does not exist."""
 
     @pytest.fixture
-    def writes(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> Writes:
-        writes = Writes(start, b"ab")
+    def writes(self, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> Writes:
         # The origin in memory speaks Durable Streams, so only the route is told of S2.
         monkeypatch.setattr(RouteConfig, "is_bridged", property(lambda self: True))
         return writes

@@ -73,7 +73,7 @@ async def test_an_absolute_end_is_kept_though_the_live_request_stays_open(start:
     await bench.body()
     wire, _ = await reading(bench)
     stream = bench.stream
-    assert stream.lifetime is not None
+    assert stream.expiry.lifetime is not None
     bench.clock.advance(59)
     assert wire.ended == []
     bench.clock.advance(2)

@@ -43,7 +43,7 @@ class Kept:
 
     def stream(self, name: str) -> Stream:
         stream = self.bench.stream(name)
-        stream.lifetime = FOR_EVER
+        stream.expiry.know(FOR_EVER)
         stream.content_type = "text/plain"
         stream.contacted_at = self.bench.clock.now()
         return stream

@@ -82,7 +82,8 @@ class StoreAgainstRecount(RuleBasedStateMachine):
     @rule(key=keys, size=st.sampled_from([1, 1_500, 3_000]), is_known=st.booleans())
     def store(self, key: StreamKey, size: int, is_known: bool) -> None:
         stream = self.tapes.open(key, self.now)
-        stream.lifetime = FOR_EVER if is_known else stream.lifetime
+        if is_known:
+            stream.expiry.know(FOR_EVER)
         fill(self.tapes, stream, size, self.now)
 
     @rule(key=keys, size=st.sampled_from([1, 3_000]))

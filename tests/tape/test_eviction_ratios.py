@@ -164,7 +164,7 @@ def read_through_store(policy: str, slots: int, requests: Iterable[int], reads: 
         for _ in range(reads):
             stream = store.open(StreamKey(Group("default", f"/{request}"), "", Partition("")), now)
             stream.holds += 1
-            stream.lifetime = Lifetime(None, None)
+            stream.expiry.know(Lifetime(None, None))
             is_hit = stream.tape.knows_after("-1")
             if not is_hit:
                 store.store(stream, "-1", "1", body, now)

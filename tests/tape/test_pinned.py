@@ -74,7 +74,7 @@ def test_budget_and_share_hold_in_every_order_of_events(policy: str, monkeypatch
 
 def a_stream(store: TapeStore, name: str, size: int) -> Stream:
     stream = store.open(key(name), 0.0)
-    stream.lifetime = FOR_EVER
+    stream.expiry.know(FOR_EVER)
     fill(store, stream, size)
     return stream
 
@@ -162,7 +162,7 @@ def test_a_loan_does_not_evict_pinned_streams() -> None:
 def test_a_stream_that_is_not_stored_holds_bytes_only_while_its_record_is_pinned() -> None:
     store, _ = new_store(15_000)
     mine, theirs = a_stream(store, "a", 1_000), store.open(key("a", "someone"), 0.0)
-    theirs.lifetime = FOR_EVER
+    theirs.expiry.know(FOR_EVER)
     fill(store, theirs, 1_000)
     theirs.holds += 1
     store.prefer([], 0.0, [mine.key])

@@ -98,7 +98,7 @@ def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
     store, _ = new_store(5_300)
     followed = store.open(key("followed"), 0.0)
     followed.holds += 1
-    followed.lifetime = FOR_EVER
+    followed.expiry.know(FOR_EVER)
     fill(store, followed, 2_000)
     followed.tape.reached("00000009", is_closed=True)
     fill(store, store.open(key("other"), 0.0), 2_500)
@@ -114,7 +114,7 @@ def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> 
     for number in range(50):
         stream = store.open(key(str(number)), 0.0)
         stream.holds += 1
-        stream.lifetime = FOR_EVER
+        stream.expiry.know(FOR_EVER)
         fill(store, stream, 1_500)
         fill(store, store.open(key("other"), 0.0), 2_500)
         store.release(stream)

@@ -17,9 +17,10 @@ from tests.effort import examples
 
 
 def new_stream(lifetime: Lifetime | None = None) -> Stream:
-    return Stream(
-        StreamKey(Group("default", "/a"), "", Partition("")), Tape("i"), lifetime=lifetime, contacted_at=100.0
-    )
+    stream = Stream(StreamKey(Group("default", "/a"), "", Partition("")), Tape("i"), contacted_at=100.0)
+    if lifetime is not None:
+        stream.expiry.know(lifetime)
+    return stream
 
 
 def test_no_hit_before_the_lifetime_is_known() -> None:

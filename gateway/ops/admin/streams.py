@@ -275,7 +275,7 @@ class _Rows:
         )
 
     def detail(self, stream: Stream) -> StreamDetail:
-        now, tape, life, row = self._clock.now(), stream.tape, stream.lifetime, self.row(stream)
+        now, tape, life, row = self._clock.now(), stream.tape, stream.expiry.lifetime, self.row(stream)
         return StreamDetail(
             **{field.name: getattr(row, field.name) for field in fields(row)},
             incarnation=tape.incarnation,

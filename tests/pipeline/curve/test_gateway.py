@@ -59,7 +59,7 @@ def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
     missed = Missed()
     for visit in read:
         stream = library.open(StreamKey(Group("default", f"/{visit.stream}"), "", Partition("")), visit.at)
-        stream.lifetime = Lifetime(None, None)
+        stream.expiry.know(Lifetime(None, None))
         stream.holds += 1
         size = step_bytes(visit.stream)
         tokens = [START, *(f"{size * number:08d}" for number in range(1, STEPS + 1))]
