@@ -32,8 +32,9 @@ class SseOpening:
         self._tail = stream.tape.tail
         self._version = (stream.tail_version, stream.stale_marks, stream.forgotten)
         self._wall_from, self._wall_until = int(wall), int(wall) + 1.0
-        if stream.lifetime is not None and stream.lifetime.expires_at is not None:
-            self._wall_until = min(self._wall_until, stream.lifetime.expires_at)
+        lifetime = stream.expiry.lifetime
+        if lifetime is not None and lifetime.expires_at is not None:
+            self._wall_until = min(self._wall_until, lifetime.expires_at)
 
     def __repr__(self) -> str:
         return f"<SseOpening {self.step.end}, {len(self.data)} bytes>"

@@ -13,6 +13,7 @@ from gateway.engine.read import Read
 from gateway.engine.sse import Subscription
 from gateway.engine.sse_opening import SseOpening
 from gateway.live.subscriber import Subscriber
+from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from gateway.upstream.flight import OriginError
@@ -209,6 +210,16 @@ async def test_after_anything_that_it_was_found_from_the_next_reader_begins_by_i
     await happened(tail)
     assert tail.reopen() is None
     assert topic.readers in (0, readers)
+
+
+async def test_nor_is_it_valid_after_the_expiry_that_the_stream_has(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    await opened(bench)
+    bench.stream.expiry.know(Lifetime(None, bench.clock.wall() + 0.2))
+    opening = opening_of(bench, AT_TAIL)
+    assert opening is not None
+    assert opening.topic_at(bench.clock.wall() + 0.1) is not None
+    assert opening.topic_at(bench.clock.wall() + 0.3) is None
 
 
 async def test_a_reader_that_showed_a_later_cursor_is_drawn_one_of_its_own(start: Start) -> None:
