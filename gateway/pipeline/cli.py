@@ -191,6 +191,9 @@ def table(
     ] = None,
     option: SourceOptions = None,
     follow: Follow = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Go on in a table that follows another URL: the stream is at this one now.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
@@ -202,7 +205,8 @@ def table(
     with working(into, master, conf) as steps:
         from gateway.pipeline.stream_table import take_table
 
-        count = take_table(steps.spark, stream, into, ddl=schema, follow=follow, progress=steps.progress)
+        told = steps.progress
+        count = take_table(steps.spark, stream, into, ddl=schema, follow=follow, moved=moved, progress=told)
         typer.echo(f"table: {count:,} rows to {into}")
 
 

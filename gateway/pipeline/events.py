@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
@@ -21,7 +21,10 @@ from gateway.pipeline.errors import PipelineFailed
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
 """Environment variable with the Authorization header for the stream; other users can see flags in the process list."""
 
-_SCHEMES: Final = frozenset({"http", "https"})
+_SCHEMES: Final = {"http": 80, "https": 443}
+"""Their usual ports."""
+MARK: Final = "stream "
+"""The beginning of the names of progress in streams; their URLs follow."""
 _BATCH_BYTES: Final = 1 << 30
 """Most bytes in one batch of a stream, so that a backlog is ingested in parts."""
 _NOT_TO_BE_CHOSEN: Final = {
@@ -81,6 +84,14 @@ class LogStream:
             "stream": unquote(parts.path),
             "format": self.format,
         }
+
+    @property
+    def mark(self) -> str:
+        """The name of the progress in it: the same for all URLs by which the Spark source reads this stream."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        port = "" if parts.port in (None, _SCHEMES[parts.scheme]) else f":{parts.port}"
+        return f"{MARK}{parts.scheme}://{host}{port}/{quote(unquote(parts.path).strip().lstrip('/'))}"
 
     def check(self) -> None:
         """Raise PipelineFailed for options that the Spark source rejects, ImportError without Spark."""

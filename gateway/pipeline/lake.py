@@ -327,7 +327,7 @@ class Snapshot:
 
     def progress(self, name: str) -> Any:
         """A source's progress, as it was committed with rows; None if there is none.  Raises Conflict."""
-        if (number := self.mark(name)) is None:
+        if not (number := self.mark(name)):
             return None
         try:
             return orjson.loads(self.lake.store.read(self._progress_path(number)))["state"]
@@ -335,21 +335,32 @@ class Snapshot:
             # A later commit has removed it.
             raise self.conflict() from None
 
-    def commit_progress(self, files: Sequence[File], name: str, state: Any) -> Snapshot:
-        """Add files, and a source's progress.  Raises Conflict."""
-        before = self.mark(name)
+    def commit_progress(
+        self, files: Sequence[File], name: str, state: Any, *, instead_of: str | None = None
+    ) -> Snapshot:
+        """Add files, and a source's progress, which replaces that under its earlier name.  Raises Conflict."""
+        earlier = instead_of or name
+        before = self.mark(earlier)
         content = orjson.dumps({"of": name, "state": state})
         # A name of its own for each try: what an earlier one has left may be about to be removed.
         number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
         about = {"source": name, "rows": str(sum(file.rows for file in files))}
-        after = self.commit(files, marks={name: number}, about=about)
-        if before is not None:
+        after = self.commit(files, marks={earlier: 0, name: number}, about=about)
+        if before:
             self.lake.store.remove(self._progress_path(before))
         return after
 
     def unused(self) -> Iterator[tuple[str, int]]:
         """Progress that no commit names: its path beneath the lake, and when it was written (Unix ms)."""
+        return ((path, written_at) for path, written_at, source in self._all_progress() if source is None)
+
+    def sources(self) -> list[str]:
+        """The names of the sources whose progress was committed."""
+        return sorted(source for _, _, source in self._all_progress() if source is not None)
+
+    def _all_progress(self) -> Iterator[tuple[str, int, str | None]]:
+        """Files of progress, when they were written (Unix ms), and the source; None if no commit names the file."""
         for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
             try:
                 name = orjson.loads(self.lake.store.read(path))["of"]
@@ -357,9 +368,7 @@ class Snapshot:
                 continue  # a run has replaced it
             except ValueError:
                 name = ""  # a run was killed while it wrote it
-            number = self.mark(name) if name else None
-            if number is None or path != self._progress_path(number):
-                yield path, written_at
+            yield path, written_at, name if path == self._progress_path(self.mark(name) or 0) else None
 
     def _progress_path(self, number: int) -> str:
         return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"

@@ -34,13 +34,15 @@ def take_table(
     *,
     ddl: str | None = None,
     follow: bool = False,
+    moved: bool = False,
     progress: Callable[[str], None],
     stop: threading.Event | None = None,
 ) -> int:
     """Add what is new of a stream to the table at `into`, a folder or URL; with `follow` until `stop` or SIGINT.
 
     With `ddl`, Spark's schema text, messages are JSON with these columns, and a message that does not fit goes to
-    `_corrupt`; without it, rows are messages as they are.  Returns how many rows came.  Raises PipelineFailed.
+    `_corrupt`; without it, rows are messages as they are.  With `moved`, a table that follows another URL goes on at
+    this one.  Returns how many rows came.  Raises PipelineFailed.
     """
     lake, place = Lake.of_table(into)
     schema = _schema(source, ddl)
@@ -59,7 +61,7 @@ def take_table(
         return snapshot
 
     def take() -> None:
-        retried(lambda: each_batch(spark, source, schema, lake.snapshot(table), add), progress)
+        retried(lambda: each_batch(spark, source, schema, lake.snapshot(table), add, moved=moved), progress)
 
     def turn() -> None:
         try:

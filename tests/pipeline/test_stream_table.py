@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import deltalake
 import pytest
@@ -70,6 +70,72 @@ def test_the_line_of_the_first_page_makes_the_table_that_it_shows(
         assert take_table(spark, source, str(tmp_path / into), ddl=ddl, progress=lambda _: None) == 2
     exec(compile(program, "start/spark.md", "exec"), {})
     assert capsys.readouterr().out.strip() == shown.strip()
+
+
+def taken(spark: SparkSession, url: str, into: Path, ddl: str | None = "id bigint", **options: str) -> int:
+    return take_table(
+        spark, LogStream(url, options, "typed" if ddl else "messages"), str(into), ddl=ddl, progress=print
+    )
+
+
+def rows_of(into: Path) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", deltalake.DeltaTable(into).to_pyarrow_dataset().to_table().to_pylist())
+
+
+def test_urls_by_which_the_source_reads_one_stream_have_one_mark() -> None:
+    assert LogStream("http://h/a%20b/c").mark == "stream http://h/a%20b/c"
+    for url in ("HTTP://H/a%20b/c", "http://h:80//a b/%63", "http://h:/a b/c%20"):
+        assert LogStream(url).mark == "stream http://h/a%20b/c"
+    others = ("https://h/a", "http://h:8080/a", "http://[::1]:80/a", "http://h/A", "http://h/a/", "http://h/%2561")
+    assert len({LogStream(url).mark for url in ("http://h/a", *others)}) == 1 + len(others)
+
+
+def test_another_spelling_of_the_url_adds_nothing_twice(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    assert taken(spark, orders, tmp_path / "t") == 3
+    for spelling in (orders.replace("/orders", "//orders"), orders.replace("/orders", "/%6Frders")):
+        assert taken(spark, spelling, tmp_path / "t") == 0
+
+
+def test_a_table_of_an_earlier_release_goes_on(
+    spark: SparkSession, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into, spelled = tmp_path / "t", orders.replace("/orders", "/%6Frders")
+    with monkeypatch.context() as patched:
+        patched.setattr(LogStream, "mark", property(lambda source: f"stream {source.url}"))
+        assert taken(spark, spelled, into) == 3
+    ask("POST", orders, b'[{"id": 4}]')
+    assert taken(spark, orders, into) == 1
+    assert taken(spark, spelled, into) == 0
+    assert len(list((into / "_progress").iterdir())) == 1
+
+
+def test_a_table_of_another_url_goes_on_only_if_its_stream_has_moved(
+    spark: SparkSession, orders: str, tmp_path: Path
+) -> None:
+    into = tmp_path / "t"
+
+    def take(url: str) -> int:
+        return take_table(spark, LogStream(url), str(into), moved=True, progress=print)
+
+    assert taken(spark, orders, into, None) == 3
+    config = tmp_path / "gateway.toml"
+    config.write_text(
+        f'[[route]]\nprefix = "/shop"\nstrip_prefix = true\norigin = "{orders.removesuffix("/orders")}"\n'
+    )
+    with served(durable_gateway("serve", "--config", str(config), "--listen", "127.0.0.1:0"), "gateway") as urls:
+        there = f"{urls['gateway']}/shop/orders"
+        with pytest.raises(
+            PipelineFailed, match=rf"^[^\n]*/t: follows {orders}: --moved goes on at {there} if [^\n]*$"
+        ):
+            taken(spark, there, into, None)
+        ask("POST", orders, b'[{"id": 4}]')
+        assert take(there) == 1
+        assert taken(spark, there, into, None) == 0
+        with pytest.raises(PipelineFailed, match=f"follows {there}"):
+            taken(spark, orders, into, None)
+    ask("POST", orders, b'[{"id": 5}]')
+    assert take(orders) == 1
+    assert len(rows_of(into)) == 5
 
 
 def test_without_columns_messages_are_as_they_came(spark: SparkSession, orders: str, tmp_path: Path) -> None:
