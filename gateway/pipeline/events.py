@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -93,13 +93,15 @@ class LogStream:
         port = "" if parts.port in (None, _SCHEMES[parts.scheme]) else f":{parts.port}"
         return f"{MARK}{parts.scheme}://{host}{port}/{quote(unquote(parts.path).strip().lstrip('/'))}"
 
-    def check(self) -> None:
-        """Raise PipelineFailed for options that the Spark source rejects, ImportError without Spark."""
+    def check(self, *, free: Collection[str] = ()) -> None:
+        """Raise PipelineFailed for options that the Spark source rejects, or that are no one's to choose apart from
+        `free`; ImportError without Spark.
+        """
         from pyspark_durable_streams.errors import BadOption
         from pyspark_durable_streams.options import read_options
 
         for name in self.options:
-            if (reason := _NOT_TO_BE_CHOSEN.get(name)) is not None:
+            if name not in free and (reason := _NOT_TO_BE_CHOSEN.get(name)) is not None:
                 raise PipelineFailed(f"option {name}: {reason}")
         try:
             read_options(self.reading, is_streaming=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, cast
 
 from pyspark.errors import PySparkException
@@ -20,10 +21,11 @@ from gateway.pipeline.ingest import followed, retried
 from gateway.pipeline.lake import Conflict, Lake, Snapshot, delta_schema
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.tables import Column, Table
-from pyspark_durable_streams.formats import default_schema
-from pyspark_durable_streams.options import format_of
+from pyspark_durable_streams.formats import Format, default_schema
 
 _CORRUPT: Final = "_corrupt"
+_FREE: Final = ("chunkbytes", "mode", "tails")
+"""Options that the lines of a log may not have."""
 _MEANING: Final = "A column of the stream."
 
 
@@ -41,10 +43,12 @@ def take_table(
     """Add what is new of a stream to the table at `into`, a folder or URL; with `follow` until `stop` or SIGINT.
 
     With `ddl`, Spark's schema text, messages are JSON with these columns, and a message that does not fit goes to
-    `_corrupt`; without it, rows are messages as they are.  With `moved`, a table that follows another URL goes on at
+    `_corrupt`, or the column that `columnNameOfCorruptRecord` names; without it, rows are messages as they are, or
+    chunks of the stream with the option format=chunks.  With `moved`, a table that follows another URL goes on at
     this one.  Returns how many rows came.  Raises PipelineFailed.
     """
     lake, place = Lake.of_table(into)
+    source = checked(source, ddl)
     schema = _schema(source, ddl)
     columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
     table = Table(place, columns, (), partition_by=())
@@ -76,11 +80,21 @@ def take_table(
     return taken
 
 
+def checked(source: LogStream, ddl: str | None) -> LogStream:
+    """The source in the format of the table's rows.  Raises PipelineFailed for options that it cannot have."""
+    options = dict(source.options)
+    kind = options.pop("format", Format.MESSAGES if ddl is None else Format.TYPED).lower()
+    if (kind == Format.TYPED) != (ddl is not None):
+        raise PipelineFailed("option format: messages or chunks without --schema, and typed with it")
+    source = replace(source, options=options, format=kind)
+    source.check(free=_FREE)
+    return source
+
+
 def _schema(source: LogStream, ddl: str | None) -> StructType:
     try:
-        if ddl is None:
-            return cast("StructType", StructType.fromDDL(default_schema(format_of(source.reading))))
-        schema = cast("StructType", StructType.fromDDL(ddl))
+        schema = cast("StructType", StructType.fromDDL(default_schema(Format(source.format)) if ddl is None else ddl))
     except PySparkException as error:
         raise PipelineFailed(f"schema: {one_line(error)}") from None
-    return schema if _CORRUPT in schema.names else schema.add(_CORRUPT, StringType())
+    misfits = source.options.get("columnnameofcorruptrecord", _CORRUPT)
+    return schema if ddl is None or misfits in schema.names else schema.add(misfits, StringType())

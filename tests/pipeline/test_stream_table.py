@@ -146,6 +146,43 @@ def test_without_columns_messages_are_as_they_came(spark: SparkSession, orders: 
     assert {row["value"] for row in rows} >= {'{"id": 3}'}
 
 
+def test_an_option_that_cannot_be_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9/s"
+    for options, said in (
+        ({"stream": "other"}, "option stream: the URL names the stream"),
+        ({"path": "other"}, "option path: the URL names the stream"),
+        ({"format": "typed"}, "option format: messages or chunks without --schema"),
+        ({"format": "lines"}, "option format: "),
+        ({"chunkbytes": "9"}, "option chunkBytes requires format=chunks"),
+        ({"catalog": "x"}, "option catalog is unknown"),
+    ):
+        with pytest.raises(PipelineFailed, match=rf"^{said}[^\n]*$"):
+            taken(spark, url, tmp_path / "t", None, **options)
+    with pytest.raises(
+        PipelineFailed, match=r"^option format: messages or chunks without --schema, and typed with it$"
+    ):
+        taken(spark, url, tmp_path / "t", "id int", format="chunks")
+
+
+def test_misfits_go_to_the_column_that_is_named_for_them(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    taken(spark, orders, tmp_path / "t", columnnameofcorruptrecord="bad")
+    assert {(row["id"], row["bad"]) for row in rows_of(tmp_path / "t")} == {
+        (1, None),
+        (None, '{"id": "two", "amount": 1.5}'),
+        (3, None),
+    }
+    assert taken(spark, orders, tmp_path / "dropped", mode="DROPMALFORMED") == 2
+
+
+def test_a_stream_of_bytes_becomes_a_table_of_chunks(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    url = f"{orders}/video"
+    ask("PUT", url, b"12345", "application/octet-stream")
+    with pytest.raises(PipelineFailed, match=r"^[^\n]*no messages: read it with format=chunks$"):
+        taken(spark, url, tmp_path / "t", None)
+    assert taken(spark, url, tmp_path / "t", None, format="chunks", chunkbytes="2") == 3
+    assert sorted(row["value"] for row in rows_of(tmp_path / "t")) == [b"12", b"34", b"5"]
+
+
 def test_a_relative_folder_is_that_of_the_driver(
     spark: SparkSession, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
