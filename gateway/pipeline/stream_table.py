@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import DataType, StringType, StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
@@ -21,7 +21,9 @@ from gateway.pipeline.ingest import followed, retried
 from gateway.pipeline.lake import Conflict, Lake, Snapshot, delta_schema
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.tables import Column, Table
-from pyspark_durable_streams.formats import Format, default_schema
+from gateway.pipeline.upkeep import MANY, optimize
+from pyspark_durable_streams.errors import BadOption
+from pyspark_durable_streams.formats import Format, check_schema, default_schema
 
 _CORRUPT: Final = "_corrupt"
 _FREE: Final = ("chunkbytes", "mode", "tails")
@@ -50,7 +52,7 @@ def take_table(
     lake, place = Lake.of_table(into)
     source = checked(source, ddl)
     schema = _schema(source, ddl)
-    columns = tuple(Column(field.name, field.dataType.simpleString(), _MEANING) for field in schema.fields)
+    columns = tuple(Column(field.name, _ddl(field.dataType), _MEANING) for field in schema.fields)
     table = Table(place, columns, (), partition_by=())
     delta_schema(table)
     taken = 0
@@ -65,7 +67,10 @@ def take_table(
         return snapshot
 
     def take() -> None:
-        retried(lambda: each_batch(spark, source, schema, lake.snapshot(table), add, moved=moved), progress)
+        before = taken
+        retried(lambda: each_batch(spark, source, schema, _fitting(lake.snapshot(table)), add, moved=moved), progress)
+        if taken > before:
+            optimize(lake, progress, (table,), many=MANY)
 
     def turn() -> None:
         try:
@@ -91,10 +96,32 @@ def checked(source: LogStream, ddl: str | None) -> LogStream:
     return source
 
 
+def _fitting(snapshot: Snapshot) -> Snapshot:
+    """The table, if rows of this schema leave none of its columns out.  Raises PipelineFailed."""
+    if left := [name for name in snapshot.present() if name not in snapshot.table.names]:
+        raise PipelineFailed(
+            f"{snapshot.lake.path(snapshot.table)}: the schema lacks {', '.join(left)}: "
+            "name all columns that the table has, and new ones as you like"
+        )
+    return snapshot
+
+
 def _schema(source: LogStream, ddl: str | None) -> StructType:
     try:
         schema = cast("StructType", StructType.fromDDL(default_schema(Format(source.format)) if ddl is None else ddl))
     except PySparkException as error:
         raise PipelineFailed(f"schema: {one_line(error)}") from None
     misfits = source.options.get("columnnameofcorruptrecord", _CORRUPT)
-    return schema if ddl is None or misfits in schema.names else schema.add(misfits, StringType())
+    if ddl is not None and misfits not in schema.names:
+        schema = schema.add(misfits, StringType())
+    try:
+        check_schema(Format(source.format), schema, (misfits,))
+    except BadOption as error:
+        raise PipelineFailed(f"schema: {error}") from None
+    # A message that does not fit has NULL in any column.
+    return schema.toNullable()
+
+
+def _ddl(kind: DataType) -> str:
+    """Spark's text of a type.  `simpleString` does not quote the names of fields."""
+    return StructType().add("x", kind).toDDL().removeprefix("x ")

@@ -13,6 +13,7 @@ import pytest
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import LogStream
 from gateway.pipeline.stream_table import take_table
+from gateway.pipeline.upkeep import MANY
 from tests.pipeline.test_ingest_stream import ask
 from tests.pipeline.test_object_store import Dead, dying
 from tests.served import durable_gateway, served
@@ -181,6 +182,40 @@ def test_a_stream_of_bytes_becomes_a_table_of_chunks(spark: SparkSession, orders
         taken(spark, url, tmp_path / "t", None)
     assert taken(spark, url, tmp_path / "t", None, format="chunks", chunkbytes="2") == 3
     assert sorted(row["value"] for row in rows_of(tmp_path / "t")) == [b"12", b"34", b"5"]
+
+
+def test_a_schema_that_lacks_columns_of_the_table_is_refused(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    into = tmp_path / "t"
+    assert taken(spark, orders, into) == 3
+    ask("POST", orders, b'[{"id": 4, "amount": 4}]')
+    for ddl, said in (
+        (None, "/t: the schema lacks id, _corrupt: "),
+        ("amount double", "/t: the schema lacks id: "),
+        ("id string", "/t: its column id has another type"),
+    ):
+        with pytest.raises(PipelineFailed, match=rf"^[^\n]*{said}[^\n]*$"):
+            taken(spark, orders, into, ddl)
+    assert taken(spark, orders, into, "amount double, id bigint") == 1
+    assert (4, 4.0) in {(row["id"], row["amount"]) for row in rows_of(into)}
+
+
+def test_a_table_of_many_small_batches_is_compacted(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    into = tmp_path / "t"
+    for number in range(MANY):
+        ask("POST", orders, b'[{"id": %d, "a.b": 1}]' % number)
+        taken(spark, orders, into, "id bigint, `a.b` int")
+    assert len(deltalake.DeltaTable(into).file_uris()) < MANY
+    assert len(rows_of(into)) == MANY + 3
+
+
+def test_any_key_of_json_may_be_a_column(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    ask("POST", orders, b'[{"a.b": 1, "a`b": 2, "x y": 3, "n": {"x-y": 4, "z": ["q"]}}]')
+    ddl = "`a.b` int, `a``b` int not null, `x y` int, n struct<`x-y`: int not null comment 'no', z: array<string>>"
+    assert taken(spark, orders, tmp_path / "t", ddl) == 4
+    (row,) = (row for row in rows_of(tmp_path / "t") if row["n"] is not None)
+    assert row == {"a.b": 1, "a`b": 2, "x y": 3, "n": {"x-y": 4, "z": ["q"]}, "_corrupt": None}
+    with pytest.raises(PipelineFailed, match=r"^schema: column n\.t: format=typed has no varchar\(3\)[^\n]*$"):
+        taken(spark, orders, tmp_path / "t", "n struct<t: varchar(3)>")
 
 
 def test_a_relative_folder_is_that_of_the_driver(
