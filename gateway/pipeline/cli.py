@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -191,6 +190,9 @@ def table(
     ] = None,
     option: SourceOptions = None,
     follow: Follow = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Go on in a table that follows another URL: the stream is at this one now.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
@@ -198,11 +200,16 @@ def table(
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")
-    stream = replace(stream, format="messages" if schema is None else "typed")
+    # Before Spark starts; without Spark, `working` raises the error that matters.
+    with suppress(ImportError):
+        from gateway.pipeline.stream_table import checked
+
+        checked(stream, schema)
     with working(into, master, conf) as steps:
         from gateway.pipeline.stream_table import take_table
 
-        count = take_table(steps.spark, stream, into, ddl=schema, follow=follow, progress=steps.progress)
+        told = steps.progress
+        count = take_table(steps.spark, stream, into, ddl=schema, follow=follow, moved=moved, progress=told)
         typer.echo(f"table: {count:,} rows to {into}")
 
 

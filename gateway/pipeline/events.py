@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
@@ -21,7 +21,10 @@ from gateway.pipeline.errors import PipelineFailed
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
 """Environment variable with the Authorization header for the stream; other users can see flags in the process list."""
 
-_SCHEMES: Final = frozenset({"http", "https"})
+_SCHEMES: Final = {"http": 80, "https": 443}
+"""Their usual ports."""
+MARK: Final = "stream "
+"""The beginning of the names of progress in streams; their URLs follow."""
 _BATCH_BYTES: Final = 1 << 30
 """Most bytes in one batch of a stream, so that a backlog is ingested in parts."""
 _NOT_TO_BE_CHOSEN: Final = {
@@ -82,13 +85,23 @@ class LogStream:
             "format": self.format,
         }
 
-    def check(self) -> None:
-        """Raise PipelineFailed for options that the Spark source rejects, ImportError without Spark."""
+    @property
+    def mark(self) -> str:
+        """The name of the progress in it: the same for all URLs by which the Spark source reads this stream."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        port = "" if parts.port in (None, _SCHEMES[parts.scheme]) else f":{parts.port}"
+        return f"{MARK}{parts.scheme}://{host}{port}/{quote(unquote(parts.path).strip().lstrip('/'))}"
+
+    def check(self, *, free: Collection[str] = ()) -> None:
+        """Raise PipelineFailed for options that the Spark source rejects, or that are no one's to choose apart from
+        `free`; ImportError without Spark.
+        """
         from pyspark_durable_streams.errors import BadOption
         from pyspark_durable_streams.options import read_options
 
         for name in self.options:
-            if (reason := _NOT_TO_BE_CHOSEN.get(name)) is not None:
+            if name not in free and (reason := _NOT_TO_BE_CHOSEN.get(name)) is not None:
                 raise PipelineFailed(f"option {name}: {reason}")
         try:
             read_options(self.reading, is_streaming=True)

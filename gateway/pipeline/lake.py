@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import starmap
@@ -30,7 +30,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from gateway.aio.clock import SystemClock
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
 from gateway.pipeline.store import Store, settings_of
 from gateway.pipeline.tables import Table
@@ -155,11 +155,19 @@ class Lake:
         """Write rows as files that belong to no table yet."""
         from pyspark.sql import functions as f
 
-        fitted = df.select([f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
+        quoted = {name: "`{}`".format(name.replace("`", "``")) for name in table.names}
+        columns = [f.col(quoted[one.name]).cast(one.type) for one in table.columns]
         in_files = [name for name in table.names if name not in table.partition_by]
         writer = Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
         prefix = len(table.place) + 1
-        written = fitted.mapInArrow(writer, WRITTEN).collect()
+        names = table.names
+
+        def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return writer(batch.rename_columns(names) for batch in batches)
+
+        # `mapInArrow` does not quote names.
+        numbered = df.select([column.alias(str(number)) for number, column in enumerate(columns)])
+        written = numbered.mapInArrow(named, WRITTEN).collect()
         return [File(row.path[prefix:], row.size, row.written_at, row.rows) for row in written]
 
     def replace(self, df: DataFrame, table: Table) -> None:
@@ -327,7 +335,7 @@ class Snapshot:
 
     def progress(self, name: str) -> Any:
         """A source's progress, as it was committed with rows; None if there is none.  Raises Conflict."""
-        if (number := self.mark(name)) is None:
+        if not (number := self.mark(name)):
             return None
         try:
             return orjson.loads(self.lake.store.read(self._progress_path(number)))["state"]
@@ -335,21 +343,32 @@ class Snapshot:
             # A later commit has removed it.
             raise self.conflict() from None
 
-    def commit_progress(self, files: Sequence[File], name: str, state: Any) -> Snapshot:
-        """Add files, and a source's progress.  Raises Conflict."""
-        before = self.mark(name)
+    def commit_progress(
+        self, files: Sequence[File], name: str, state: Any, *, instead_of: str | None = None
+    ) -> Snapshot:
+        """Add files, and a source's progress, which replaces that under its earlier name.  Raises Conflict."""
+        earlier = instead_of or name
+        before = self.mark(earlier)
         content = orjson.dumps({"of": name, "state": state})
         # A name of its own for each try: what an earlier one has left may be about to be removed.
         number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
         about = {"source": name, "rows": str(sum(file.rows for file in files))}
-        after = self.commit(files, marks={name: number}, about=about)
-        if before is not None:
+        after = self.commit(files, marks={earlier: 0, name: number}, about=about)
+        if before:
             self.lake.store.remove(self._progress_path(before))
         return after
 
     def unused(self) -> Iterator[tuple[str, int]]:
         """Progress that no commit names: its path beneath the lake, and when it was written (Unix ms)."""
+        return ((path, written_at) for path, written_at, source in self._all_progress() if source is None)
+
+    def sources(self) -> list[str]:
+        """The names of the sources whose progress was committed."""
+        return sorted(source for _, _, source in self._all_progress() if source is not None)
+
+    def _all_progress(self) -> Iterator[tuple[str, int, str | None]]:
+        """Files of progress, when they were written (Unix ms), and the source; None if no commit names the file."""
         for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
             try:
                 name = orjson.loads(self.lake.store.read(path))["of"]
@@ -357,21 +376,24 @@ class Snapshot:
                 continue  # a run has replaced it
             except ValueError:
                 name = ""  # a run was killed while it wrote it
-            number = self.mark(name) if name else None
-            if number is None or path != self._progress_path(number):
-                yield path, written_at
+            yield path, written_at, name if path == self._progress_path(self.mark(name) or 0) else None
 
     def _progress_path(self, number: int) -> str:
         return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"
 
+    def present(self) -> dict[str, Any]:
+        """The columns that it has by now, and their Delta types.  Raises PipelineFailed if one is to have another."""
+        present = {} if self.delta is None else {one.name: one.type for one in self.delta.schema().fields}
+        for new in delta_schema(self.table).fields:
+            if present.get(new.name, new.type) != new.type:
+                raise PipelineFailed(f"{self.lake.path(self.table)}: its column {new.name} has another type")
+        return present
+
     def _with_all_columns(self) -> DeltaTable:
         """The table, with columns that a later release has added."""
         assert self.delta is not None
-        present = {column.name: column.type for column in self.delta.schema().fields}
-        wanted = delta_schema(self.table)
-        if wrong := [new.name for new in wanted.fields if new.name in present and new.type != present[new.name]]:
-            raise PipelineFailed(f"{self.lake.path(self.table)}: its column {wrong[0]} has another type")
-        if missing := [new for new in wanted.fields if new.name not in present]:
+        present = self.present()
+        if missing := [new for new in delta_schema(self.table).fields if new.name not in present]:
             self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
         return self.delta
 
@@ -384,10 +406,13 @@ def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schem
 
 def delta_schema(table: Table) -> Schema:
     """The Delta schema of a table.  Raises PipelineFailed for a type that Delta tables do not have."""
-    try:
-        return Schema.from_arrow(arrow_schema(table))
-    except Exception as error:  # of no class of its own
-        raise PipelineFailed(f"{table.name}: {str(error).splitlines()[0]}") from None
+    fields = []
+    for name in table.names:
+        try:
+            fields += Schema.from_arrow(arrow_schema(table, [name])).fields
+        except Exception as error:  # of no class of its own
+            raise PipelineFailed(f"{table.name}: column {name}: {one_line(error)}") from None
+    return Schema(fields)
 
 
 def _arrow_type(type_: str) -> pa.DataType:

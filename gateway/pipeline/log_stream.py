@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
-from gateway.pipeline.events import LogStream, with_hint
+from gateway.pipeline.events import MARK, LogStream, with_hint
 from gateway.pipeline.lake import Snapshot
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
@@ -29,14 +29,20 @@ def each_batch(
     schema: StructType,
     snapshot: Snapshot,
     take: Callable[[Snapshot, DataFrame, str, Any], Snapshot],
+    *,
+    moved: bool | None = None,
 ) -> None:
     """Read a stream up to its tails as of now, from the progress that is committed in `snapshot`.
 
     `take` commits a batch: it gets the snapshot, the rows, the progress's name, and the offset of the batch's end, and
     gives the new snapshot.  Errors of the source, in the driver and in tasks, are raised as PipelineFailed.
+
+    A table of one stream says by `moved` whether progress at another URL is progress here; without, it is refused.
     """
-    name = f"stream {source.url}"
+    name = source.mark
     try:
+        if not snapshot.mark(name):
+            snapshot = _under_this_name(snapshot, source, moved)
         reader = StreamReader(schema, read_options(source.reading, is_streaming=True))
         try:
             reader.prepareForTriggerAvailableNow()
@@ -50,6 +56,26 @@ def each_batch(
         raise PipelineFailed(f"{source.url}: {with_hint(str(error))}") from None
     except PySparkException as error:
         raise PipelineFailed(f"{source.url}: {with_hint(one_line(error))}") from None
+
+
+def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) -> Snapshot:
+    """The table with the progress that stands under the URL's spelling of an earlier release, or where it `moved`."""
+    earlier = [name for name in snapshot.sources() if name.startswith(MARK)]
+    found = [name for name in earlier if LogStream(name.removeprefix(MARK)).mark == source.mark]
+    if not found and moved is not None:
+        if len(earlier) > moved:
+            urls = " and ".join(name.removeprefix(MARK) for name in earlier)
+            raise PipelineFailed(
+                f"{snapshot.lake.path(snapshot.table)}: follows {urls}: --moved goes on at {source.url} if that is the "
+                "one stream it follows, and another stream needs a table of its own"
+            )
+        found = earlier
+    for name in found[:1]:
+        state = snapshot.progress(name)
+        here = dict.fromkeys(read_options(source.reading, is_streaming=True).streams)
+        state |= {"streams": dict(zip(here, state["streams"].values(), strict=False)), "batch": {}, "last": ""}
+        return snapshot.commit_progress([], source.mark, state, instead_of=name)
+    return snapshot
 
 
 def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schema: StructType) -> DataFrame:
