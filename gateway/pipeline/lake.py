@@ -33,7 +33,7 @@ from gateway.aio.clock import SystemClock
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
 from gateway.pipeline.store import Store, settings_of
-from gateway.pipeline.tables import Table
+from gateway.pipeline.tables import BRONZE, REQUESTS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +42,8 @@ _DAY: Final = "day"
 _KIND: Final = "kind"
 _PATTERNS: Final = frozenset("*?[]{}\\")
 _PROGRESS: Final = "_progress"
+_WITH_THE_FIRST: Final = (BRONZE.place, REQUESTS.place)
+"""Tables that are there from the first ingest on, so that one of them is missing in few lakes."""
 LEAST_KEEP_S: Final = 3_600
 """Shortest time that a vacuum keeps files in seconds, so that those of most runs in progress are."""
 _CLEANED_AT: Final = 100
@@ -125,15 +127,22 @@ class Lake:
         try:
             delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
         except TableNotFoundError:
-            if self.store.local is not None and (self.store.local / "checkpoints").exists():
-                raise PipelineFailed(
-                    f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
-                    f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
-                ) from None
+            if table.place in _WITH_THE_FIRST:
+                self._check_is_of_now()
             return Snapshot(self, table, None)
         except (DeltaError, OSError) as error:
             raise PipelineFailed(f"{self.path(table)}: {error}") from None
         return Snapshot(self, table, delta)
+
+    def _check_is_of_now(self) -> None:
+        """Raise PipelineFailed for a lake from before Delta Lake, whose lines a vacuum of a new one would remove."""
+        if any("/batch=" in path for path, _ in self.store.listed(BRONZE.place)):
+            # Files are read on this machine.
+            folder = self.url if self.store.local is not None else "LOCAL_COPY"
+            raise PipelineFailed(
+                f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
+                f"`pipeline ingest {folder}/bronze/kind=lines --lake NEW`"
+            )
 
     def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
         """The table with exactly its columns, for these days or all; empty if it does not exist yet."""

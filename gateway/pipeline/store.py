@@ -88,6 +88,5 @@ class Store:
 @cache
 def _files(store: Store) -> fs.FileSystem:
     if (folder := store.local) is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
     return fs.PyFileSystem(DeltaStorageHandler(store.url, dict(store.settings)))

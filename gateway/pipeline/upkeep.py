@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import LEAST_KEEP_S, Lake, Snapshot
@@ -90,13 +90,19 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
 
 
 def undo(lake: Lake, version: int) -> None:
-    """Give bronze the content of an older version.  Raises PipelineFailed if its files are no longer there."""
+    """Give bronze the content of an older version.
+
+    Raises PipelineFailed if its files are no longer there, and Conflict if another run has written to it meanwhile.
+    """
     bronze = lake.snapshot(BRONZE)
     if bronze.delta is None or not 0 <= version < bronze.version:
         versions = f"has versions 0 to {bronze.version}" if bronze.delta is not None else "does not exist"
         raise PipelineFailed(f"{lake.path(BRONZE)}: {versions}: an older one than the last is to be named")
     try:
         bronze.delta.restore(version, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError:
+        # Not once more: it would undo what the other run has just added.
+        raise bronze.conflict() from None
     except DeltaError as error:
         raise PipelineFailed(f"{lake.path(BRONZE)}: version {version} cannot be restored: {error}") from None
 

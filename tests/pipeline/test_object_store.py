@@ -143,12 +143,20 @@ def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
     first.commit()
     with pytest.raises(Conflict):
         second.commit()
+    lake.snapshot(BRONZE).commit()
     first, second = lake.snapshot(BRONZE), lake.snapshot(BRONZE)
     first.commit_progress([], "files", {"at": 1})
     with pytest.raises(Conflict):
         second.commit_progress([], "files", {"at": 2})
     with pytest.raises(Conflict):
         second.commit(marks={"files": 1})
+    with pytest.raises(Conflict):
+        # Two additions, which delta-rs would put in a row.
+        second.commit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lake, "snapshot", lambda *_: second)
+        with pytest.raises(Conflict):
+            upkeep.undo(lake, 0)
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
 
 

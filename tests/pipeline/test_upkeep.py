@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -175,16 +176,18 @@ def test_every_file_is_read_or_told_of(spark: SparkSession, lake: Lake, log: Pat
     assert ids(lake) == [1, 2, 3, 8]
 
 
+@pytest.mark.parametrize(("scheme", "copy"), [("", ".*/old"), ("file://", "LOCAL_COPY")])
 def test_a_lake_of_an_earlier_release_is_refused_and_its_lines_can_be_taken_over(
-    spark: SparkSession, lake: Lake, log: Path, tmp_path: Path
+    spark: SparkSession, lake: Lake, log: Path, tmp_path: Path, scheme: str, copy: str
 ) -> None:
     old = tmp_path / "old"
-    (old / "checkpoints").mkdir(parents=True)
     frame = spark.createDataFrame([(text.decode().rstrip("\n"),) for text in (line(1), line(2))], "line string")
     frame.write.parquet(str(old / "bronze" / "kind=lines" / "day=2026-09-24" / "batch=a-1"))
     log.write_bytes(lines(3))
-    with pytest.raises(PipelineFailed, match=r"pipeline ingest .*/old/bronze/kind=lines --lake NEW`$"):
-        take(spark, Lake(str(old)), log)
+    refused = Lake(f"{scheme}{old}")
+    for work in (partial(take, spark, refused, log), partial(upkeep.vacuum, refused, keep_s=FAR, now=FAR)):
+        with pytest.raises(PipelineFailed, match=rf"pipeline ingest {copy}/bronze/kind=lines --lake NEW`$"):
+            work()
     take(spark, lake, old / "bronze" / "kind=lines")
     assert ids(lake) == [1, 2]
 
