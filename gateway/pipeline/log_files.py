@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
-from gateway.pipeline.tables import LINES
+from gateway.pipeline.tables import LATE, LINES
 
 SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
@@ -220,9 +220,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
-    """The column `line` of a Parquet file, such as those of bronze."""
+    """The column `line` of a Parquet file, such as those of bronze; of its rejects those that are late."""
     with pq.ParquetFile(raw) as parquet:
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")
-        for rows in parquet.iter_batches(columns=["line"]):
-            plain.writelines(f"{line}\n".encode() for line in rows.column(0).to_pylist())
+        for rows in parquet.iter_batches(columns=["line", "reason"]):
+            lines = rows.to_pylist()
+            plain.writelines(f"{row['line']}\n".encode() for row in lines if row.get("reason") in (None, LATE))
