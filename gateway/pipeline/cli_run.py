@@ -14,7 +14,7 @@ import typer
 
 from gateway.aio.clock import SystemClock
 from gateway.config.errors import PlanError
-from gateway.pipeline.errors import PipelineFailed, one_line
+from gateway.pipeline.errors import PipelineFailed, brief, one_line
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 from gateway.pipeline.whole_file import write_whole
 
@@ -120,6 +120,8 @@ def write_report(
 @contextmanager
 def failing() -> Iterator[None]:
     """Turn failures of a command that needs no Spark into PipelineFailed."""
+    # delta-rs logs at length what its errors say in short.
+    os.environ.setdefault("RUST_LOG", "off")
     try:
         import pyarrow as pa
         from deltalake.exceptions import DeltaError
@@ -132,7 +134,7 @@ def failing() -> Iterator[None]:
     except ImportError as error:
         raise PipelineFailed(f"the pipeline needs {error.name}: {EXTRA}") from None
     except (OSError, DeltaError, pa.ArrowException) as error:
-        raise PipelineFailed(f"the lake's store failed: {error}") from None
+        raise PipelineFailed(f"the lake's store failed: {brief(error)}") from None
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from datetime import date
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote
 
 import orjson
 import pyarrow as pa
@@ -30,7 +31,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from gateway.aio.clock import SystemClock
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import PipelineFailed, brief
 from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
 from gateway.pipeline.store import Store, settings_of
 from gateway.pipeline.tables import BRONZE, REQUESTS, Table
@@ -103,10 +104,12 @@ class Lake:
     """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
     `s3://bucket/lake`.
 
-    Raises PipelineFailed for a URL that Spark would read as a pattern.
+    Raises PipelineFailed for a URL that Spark would read as a pattern, and for settings that delta-rs crashes at.
     """
 
     def __init__(self, url: str) -> None:
+        if url.startswith("file:///"):
+            url = unquote(url.removeprefix("file://"))
         # Spark's workers stand in other folders than the driver.
         url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if not _PATTERNS.isdisjoint(url):
@@ -131,7 +134,7 @@ class Lake:
                 self._check_is_of_now()
             return Snapshot(self, table, None)
         except (DeltaError, OSError) as error:
-            raise PipelineFailed(f"{self.path(table)}: {error}") from None
+            raise PipelineFailed(f"{self.path(table)}: {brief(error)}") from None
         return Snapshot(self, table, delta)
 
     def _check_is_of_now(self) -> None:
@@ -316,7 +319,7 @@ class Snapshot:
         except DeltaError as error:
             if self.delta is None and self.lake.snapshot(self.table).delta is not None:
                 raise self.conflict() from None
-            raise PipelineFailed(f"{self.lake.path(self.table)}: {error}") from None
+            raise PipelineFailed(f"{self.lake.path(self.table)}: {brief(error)}") from None
         # Not a later one: its progress may be that of another run.
         return self.lake.snapshot(self.table, version=committed)
 

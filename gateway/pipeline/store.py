@@ -18,14 +18,19 @@ import pyarrow as pa
 import pyarrow.fs as fs
 from deltalake.fs import DeltaStorageHandler
 
+from gateway.pipeline.errors import PipelineFailed
+
 _BUFFER_BYTES: Final = 1 << 20
+_ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of the object store that `url` is in; none for a local folder."""
+    """The settings of the object store that `url` is in; none for a local folder.  Raises PipelineFailed."""
     if "://" not in url:
         return ()
+    if environ.get(_ENDPOINT) == "":
+        raise PipelineFailed(f"{_ENDPOINT} is empty: set it to the store's URL, or unset it")
     return tuple(sorted((name, value) for name, value in environ.items() if name.startswith(_SETTINGS)))
 
 
