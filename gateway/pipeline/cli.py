@@ -211,9 +211,8 @@ def history(lake: LakeUrl = "lake") -> None:
     """List the versions of bronze: what each ingest added, the newest first."""
     with failing():
         from gateway.pipeline import upkeep
-        from gateway.pipeline.lake import Lake
 
-        for line in upkeep.history(Lake(lake)):
+        for line in upkeep.history(_existing(lake)):
             typer.echo(line)
 
 
@@ -300,9 +299,7 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = _seconds(min_span, "--min-span")
     with failing():
-        from gateway.pipeline.lake import Lake
-
-        write_report(Lake(lake), out, plan, curve or (), min_span_s, title, shown_progress())
+        write_report(_existing(lake), out, plan, curve or (), min_span_s, title, shown_progress())
 
 
 @pipeline.command()
@@ -377,6 +374,15 @@ def _source(texts: list[str], options: list[str] | None) -> Source:
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
     """The tables that an upkeep is for: those of a lake, or a single one."""
     from gateway.pipeline import upkeep
+
+    return (_existing(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)
+
+
+def _existing(url: str) -> Lake:
+    """The lake at a URL that may be mistyped."""
     from gateway.pipeline.lake import Lake
 
-    return (Lake(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)
+    lake = Lake(url)
+    if lake.store.is_empty():
+        raise PipelineFailed(f"{lake.url}: there is no lake")
+    return lake

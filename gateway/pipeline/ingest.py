@@ -188,8 +188,10 @@ class _Ingest:
             self._has_forgotten = True
         taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
         for spooled in files.batches(paths):
-            lines = self.lake.read_files(self.spark, SPOOL, spooled)
-            bronze = self._take(bronze, lines.withColumn("taken", taken_at), _FILES, files.manifest.to_json())
+            lines = self.lake.read_files(self.spark, SPOOL, spooled.paths).withColumn("taken", taken_at)
+            first, *others = spooled.sources
+            named = f"{first} and {many(len(others), 'more file')}" if others else first
+            bronze = self._take(bronze, lines, _FILES, files.manifest.to_json(), named)
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
@@ -201,13 +203,15 @@ class _Ingest:
         schema = StructType().add("value", StringType())
         each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), take)
 
-    def _take(self, bronze: Snapshot, came: DataFrame, name: str, progress: object) -> Snapshot:
+    def _take(
+        self, bronze: Snapshot, came: DataFrame, name: str, progress: object, source: str | None = None
+    ) -> Snapshot:
         """Commit one batch (`line`, `source`, `taken`) to bronze and silver."""
         oldest = None
         if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
             oldest = known[-1] - timedelta(days=self.late_days)
         files = self.lake.write(classified(came, oldest=oldest), BRONZE)
-        bronze = bronze.commit_progress(files, name, progress)
+        bronze = bronze.commit_progress(files, name, progress, source)
         # A run that then loses the race for silver has taken in these lines all the same.
         self._count(files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")

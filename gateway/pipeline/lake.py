@@ -347,14 +347,14 @@ class Snapshot:
             # A later commit has removed it.
             raise self.conflict() from None
 
-    def commit_progress(self, files: Sequence[File], name: str, state: Any) -> Snapshot:
-        """Add files, and a source's progress.  Raises Conflict."""
+    def commit_progress(self, files: Sequence[File], name: str, state: Any, source: str | None = None) -> Snapshot:
+        """Add files, and a source's progress; history names `source`, or `name`.  Raises Conflict."""
         before = self.mark(name)
         content = orjson.dumps({"of": name, "state": state})
         # A name of its own for each try: what an earlier one has left may be about to be removed.
         number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
-        about = {"source": name, "rows": str(sum(file.rows for file in files))}
+        about = {"source": source or name, "rows": str(sum(file.rows for file in files))}
         after = self.commit(files, marks={name: number}, about=about)
         if before is not None:
             self.lake.store.remove(self._progress_path(before))

@@ -53,8 +53,8 @@ class LogFiles:
     manifest: Manifest
     unreadable: list[str] = field(default_factory=list)
 
-    def batches(self, files: Sequence[Path]) -> Iterator[list[str]]:
-        """Batches of new lines: the paths of each one's files of the spool.
+    def batches(self, files: Sequence[Path]) -> Iterator[_Spool]:
+        """Batches of new lines.
 
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
         """
@@ -63,10 +63,12 @@ class LogFiles:
         try:
             for path in files:
                 for _ in self._read(path, spool):
-                    yield spool.finished()
+                    spool.finish()
+                    yield spool
                     spool.clear()
             if spool.size:
-                yield spool.finished()
+                spool.finish()
+                yield spool
         finally:
             spool.clear()
 
@@ -119,9 +121,12 @@ class _Spool:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._paths: list[str] = []
         self._held: list[pa.Table] = []
         self._held_bytes = 0
+        self.paths: list[str] = []
+        """Its files in the folder of the spool."""
+        self.sources: dict[str, None] = {}
+        """Names of the files that its lines are of."""
         self.size = 0
         """Bytes of lines so far."""
 
@@ -130,25 +135,25 @@ class _Spool:
         texts = pc.split_pattern(pa.array([lines.decode(errors="replace")]), "\n").flatten()[:-1]
         self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
         self._held_bytes += len(lines)
+        self.sources[source] = None
         self.size += len(lines)
         if self._held_bytes >= _FILE_BYTES:
             self._write()
 
-    def finished(self) -> list[str]:
-        """The paths of the batch's files in the folder of the spool."""
+    def finish(self) -> None:
+        """Write what is held."""
         if self._held:
             self._write()
-        return self._paths
 
     def clear(self) -> None:
         """Remove the files, and begin a new batch."""
-        for path in self._paths:
+        for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
-        self._paths, self._held, self._held_bytes, self.size = [], [], 0, 0
+        self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
 
     def _write(self) -> None:
-        self._paths.append(f"{uuid.uuid4()}.parquet")
-        with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
+        self.paths.append(f"{uuid.uuid4()}.parquet")
+        with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
             pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
         self._held, self._held_bytes = [], 0
 

@@ -60,6 +60,10 @@ class Store:
         with self.files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
             yield out
 
+    def is_empty(self) -> bool:
+        """Whether there is nothing beneath the URL."""
+        return not self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
+
     def has(self, path: str) -> bool:
         """Whether there is such a file."""
         return bool(self.files.get_file_info(path).type == fs.FileType.File)
