@@ -161,10 +161,12 @@ def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
 
 
 def test_a_lake_of_an_earlier_release_is_refused_and_keeps_its_lines(lake: Lake) -> None:
+    assert lake.store.is_empty()
     lake.store.write("bronze/kind=lines/day=2026-09-24/batch=a-1/part.parquet", b"lines")
     with pytest.raises(PipelineFailed, match=r"`pipeline ingest LOCAL_COPY/bronze/kind=lines --lake NEW`$"):
         upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=NOON * 2)
     assert len(lake.store.listed("bronze")) == 1
+    assert not lake.store.is_empty()
 
 
 def test_a_store_that_cannot_be_asked_is_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,10 @@ def test_many_small_files_become_one_and_nothing_is_computed_again(spark: SparkS
     with dying("requests", "before"), pytest.raises(Dead):
         take(spark, lake, log)
     upkeep.optimize(lake, quiet)
+    there = {file.path for file in lake.snapshot(BRONZE).files()}
+    for path in Path(lake.path(BRONZE)).rglob("*.parquet"):
+        if str(path.relative_to(lake.path(BRONZE))) not in there:
+            path.unlink()  # as a vacuum does later
     assert update_silver(spark, lake) == 1
     assert ids(lake) == [1, 2, 3, 4]
 
