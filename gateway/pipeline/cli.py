@@ -299,7 +299,8 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = _seconds(min_span, "--min-span")
     with failing():
-        write_report(_existing(lake), out, plan, curve or (), min_span_s, title, shown_progress())
+        shown = {"title": title, "plan": plan, "curves": curve or (), "min_span_s": min_span_s}
+        write_report(_existing(lake), out, **shown, progress=shown_progress())
 
 
 @pipeline.command()
@@ -331,7 +332,8 @@ def run(
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        write_report(steps.lake, report, chosen, (), min_span_s, title, steps.progress)
+        shown = {"title": title, "plan": chosen, "min_span_s": min_span_s}
+        write_report(steps.lake, report, **shown, progress=steps.progress)
 
 
 def submitted() -> int:

@@ -44,7 +44,7 @@ def brief(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """The message of a Spark error: that of the Python exception it wraps, else that of Java's last cause."""
     try:
-        report = str(error)
+        report = _COLOUR.sub("", str(error))
     except Exception:
         return type(error).__name__  # the text comes from Java, which may have died
     said = report.partition(_STATE)[0].strip()

@@ -104,7 +104,7 @@ class LogFiles:
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
             is_all = False
             while not is_all:
-                end, is_all, waits = _copy(file, begin, spool, path.name, is_over=is_over)
+                end, is_all = _copy(file, begin, spool, path.name, is_over=is_over)
                 if end > begin:
                     if (tail := _tail_at(file, end)) is None:
                         raise PipelineFailed(f"{path}: was cut while it was read")
@@ -112,8 +112,7 @@ class LogFiles:
                 if not is_all:
                     yield
                 begin = end
-        if not waits:
-            self.manifest.seen[str(path)] = seen
+        self.manifest.seen[str(path)] = seen
 
 
 class _Spool:
@@ -158,10 +157,10 @@ class _Spool:
         self._held, self._held_bytes = [], 0
 
 
-def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool, bool]:
+def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:
     """Copy whole lines from byte `begin` on, until the batch is full.
 
-    Returns the end of the copy, whether it is that of the file, and whether an unfinished line is left.
+    Returns the end of the copy, and whether nothing but an unfinished line is left.
     """
     file.seek(begin)
     end = begin
@@ -180,13 +179,12 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
         end += len(held) + left_out + cut
         held, left_out = chunk[cut:], 0
     if spool.size >= BATCH_BYTES:
-        return end, False, True
+        return end, False
     if held and (is_over or _is_object(held)):
         # Lines of two files must not be joined.
         spool.add(held + b"\n", source)
         end += len(held) + left_out
-        held = b""
-    return end, True, bool(held)
+    return end, True
 
 
 def _tail_at(file: IO[bytes], at: int) -> str | None:
