@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from gateway.ops.access_log.fields import FIELDS, VERSION
-from gateway.pipeline.tables import LINES, REJECTS
+from gateway.pipeline.tables import LATE, LINES, REJECTS
 
 LONGEST_LINE: Final = 1 << 20
 """Bytes.  A gateway's lines have 20,000 at most."""
@@ -73,11 +73,13 @@ def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
     reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
     told = read.select("line", "source", "taken", "event", reason.alias("reason"))
     is_event = f.col("reason").isNull()
+    # A late line is an event, which can be taken in from here.
+    is_whole = is_event | (f.col("reason") == LATE)
     return told.select(
         f.when(is_event, day_of(f.col("event.time"))).otherwise(f.to_date("taken")).alias("day"),
         f.col("event.id").alias("id"),
         "source",
-        f.when(is_event, f.col("line")).otherwise(f.left("line", f.lit(KEPT_OF_REJECT))).alias("line"),
+        f.when(is_whole, f.col("line")).otherwise(f.left("line", f.lit(KEPT_OF_REJECT))).alias("line"),
         "reason",
         f.when(is_event, LINES.name).otherwise(REJECTS.name).alias("kind"),
     )
@@ -122,7 +124,7 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
         ),
         *(f.when(~event[field.name].between(0, _MOST[field.kind]), f"out of range: {field.name}") for field in bounded),
         f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
-        f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), "too late"),
+        f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), LATE),
     )
 
 

@@ -218,9 +218,8 @@ def history(lake: LakeUrl = "lake") -> None:
     """List the versions of bronze: what each ingest added, the newest first."""
     with failing():
         from gateway.pipeline import upkeep
-        from gateway.pipeline.lake import Lake
 
-        for line in upkeep.history(Lake(lake)):
+        for line in upkeep.history(_existing(lake)):
             typer.echo(line)
 
 
@@ -307,9 +306,8 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = _seconds(min_span, "--min-span")
     with failing():
-        from gateway.pipeline.lake import Lake
-
-        write_report(Lake(lake), out, plan, curve or (), min_span_s, title, shown_progress())
+        shown = {"title": title, "plan": plan, "curves": curve or (), "min_span_s": min_span_s}
+        write_report(_existing(lake), out, **shown, progress=shown_progress())
 
 
 @pipeline.command()
@@ -341,7 +339,8 @@ def run(
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        write_report(steps.lake, report, chosen, (), min_span_s, title, steps.progress)
+        shown = {"title": title, "plan": chosen, "min_span_s": min_span_s}
+        write_report(steps.lake, report, **shown, progress=steps.progress)
 
 
 def submitted() -> int:
@@ -384,6 +383,15 @@ def _source(texts: list[str], options: list[str] | None) -> Source:
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:
     """The tables that an upkeep is for: those of a lake, or a single one."""
     from gateway.pipeline import upkeep
+
+    return (_existing(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)
+
+
+def _existing(url: str) -> Lake:
+    """The lake at a URL that may be mistyped."""
     from gateway.pipeline.lake import Lake
 
-    return (Lake(lake), upkeep.TABLES) if table is None else upkeep.table_at(table)
+    lake = Lake(url)
+    if lake.store.is_empty():
+        raise PipelineFailed(f"{lake.url}: there is no lake")
+    return lake

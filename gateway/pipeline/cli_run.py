@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from gateway.aio.clock import SystemClock
-from gateway.config.errors import PlanError
-from gateway.pipeline.errors import PipelineFailed, one_line
+from gateway.pipeline.errors import PipelineFailed, brief, one_line
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 from gateway.pipeline.whole_file import write_whole
 
@@ -92,34 +91,20 @@ class Steps:
         )
 
 
-def write_report(
-    lake: Lake,
-    out: Path,
-    plan: Path | None,
-    curves: Sequence[str],
-    min_span_s: float,
-    title: str | None,
-    progress: Progress,
-) -> None:
-    """Gold and the curve to a report, which needs no Spark."""
+def write_report(lake: Lake, out: Path, **shown: Any) -> None:
+    """Gold and the curve to a report, which needs no Spark; `shown` is as `gateway.pipeline.report` has it."""
     from gateway.pipeline import report
     from gateway.pipeline.report.gather import gold_of
 
-    report.write_report(
-        gold_of(lake),
-        out,
-        title=title or report.TITLE,
-        plan=plan,
-        curves=curves,
-        min_span_s=min_span_s,
-        progress=progress,
-    )
+    report.write_report(gold_of(lake), out, **shown)
     typer.echo(f"report: {out}")
 
 
 @contextmanager
 def failing() -> Iterator[None]:
     """Turn failures of a command that needs no Spark into PipelineFailed."""
+    # delta-rs logs at length what its errors say in short.
+    os.environ.setdefault("RUST_LOG", "off")
     try:
         import pyarrow as pa
         from deltalake.exceptions import DeltaError
@@ -127,12 +112,10 @@ def failing() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise PipelineFailed("stopped: the next run continues from here") from None
-    except PlanError as error:
-        raise PipelineFailed(str(error)) from None
     except ImportError as error:
         raise PipelineFailed(f"the pipeline needs {error.name}: {EXTRA}") from None
     except (OSError, DeltaError, pa.ArrowException) as error:
-        raise PipelineFailed(f"the lake's store failed: {error}") from None
+        raise PipelineFailed(f"the lake's store failed: {brief(error)}") from None
 
 
 @contextmanager

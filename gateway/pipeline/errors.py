@@ -20,6 +20,7 @@ _OF_JAVA: Final = (re.compile(r"^Caused by: (.*)", re.MULTILINE), re.compile(r"^
 _SAYS_NOTHING: Final = ("py4j.", "Py4JJavaError", "An error occurred while calling ")
 _SQLSTATE: Final = re.compile(r"(?: ?SQLSTATE: \w{5})+$")
 _WRAPPED: Final = re.compile(r"^(?:\[STREAM_FAILED\] )?Query \[[^\]]*\] terminated with exception: (?=.)")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _OURS: Final = re.compile(r"^(?:pyspark_durable_streams|gateway)\.[\w.]+: ")
 
 
@@ -34,10 +35,16 @@ class NothingToPlan(PipelineFailed):
     """There is no traffic to make a plan from."""
 
 
+def brief(error: BaseException) -> str:
+    """The message of a store's error, which may have a line for each cause and the store's whole answer, as one."""
+    causes = (line.strip(" \t↳") for line in _COLOUR.sub("", str(error)).splitlines())
+    return ": ".join(filter(None, causes))[:_MOST_CHARS]
+
+
 def one_line(error: BaseException) -> str:
     """The message of a Spark error: that of the Python exception it wraps, else that of Java's last cause."""
     try:
-        report = str(error)
+        report = _COLOUR.sub("", str(error))
     except Exception:
         return type(error).__name__  # the text comes from Java, which may have died
     said = report.partition(_STATE)[0].strip()

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -46,6 +46,7 @@ _FILES: Final = "files"
 _TRIES: Final = 5
 
 Told = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -61,14 +62,16 @@ class Ingested:
     @property
     def twice(self) -> int:
         """Events that were ingested before."""
-        return self.lines - self.added
+        # Silver gains the lines of two runs at once by one of them.
+        return max(0, self.lines - self.added)
 
     def __str__(self) -> str:
         if not self.batches:
             return "ingest: nothing new"
         days = sorted(self.days)
-        of = f" of {len(days)} days, {days[0]} to {days[-1]}" if days else ""
-        rejected = f"; {self.rejects.total():,} rejected ({_listed(self.rejects)})" if self.rejects else ""
+        of = f" of {many(len(days), 'day')}, {days[0]} to {days[-1]}" if days else ""
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.rejects.most_common())
+        rejected = f"; {self.rejects.total():,} rejected ({reasons})" if self.rejects else ""
         return f"ingest: {self.added:,} lines{of}; {self.twice:,} had come before{rejected}"
 
 
@@ -93,18 +96,18 @@ def ingest(
     """
     late_days = LATE_DAYS if late_days is None and follow else late_days
     work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days)
-    # What an earlier run that was killed has left to do.
-    bring_up(spark, lake, progress)
+    # Lines that an earlier run has left in bronze, when it was killed, are not counted as this run's.
+    retried(lambda: update_silver(spark, lake), progress)
     if follow:
         work.follow(source, stop or threading.Event())
     else:
         work.take_all(source, again=again)
-    bring_up(spark, lake, progress)
+    work.ingested.added += bring_up(spark, lake, progress)
     optimize(lake, progress, many=MANY)
     return work.ingested
 
 
-def retried(work: Callable[[], None], told: Told) -> None:
+def retried(work: Callable[[], T], told: Told) -> T:
     """Do the work, and do it again if another run has committed meanwhile.  Raises the last of `_TRIES` Conflicts."""
     for _ in range(_TRIES - 1):
         try:
@@ -124,11 +127,15 @@ def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> Non
         told("stopping")
 
 
-def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
-    """Bring silver up to bronze, and the sessions up to silver.  Raises Conflict."""
-    update_silver(spark, lake)
-    if days := update_sessions(spark, lake):
+def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> int:
+    """Bring silver up to bronze, and the sessions up to silver; return how many lines silver gained.
+
+    Raises Conflict if other runs keep writing to the lake.
+    """
+    added = retried(lambda: update_silver(spark, lake), progress)
+    if days := retried(lambda: update_sessions(spark, lake), progress):
         progress(f"sessions of {many(days, 'day')}")
+    return added
 
 
 @dataclass(slots=True)
@@ -181,8 +188,10 @@ class _Ingest:
             self._has_forgotten = True
         taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
         for spooled in files.batches(paths):
-            lines = self.lake.read_files(self.spark, SPOOL, spooled)
-            bronze = self._take(bronze, lines.withColumn("taken", taken_at), _FILES, files.manifest.to_json())
+            lines = self.lake.read_files(self.spark, SPOOL, spooled.paths).withColumn("taken", taken_at)
+            first, *others = spooled.sources
+            named = f"{first} and {many(len(others), 'more file')}" if others else first
+            bronze = self._take(bronze, lines, _FILES, files.manifest.to_json(), named)
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
@@ -194,15 +203,21 @@ class _Ingest:
         schema = StructType().add("value", StringType())
         each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), take)
 
-    def _take(self, bronze: Snapshot, came: DataFrame, name: str, progress: object) -> Snapshot:
+    def _take(
+        self, bronze: Snapshot, came: DataFrame, name: str, progress: object, source: str | None = None
+    ) -> Snapshot:
         """Commit one batch (`line`, `source`, `taken`) to bronze and silver."""
         oldest = None
         if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
             oldest = known[-1] - timedelta(days=self.late_days)
         files = self.lake.write(classified(came, oldest=oldest), BRONZE)
-        bronze = bronze.commit_progress(files, name, progress)
+        bronze = bronze.commit_progress(files, name, progress, source)
+        # A run that then loses the race for silver has taken in these lines all the same.
+        self._count(files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
-        self._count(files, update_silver(self.spark, self.lake))
+        added = update_silver(self.spark, self.lake)
+        self.ingested.added += added
+        self.told(f"silver: {added:,} lines more")
         return bronze
 
     def _compute_now_and_then(self) -> None:
@@ -210,27 +225,18 @@ class _Ingest:
         if now - self._computed_at < FIGURES_S:
             return
         try:
-            bring_up(self.spark, self.lake, self.told)
+            self.ingested.added += bring_up(self.spark, self.lake, self.told)
             aggregate(self.spark, self.lake, progress=self.told)
             optimize(self.lake, self.told, many=MANY)
         except Conflict as error:
             self.told(f"{error}: gold the next time")
         self._computed_at = now
 
-    def _count(self, files: list[File], added: int) -> None:
+    def _count(self, files: list[File]) -> None:
         rejected = [file.path for file in files if file.kind == REJECTS.kind]
         reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
-        found = Counter(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         lines = [file for file in files if file.kind == LINES.kind]
-        count = sum(file.rows for file in lines)
         self.ingested.batches += 1
-        self.ingested.lines += count
-        self.ingested.added += added
-        self.ingested.rejects += found
+        self.ingested.lines += sum(file.rows for file in lines)
+        self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         self.ingested.days.update(file.day for file in lines if file.day is not None)
-        told = f", {found.total():,} rejected: {_listed(found)}" if found else ""
-        self.told(f"silver: {added:,} lines, {count - added:,} had come before{told}")
-
-
-def _listed(rejects: Counter[str]) -> str:
-    return ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())

@@ -22,6 +22,7 @@ from datetime import date
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote
 
 import orjson
 import pyarrow as pa
@@ -30,10 +31,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from gateway.aio.clock import SystemClock
-from gateway.pipeline.errors import PipelineFailed, one_line
+from gateway.pipeline.errors import PipelineFailed, brief, one_line
 from gateway.pipeline.parquet import WRITTEN, Reader, Writer, partition_values
 from gateway.pipeline.store import Store, settings_of
-from gateway.pipeline.tables import Table
+from gateway.pipeline.tables import BRONZE, REQUESTS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +43,8 @@ _DAY: Final = "day"
 _KIND: Final = "kind"
 _PATTERNS: Final = frozenset("*?[]{}\\")
 _PROGRESS: Final = "_progress"
+_WITH_THE_FIRST: Final = (BRONZE.place, REQUESTS.place)
+"""Tables that are there from the first ingest on, so that one of them is missing in few lakes."""
 LEAST_KEEP_S: Final = 3_600
 """Shortest time that a vacuum keeps files in seconds, so that those of most runs in progress are."""
 _CLEANED_AT: Final = 100
@@ -101,10 +104,12 @@ class Lake:
     """One lake; `url` is a folder's path, which becomes an absolute one, or the URL of a prefix, such as
     `s3://bucket/lake`.
 
-    Raises PipelineFailed for a URL that Spark would read as a pattern.
+    Raises PipelineFailed for a URL that Spark would read as a pattern, and for settings that delta-rs crashes at.
     """
 
     def __init__(self, url: str) -> None:
+        if url.startswith("file:///"):
+            url = unquote(url.removeprefix("file://"))
         # Spark's workers stand in other folders than the driver.
         url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if not _PATTERNS.isdisjoint(url):
@@ -125,15 +130,22 @@ class Lake:
         try:
             delta = DeltaTable(self.path(table), version=version, storage_options=dict(self.store.settings))
         except TableNotFoundError:
-            if self.store.local is not None and (self.store.local / "checkpoints").exists():
-                raise PipelineFailed(
-                    f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
-                    f"`pipeline ingest {self.url}/bronze/kind=lines --lake NEW`"
-                ) from None
+            if table.place in _WITH_THE_FIRST:
+                self._check_is_of_now()
             return Snapshot(self, table, None)
         except (DeltaError, OSError) as error:
-            raise PipelineFailed(f"{self.path(table)}: {error}") from None
+            raise PipelineFailed(f"{self.path(table)}: {brief(error)}") from None
         return Snapshot(self, table, delta)
+
+    def _check_is_of_now(self) -> None:
+        """Raise PipelineFailed for a lake from before Delta Lake, whose lines a vacuum of a new one would remove."""
+        if any("/batch=" in path for path, _ in self.store.listed(BRONZE.place)):
+            # Files are read on this machine.
+            folder = self.url if self.store.local is not None else "LOCAL_COPY"
+            raise PipelineFailed(
+                f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
+                f"`pipeline ingest {folder}/bronze/kind=lines --lake NEW`"
+            )
 
     def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
         """The table with exactly its columns, for these days or all; empty if it does not exist yet."""
@@ -315,7 +327,7 @@ class Snapshot:
         except DeltaError as error:
             if self.delta is None and self.lake.snapshot(self.table).delta is not None:
                 raise self.conflict() from None
-            raise PipelineFailed(f"{self.lake.path(self.table)}: {error}") from None
+            raise PipelineFailed(f"{self.lake.path(self.table)}: {brief(error)}") from None
         # Not a later one: its progress may be that of another run.
         return self.lake.snapshot(self.table, version=committed)
 
@@ -344,16 +356,17 @@ class Snapshot:
             raise self.conflict() from None
 
     def commit_progress(
-        self, files: Sequence[File], name: str, state: Any, *, instead_of: str | None = None
+        self, files: Sequence[File], name: str, state: Any, source: str | None = None, *, instead_of: str | None = None
     ) -> Snapshot:
-        """Add files, and a source's progress, which replaces that under its earlier name.  Raises Conflict."""
+        """Add files, and a source's progress, which replaces that under its earlier name; history names `source`, or
+        `name`.  Raises Conflict."""
         earlier = instead_of or name
         before = self.mark(earlier)
         content = orjson.dumps({"of": name, "state": state})
         # A name of its own for each try: what an earlier one has left may be about to be removed.
         number = uuid.uuid4().int >> 65
         self.lake.store.write(self._progress_path(number), content)
-        about = {"source": name, "rows": str(sum(file.rows for file in files))}
+        about = {"source": source or name, "rows": str(sum(file.rows for file in files))}
         after = self.commit(files, marks={earlier: 0, name: number}, about=about)
         if before:
             self.lake.store.remove(self._progress_path(before))

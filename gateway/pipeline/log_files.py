@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
-from gateway.pipeline.tables import LINES
+from gateway.pipeline.tables import LATE, LINES
 
 SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
@@ -53,8 +53,8 @@ class LogFiles:
     manifest: Manifest
     unreadable: list[str] = field(default_factory=list)
 
-    def batches(self, files: Sequence[Path]) -> Iterator[list[str]]:
-        """Batches of new lines: the paths of each one's files of the spool.
+    def batches(self, files: Sequence[Path]) -> Iterator[_Spool]:
+        """Batches of new lines.
 
         `manifest` has meanwhile what is read; a batch's files are removed when the next one is asked for.
         """
@@ -63,10 +63,12 @@ class LogFiles:
         try:
             for path in files:
                 for _ in self._read(path, spool):
-                    yield spool.finished()
+                    spool.finish()
+                    yield spool
                     spool.clear()
             if spool.size:
-                yield spool.finished()
+                spool.finish()
+                yield spool
         finally:
             spool.clear()
 
@@ -102,7 +104,7 @@ class LogFiles:
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
             is_all = False
             while not is_all:
-                end, is_all, waits = _copy(file, begin, spool, path.name, is_over=is_over)
+                end, is_all = _copy(file, begin, spool, path.name, is_over=is_over)
                 if end > begin:
                     if (tail := _tail_at(file, end)) is None:
                         raise PipelineFailed(f"{path}: was cut while it was read")
@@ -110,8 +112,7 @@ class LogFiles:
                 if not is_all:
                     yield
                 begin = end
-        if not waits:
-            self.manifest.seen[str(path)] = seen
+        self.manifest.seen[str(path)] = seen
 
 
 class _Spool:
@@ -119,9 +120,12 @@ class _Spool:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._paths: list[str] = []
         self._held: list[pa.Table] = []
         self._held_bytes = 0
+        self.paths: list[str] = []
+        """Its files in the folder of the spool."""
+        self.sources: dict[str, None] = {}
+        """Names of the files that its lines are of."""
         self.size = 0
         """Bytes of lines so far."""
 
@@ -130,33 +134,33 @@ class _Spool:
         texts = pc.split_pattern(pa.array([lines.decode(errors="replace")]), "\n").flatten()[:-1]
         self._held.append(pa.table({"line": texts, "source": pa.repeat(source, len(texts))}))
         self._held_bytes += len(lines)
+        self.sources[source] = None
         self.size += len(lines)
         if self._held_bytes >= _FILE_BYTES:
             self._write()
 
-    def finished(self) -> list[str]:
-        """The paths of the batch's files in the folder of the spool."""
+    def finish(self) -> None:
+        """Write what is held."""
         if self._held:
             self._write()
-        return self._paths
 
     def clear(self) -> None:
         """Remove the files, and begin a new batch."""
-        for path in self._paths:
+        for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
-        self._paths, self._held, self._held_bytes, self.size = [], [], 0, 0
+        self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
 
     def _write(self) -> None:
-        self._paths.append(f"{uuid.uuid4()}.parquet")
-        with self._store.writing(f"{SPOOL.place}/{self._paths[-1]}") as out:
+        self.paths.append(f"{uuid.uuid4()}.parquet")
+        with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
             pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
         self._held, self._held_bytes = [], 0
 
 
-def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool, bool]:
+def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:
     """Copy whole lines from byte `begin` on, until the batch is full.
 
-    Returns the end of the copy, whether it is that of the file, and whether an unfinished line is left.
+    Returns the end of the copy, and whether nothing but an unfinished line is left.
     """
     file.seek(begin)
     end = begin
@@ -175,13 +179,12 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
         end += len(held) + left_out + cut
         held, left_out = chunk[cut:], 0
     if spool.size >= BATCH_BYTES:
-        return end, False, True
+        return end, False
     if held and (is_over or _is_object(held)):
         # Lines of two files must not be joined.
         spool.add(held + b"\n", source)
         end += len(held) + left_out
-        held = b""
-    return end, True, bool(held)
+    return end, True
 
 
 def _tail_at(file: IO[bytes], at: int) -> str | None:
@@ -220,9 +223,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
-    """The column `line` of a Parquet file, such as those of bronze."""
+    """The column `line` of a Parquet file, such as those of bronze; of its rejects those that are late."""
     with pq.ParquetFile(raw) as parquet:
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")
-        for rows in parquet.iter_batches(columns=["line"]):
-            plain.writelines(f"{line}\n".encode() for line in rows.column(0).to_pylist())
+        for rows in parquet.iter_batches(columns=["line", "reason"]):
+            lines = rows.to_pylist()
+            plain.writelines(f"{row['line']}\n".encode() for row in lines if row.get("reason") in (None, LATE))

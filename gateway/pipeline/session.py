@@ -80,7 +80,8 @@ def open_session(
     level = session.sparkContext.getConf().get(_LOG_LEVEL) or ("ERROR" if is_submitted(os.environ) else "OFF")
     session.sparkContext.setLogLevel(level)
     if level == "OFF":
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         # Some of it goes to the root's own logger.
         logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     return session

@@ -18,14 +18,19 @@ import pyarrow as pa
 import pyarrow.fs as fs
 from deltalake.fs import DeltaStorageHandler
 
+from gateway.pipeline.errors import PipelineFailed
+
 _BUFFER_BYTES: Final = 1 << 20
+_ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _SETTINGS: Final = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of the object store that `url` is in; none for a local folder."""
+    """The settings of the object store that `url` is in; none for a local folder.  Raises PipelineFailed."""
     if "://" not in url:
         return ()
+    if environ.get(_ENDPOINT) == "":
+        raise PipelineFailed(f"{_ENDPOINT} is empty: set it to the store's URL, or unset it")
     return tuple(sorted((name, value) for name, value in environ.items() if name.startswith(_SETTINGS)))
 
 
@@ -54,6 +59,10 @@ class Store:
         # The buffer also turns what is written into bytes, which is all that delta-rs takes.
         with self.files.open_output_stream(path, buffer_size=_BUFFER_BYTES) as out:
             yield out
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing beneath the URL."""
+        return not self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
 
     def has(self, path: str) -> bool:
         """Whether there is such a file."""
@@ -88,6 +97,5 @@ class Store:
 @cache
 def _files(store: Store) -> fs.FileSystem:
     if (folder := store.local) is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
     return fs.PyFileSystem(DeltaStorageHandler(store.url, dict(store.settings)))

@@ -35,6 +35,8 @@ ANSWERED_BY: Final = {
     "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
 }
 """How a read was answered, by its outcome."""
+LATE: Final = "too late"
+"""The reason of a reject that is an event, of a day that counts as complete."""
 LATE_DAYS: Final = 3
 """While a source is followed, a day is complete once there are events this many days after it."""
 
@@ -129,7 +131,7 @@ BRONZE: Final = _table("""
     day     date    UTC day, of rejects that on which they were taken in; the partition.
     id
     source  string  Name of the file that it came in, or the stream's URL.
-    line    string  As it came, of rejects the first 4,096 characters.
+    line    string  As it came, of rejects other than late lines the first 4,096 characters.
     reason  string  Why it is no event: `gateway.pipeline.bronze` has the reasons.
 """)
 LINES: Final = replace(BRONZE.with_columns(("day", "id", "source", "line")), kind="lines")

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import PipelineFailed, brief
 from gateway.pipeline.lake import LEAST_KEEP_S, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL
 from gateway.pipeline.parquet import partition_values
@@ -57,7 +57,7 @@ def optimize(
                 found = delta.optimize.compact(filters or None)
             except DeltaError as error:
                 # Others have replaced these files meanwhile: there is nothing to compact any more.
-                progress(f"{snapshot.table.place}: {folder} is not compacted: {error}")
+                progress(f"{snapshot.table.place}: {folder} is not compacted: {brief(error)}")
                 continue
             before += found["numFilesRemoved"]
             after += found["numFilesAdded"]
@@ -80,7 +80,7 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
         try:
             removed += len(delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
         except DeltaError as error:
-            raise PipelineFailed(f"{lake.path(snapshot.table)}: {error}") from None
+            raise PipelineFailed(f"{lake.path(snapshot.table)}: {brief(error)}") from None
         left += snapshot.unused()
     for path, written_at in left:
         if written_at < oldest_ms:
@@ -90,15 +90,21 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
 
 
 def undo(lake: Lake, version: int) -> None:
-    """Give bronze the content of an older version.  Raises PipelineFailed if its files are no longer there."""
+    """Give bronze the content of an older version.
+
+    Raises PipelineFailed if its files are no longer there, and Conflict if another run has written to it meanwhile.
+    """
     bronze = lake.snapshot(BRONZE)
     if bronze.delta is None or not 0 <= version < bronze.version:
         versions = f"has versions 0 to {bronze.version}" if bronze.delta is not None else "does not exist"
         raise PipelineFailed(f"{lake.path(BRONZE)}: {versions}: an older one than the last is to be named")
     try:
         bronze.delta.restore(version, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError:
+        # Not once more: it would undo what the other run has just added.
+        raise bronze.conflict() from None
     except DeltaError as error:
-        raise PipelineFailed(f"{lake.path(BRONZE)}: version {version} cannot be restored: {error}") from None
+        raise PipelineFailed(f"{lake.path(BRONZE)}: version {version} cannot be restored: {brief(error)}") from None
 
 
 def history(lake: Lake) -> Iterator[str]:

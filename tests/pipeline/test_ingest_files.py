@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
@@ -18,7 +19,8 @@ import zstandard
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
 from gateway.pipeline.ingest import Ingested, ingest
-from gateway.pipeline.lake import File, Lake
+from gateway.pipeline.lake import Conflict, File, Lake
+from gateway.pipeline.silver import update_silver
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS, TRAFFIC, Table
 from tests.pipeline.access_lines import DAY_S, NOON, column, contents, ids, line, lines, rows, take
 from tests.spark import way_to
@@ -177,6 +179,23 @@ def test_two_ingests_at_once_take_each_line_once(spark: SparkSession, lake: Lake
     assert (seen[0].added, found.added) == (3, 0)
     assert sum("another run has written to it meanwhile" in line for line in told) == 1
     assert column(lake, REQUESTS, "sent_bytes") == [101, 102, 103]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_run_that_loses_the_race_for_silver_at_any_time_tells_what_it_took(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    log.write_bytes(lines(1, 2))
+    calls = count(1)
+
+    def losing(*args: Any) -> int:
+        if next(calls) == lost:
+            raise Conflict("another run has written to it meanwhile")
+        return update_silver(*args)
+
+    monkeypatch.setattr("gateway.pipeline.ingest.update_silver", losing)
+    assert str(take(spark, lake, log)) == "ingest: 2 lines of 1 day, 2026-09-24 to 2026-09-24; 0 had come before"
+    assert ids(lake) == [1, 2]
 
 
 def test_files_are_followed_until_told_to_stop_whatever_happens_meanwhile(

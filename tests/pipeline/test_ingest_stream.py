@@ -19,7 +19,7 @@ from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS, TRAFFIC
-from tests.pipeline.access_lines import column, line, rows
+from tests.pipeline.access_lines import DAY_S, NOON, column, line, rows
 from tests.served import durable_gateway, served
 
 if TYPE_CHECKING:
@@ -117,6 +117,22 @@ def test_a_stream_is_followed_until_told_to_stop_and_gone_on_with(
     ask("POST", log, line(2))
     assert take(spark, lake, log) == 1
     assert len(rows(lake, REQUESTS)) == 2
+
+
+def test_a_late_line_of_a_stream_is_kept_whole_and_can_be_taken_later(
+    spark: SparkSession, origin: str, tmp_path: Path
+) -> None:
+    lake, log = Lake(str(tmp_path / "lake")), f"{origin}/{LOG}"
+    late = line(2, at=NOON - 20 * DAY_S, user_agent="x" * 6_000)
+    ask("PUT", log)
+    ask("POST", log, line(1))
+    take(spark, lake, log)
+    ask("POST", log, orjson.dumps([orjson.loads(late), "no line"]))
+    found = ingest(spark, source_of([log]), lake, progress=lambda _: None, late_days=3)
+    assert found.rejects == {"too late": 1, "not an object": 1}
+    again = ingest(spark, source_of([f"{lake.url}/bronze/kind=rejects"]), lake, progress=lambda _: None)
+    assert (again.added, again.rejects) == (1, {})
+    assert column(lake, REQUESTS, "sent_bytes") == [101, 102]
 
 
 @contextmanager

@@ -143,13 +143,42 @@ def test_of_two_commits_to_one_version_one_is_refused(lake: Lake) -> None:
     first.commit()
     with pytest.raises(Conflict):
         second.commit()
+    lake.snapshot(BRONZE).commit()
     first, second = lake.snapshot(BRONZE), lake.snapshot(BRONZE)
     first.commit_progress([], "files", {"at": 1})
     with pytest.raises(Conflict):
         second.commit_progress([], "files", {"at": 2})
     with pytest.raises(Conflict):
         second.commit(marks={"files": 1})
+    with pytest.raises(Conflict):
+        # Two additions, which delta-rs would put in a row.
+        second.commit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lake, "snapshot", lambda *_: second)
+        with pytest.raises(Conflict):
+            upkeep.undo(lake, 0)
     assert lake.snapshot(BRONZE).progress("files") == {"at": 1}
+
+
+def test_a_lake_of_an_earlier_release_is_refused_and_keeps_its_lines(lake: Lake) -> None:
+    assert lake.store.is_empty()
+    lake.store.write("bronze/kind=lines/day=2026-09-24/batch=a-1/part.parquet", b"lines")
+    with pytest.raises(PipelineFailed, match=r"`pipeline ingest LOCAL_COPY/bronze/kind=lines --lake NEW`$"):
+        upkeep.vacuum(lake, keep_s=LEAST_KEEP_S, now=NOON * 2)
+    assert len(lake.store.listed("bronze")) == 1
+    assert not lake.store.is_empty()
+
+
+def test_a_store_that_cannot_be_asked_is_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(PipelineFailed, match=r"^s3://none/lake/bronze: [\x20-\x7e]*: Connection refused[\x20-\x7e]*$"):
+        list(upkeep.history(Lake("s3://none/lake")))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "")
+    with pytest.raises(PipelineFailed, match=r"^AWS_ENDPOINT_URL is empty: "):
+        Lake("s3://none/lake")
 
 
 def test_a_commit_gives_the_snapshot_it_made_and_not_that_of_another_run(

@@ -6,6 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.session import open_session
@@ -36,6 +38,13 @@ def test_times_are_utc_and_workers_run_the_drivers_python(spark: SparkSession) -
 
     found = spark.range(2).mapInArrow(pythons, "python string").distinct().collect()
     assert [row.python for row in found] == [sys.executable]
+
+
+def test_an_error_of_spark_is_raised_and_not_logged(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    frame = spark.range(1)
+    with pytest.raises(AnalysisException):
+        frame.select(f.col("nothing"))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("master", "remote"), [("sc://127.0.0.1:15002", None), (MASTER, "sc://127.0.0.1:15002")])

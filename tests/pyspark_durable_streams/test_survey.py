@@ -15,7 +15,7 @@ from pyspark_durable_streams import survey
 from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.client import Client, OpenReply, Reply
-from pyspark_durable_streams.errors import DataLost, Unreachable
+from pyspark_durable_streams.errors import BadOption, DataLost, Unreachable
 from pyspark_durable_streams.news import Target
 from pyspark_durable_streams.survey import Surveyor
 from pyspark_durable_streams.walk import Gone
@@ -93,6 +93,33 @@ class Closing:
 def test_a_last_line_that_closing_ends_counts_in_no_walk_or_in_both() -> None:
     for closed_from in range(1, 6):
         assert units(Closing(closed_from), "004") == 2
+
+
+class Obliging(Told):
+    """Ten numbers, at an origin that takes any token beyond their tail for the tail."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        if offset_of(path) > "010":
+            yield reply(iter([b"[]"]), offset_of(path), **{"Stream-Up-To-Date": "true"})
+            return
+        with super().open(path, headers) as opened:
+            yield opened
+
+    def request(self, method: str, path: str, *_: Any) -> Reply:
+        return Reply(200, {"Stream-Next-Offset": "010"}, b"")
+
+
+def test_a_token_beyond_the_tail_is_refused_though_the_origin_takes_it() -> None:
+    with pytest.raises(BadOption, match=r"stream s has no offset 011: it ends before$"):
+        surveyor(Obliging()).enter("s", "011")
+    for token in ("004", "010"):
+        entered = surveyor(Obliging()).enter("s", token)
+        assert entered is not None
+        assert entered.place.token == token
 
 
 class Growing:

@@ -28,7 +28,7 @@ def write_report(
     gold: Gold,
     out: Path,
     *,
-    title: str = TITLE,
+    title: str | None = None,
     plan: Path | None = None,
     curves: Sequence[str] = (),
     min_span_s: float = SHORT_S,
@@ -42,7 +42,6 @@ def write_report(
     Raises PipelineFailed if the plan is invalid, a curve was not measured, or the file cannot be written; `out` is then
     unchanged.
     """
-    # Check the arguments before any Spark job.
     try:
         chosen = None if plan is None else parse_plan(plan)
     except PlanError as error:
@@ -58,5 +57,5 @@ def write_report(
     curves = tuple(curves) or (DEFAULT_POLICY if chosen is None else chosen.memory.policy,)
     is_short = bool(figures.span_s) and covers_too_little(figures.span_s, min_span_s)
     progress("report: charts")
-    write_whole(out, page(replace(figures, plan=chosen, curves=curves, is_short=is_short), title))
+    write_whole(out, page(replace(figures, plan=chosen, curves=curves, is_short=is_short), title or TITLE))
     progress(f"report: {out}")

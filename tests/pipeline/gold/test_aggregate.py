@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
@@ -174,6 +175,15 @@ def test_late_lines_change_their_own_windows_and_no_others(whole: GoldLake, comp
         assert set(told) <= {minute, hour, hour[11:]}, table.name
     row = ("chat", "catchup", 502, "failed", 1)
     assert [found[2:] for found in gold.rows(tables.ERRORS) if found[1] == minute and found[4] == 502] == [row]
+
+
+def test_a_day_that_left_silver_leaves_gold(whole: GoldLake, tmp_path: Path) -> None:
+    gold = whole.copied(tmp_path / "lake")
+    day = max(day for day in DAYS if any(row[0] == str(day) for row in gold.rows(tables.ANOMALIES)))
+    gold.lake.snapshot(tables.REQUESTS).commit(replaces=[day])
+    gold.run()
+    assert_is_whole(gold, [one for one in LOG if one["day"] != day])
+    assert not any(row[0] == str(day) for table in tables.GOLD for row in gold.rows(table))
 
 
 def test_an_empty_lake_has_empty_tables(gold: GoldLake) -> None:
