@@ -29,6 +29,7 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.sharing import why_not_shared
+from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.expiry import UNLIMITED
 from gateway.tape.store import TapeStore
@@ -84,14 +85,16 @@ class ReplyClassifier:
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
         on_short: Callable[[Stream], None],
+        is_written: Callable[[Group], bool],
     ) -> None:
         """`on_short` is called when the origin names a tail that lacks what was acknowledged; it may forget what is
-        held."""
+        held.  `is_written` tells whether a write to a path is under way."""
         self._store = store
         self._metrics = metrics
         self._on_end = on_end
         self._on_stale = on_stale
         self._on_short = on_short
+        self._is_written = is_written
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
@@ -166,7 +169,7 @@ class ReplyClassifier:
             stream.record_head(headers)
         else:
             stream.record_caching(headers, up_to_date=up_to_date)
-        if is_beyond:
+        if is_beyond and not self._is_written(stream.key.group):
             stream.record_beyond(flight.start)
         self._store.weigh(stream)
         if is_beyond:

@@ -101,7 +101,7 @@ class FetchTable:
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short)
+        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short, negative_cache.is_written)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:

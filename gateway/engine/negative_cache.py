@@ -125,7 +125,7 @@ class NegativeCache:
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
-        if key.group in self._writes or until <= self._now():
+        if self.is_written(key.group) or until <= self._now():
             return
         if self._entry_count >= max(_LEAST_PRUNED, 2 * len(self._remembered)):
             self._prune()
@@ -181,6 +181,10 @@ class NegativeCache:
             self._entry_count -= len(entries)
             for entry in entries:
                 self._remembered.pop(entry, None)
+
+    def is_written(self, group: Group) -> bool:
+        """Whether a write to the group's path is under way: what the origin refuses, it may take at any moment."""
+        return group in self._writes
 
     def write_ends(self, group: Group) -> None:
         """The write was answered, or will never be."""

@@ -60,6 +60,9 @@ class Writes:
         """A write is about to be sent; `answered` or `failed` must follow."""
         self._pending.begin(write)
         self._negative_cache.write_begins(write.request.group)
+        for stream in self._store.group(write.request.group):
+            # The origin may move its tail past them at any moment.
+            stream.beyond.clear()
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""

@@ -919,6 +919,36 @@ async def test_reads_beyond_the_tail_are_given_from_memory_again_after_a_write_t
     assert len(bench.upstream.asked) == asked
 
 
+async def test_reads_beyond_the_tail_are_asked_while_a_write_is_under_way(start: Start) -> None:
+    """The origin may do it at any moment, and does not answer them as before from then on."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.is_live:
+            confirm(asked, "0002")
+        elif asked.method != "POST":
+            origin(asked)
+
+    bench = start(script)
+    await bench.body()
+    for _ in range(20):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    appending = asyncio.create_task(bench.relay(Mode.APPEND, b"c"))
+    await eventually(lambda: bench.upstream.asked[-1].method == "POST", look_s=0)
+    append = bench.upstream.asked[-1]
+    asked = len(bench.upstream.asked)
+    for number in range(1, 4):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+        assert len(bench.upstream.asked) == asked + number
+    append.answer(400)
+    (await appending).close()
+    assert await bench.body("/s?offset=0003") == (200, b"")
+    asked = len(bench.upstream.asked)
+    for _ in range(20):
+        assert await bench.body("/s?offset=0003") == (200, b"")
+    assert len(bench.upstream.asked) == asked
+
+
 class TestBridged:
     """On a route to S2 an append may create a stream that does not exist."""
 
