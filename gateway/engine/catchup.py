@@ -206,8 +206,7 @@ class _Attempt:
     async def _may_answer_alone(self) -> bool:
         """Whether the tape may be used without the origin; asks the origin first if that is due."""
         stream, read = self._stream, self._read
-        expiry = stream.expiry
-        if expiry.lifetime is None and (not expiry.is_lost or expiry.asks(self._clock.now())):
+        if stream.expiry.is_wanted(self._clock.now()):
             await self._fetches.learn_lifetime(stream, read.route, read.source)
         if stream.ended is not None:
             raise TailMovedBack

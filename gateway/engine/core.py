@@ -241,7 +241,7 @@ class Engine:
         return subscription
 
     def reopen_sse(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
-        """The same for an SSE read that may begin as an earlier one has; the caller writes `SseOpening.data` for it.
+        """The same for an SSE read that may begin as an earlier one has; the caller writes head and step of `opening`.
         None if `subscribe_at_once` is needed."""
         return None if self._is_refused(read) else self._sse.reopen(read, opening, wire)
 

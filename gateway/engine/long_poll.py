@@ -78,8 +78,9 @@ class LongPoll:
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
             if head is None and stream.expiry.lifetime is None and stream.tape.knows_after(start):
-                await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
-                self._reads.check_ended(stream)
+                if stream.expiry.is_wanted(self._reads.clock.now()):
+                    await self._reads.fetches.learn_lifetime(stream, read.route, read.source)
+                    self._reads.check_ended(stream)
                 if stream.expiry.lifetime is None:
                     outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)

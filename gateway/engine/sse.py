@@ -19,7 +19,7 @@ from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
-from gateway.engine.sse_opening import MOST_BYTES, SseOpening
+from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
@@ -118,11 +118,12 @@ class Sse:
         step = topic.step(start, said_up_to_date=False, least_cursor=0)
         if subscriber.at != step.end or subscriber.least_cursor > step.cursor or not step.is_all:
             return None
-        return SseOpening(topic, step, head, wall) if 0 < len(step.data) <= MOST_BYTES else None
+        is_kept = 0 < len(step.data) <= MOST_BYTES and len(head) <= MOST_HEAD_BYTES
+        return SseOpening(topic, step, head, wall) if is_kept else None
 
     def reopen(self, read: Read, opening: SseOpening, wire: Wire) -> Subscriber | None:
-        """A reader that begins as another has: the caller writes `SseOpening.data` for it.  None, without side effects,
-        if it has to begin by itself."""
+        """A reader that begins as another has: the caller writes head and step of `opening`.  None, without side
+        effects, if it has to begin by itself."""
         reads, topic = self._reads, opening.topic_at(self.clock.wall())
         if topic is None or reads.drain.is_set or reads.live.join(topic.stream) is None:
             return None

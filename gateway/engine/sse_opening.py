@@ -14,30 +14,32 @@ from gateway.live.topic import Topic
 
 MOST_BYTES: Final = 512
 """A first piece that is larger is not kept: most readers join at the tail, and are sent a control event."""
+MOST_HEAD_BYTES: Final = 2_048
+"""A larger head is not kept either."""
 
 
 class SseOpening:
     """The head and the first piece of an SSE response, valid for one version of its stream and one second."""
 
-    __slots__ = ("_tail", "_topic", "_version", "_wall_from", "_wall_until", "data", "step")
+    __slots__ = ("_headers", "_tail", "_topic", "_version", "_wall_from", "_wall_until", "head", "step")
 
     def __init__(self, topic: Topic, step: Step, head: bytes, wall: float) -> None:
         """`wall` is the time that the head names, in Unix seconds."""
         stream = topic.stream
         # Requests are remembered for longer than the topics that they have joined.
         self._topic = ref(topic)
+        self.head = head
         self.step = step
-        self.data = head + step.data
-        """All that is written."""
+        self._headers = stream.headers
         self._tail = stream.tape.tail
         self._version = (stream.tail_version, stream.stale_marks, stream.forgotten)
         self._wall_from, self._wall_until = int(wall), int(wall) + 1.0
-        lifetime = stream.expiry.lifetime
+        lifetime = stream.expiry.latest
         if lifetime is not None and lifetime.expires_at is not None:
             self._wall_until = min(self._wall_until, lifetime.expires_at)
 
     def __repr__(self) -> str:
-        return f"<SseOpening {self.step.end}, {len(self.data)} bytes>"
+        return f"<SseOpening {self.step.end}, {len(self.head)} + {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
         """The topic whose next reader may be sent the same at `wall` (Unix seconds); None if it may not.
@@ -54,5 +56,6 @@ class SseOpening:
             self._version == (stream.tail_version, stream.stale_marks, stream.forgotten)
             and tape.tail == self._tail
             and tape.closed_at is None
+            and stream.headers is self._headers
         )
         return topic if is_same else None

@@ -18,7 +18,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 
 _MOST_BYTES: Final = 1 << 22
-_COST: Final = 2_000
+_COST: Final = 5_000
 """Bytes charged for a request in addition to its own: what it asks for, and the beginning of its answer."""
 
 

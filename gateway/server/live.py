@@ -84,7 +84,7 @@ class LiveAnswers:
         note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
         channel.follow(subscriber, name, began, note, keeps=True, is_chunked=True)
         subscriber.start_after(opening.step)
-        channel.write_head(opening.data, size=opening.step.size)
+        channel.write_head(opening.head, opening.step.data, opening.step.size)
 
     def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)

@@ -70,6 +70,10 @@ class Expiry:
         self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
         return True
 
+    def is_wanted(self, now: float) -> bool:
+        """Whether a read that depends on the lifetime is to ask for it; counts as asking."""
+        return self.lifetime is None and (not self.is_lost or self.asks(now))
+
     def has_passed(self, wall: float) -> bool:
         """Whether the absolute expiry has passed that the stream is known to have."""
         life = self.lifetime

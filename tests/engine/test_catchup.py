@@ -243,6 +243,8 @@ async def test_a_lost_lifetime_that_no_head_tells_is_asked_for_ever_less_often(s
     (await bench.relay(Mode.DELETE)).close()
     for _ in range(120):
         assert await bench.body() == (200, b"ab")
+        # Nor do long-polls inside the tape.
+        assert (await bench.poll("/s?offset=-1&live=long-poll")).answers
         bench.clock.advance(1)
     assert sum(asked.method == "HEAD" for asked in bench.upstream.asked) == 7
 

@@ -55,14 +55,14 @@ async def opened(bench: EngineBench) -> Opened:
     return Opened(bench, live, bench.read(AT_TAIL, is_live=True), opening)
 
 
-def opening_of(bench: EngineBench, target: str) -> SseOpening | None:
+def opening_of(bench: EngineBench, target: str, head: bytes = HEAD) -> SseOpening | None:
     read = bench.read(target, is_live=True)
     found = bench.engine.subscribe_at_once(read)
     assert isinstance(found, Subscription)
     wire = EventStream()
     subscriber = found.start(wire)
     subscriber.start()
-    return found.sse.opening(subscriber, found.at, HEAD, bench.clock.wall())
+    return found.sse.opening(subscriber, found.at, head, bench.clock.wall())
 
 
 async def test_the_next_reader_is_sent_the_same_in_one_piece_and_reads_on(start: Start) -> None:
@@ -75,7 +75,7 @@ async def test_the_next_reader_is_sent_the_same_in_one_piece_and_reads_on(start:
     assert again is not None
     wire, _ = again
     assert wire.events() == fresh.events()
-    assert tail.opening.data == HEAD + tail.opening.step.data
+    assert tail.opening.head == HEAD
     bring(tail.live, b"cd", "0004")
     await eventually(lambda: len(wire.events()) == 3, look_s=0)
     assert wire.events() == fresh.events()
@@ -168,6 +168,10 @@ async def a_second_passed(tail: Opened) -> None:
     tail.bench.clock.advance(1 - tail.bench.clock.wall() % 1)
 
 
+async def headers_were_replaced(tail: Opened) -> None:
+    await tail.bench.engine.fetches.fresh_head(tail.bench.stream, "0002", tail.read.route, tail.read.source)
+
+
 async def drained(tail: Opened) -> None:
     tail.bench.engine.drain.start(1.0, 2.0)
 
@@ -188,6 +192,7 @@ async def drained(tail: Opened) -> None:
         unshared,
         refused,
         refused_to_the_follower,
+        headers_were_replaced,
         a_second_passed,
         drained,
     ],
@@ -210,6 +215,34 @@ async def test_after_anything_that_it_was_found_from_the_next_reader_begins_by_i
     await happened(tail)
     assert tail.reopen() is None
     assert topic.readers in (0, readers)
+
+
+async def test_nor_is_it_valid_before_the_second_that_its_head_names(start: Start) -> None:
+    tail = await opened(start(BinaryOrigin(b"ab")))
+    assert tail.opening.topic_at(tail.bench.clock.wall() - 1) is None
+
+
+async def test_a_step_after_which_more_may_follow_is_not_kept(start: Start) -> None:
+    def script(asked: Asked) -> None:
+        if asked.method == "POST":
+            asked.answer(204, {"Stream-Next-Offset": "0004"}, b"")
+        else:
+            origin(asked)
+
+    origin = BinaryOrigin(b"ab")
+    tail = await opened(start(script))
+    await appended(tail)
+    assert opening_of(tail.bench, "/s?offset=-1&live=sse") is None
+
+
+async def test_the_next_reader_is_told_only_once_that_it_is_up_to_date(start: Start) -> None:
+    tail = await opened(start(BinaryOrigin(b"ab")))
+    again = tail.reopen()
+    assert again is not None
+    wire, subscriber = again
+    subscriber.pump()
+    assert len(wire.events()) == 1
+    assert subscriber.least_cursor == tail.opening.step.cursor
 
 
 async def test_nor_is_it_valid_after_the_expiry_that_the_stream_has(start: Start) -> None:
@@ -236,6 +269,7 @@ async def test_bytes_are_not_kept_with_a_request(start: Start) -> None:
     await first
     assert opening_of(bench, "/s?offset=-1&live=sse") is None
     assert opening_of(bench, "/s?offset=2000&live=sse") is not None
+    assert opening_of(bench, "/s?offset=2000&live=sse", HEAD + b"x" * 2_048) is None
 
 
 async def test_a_remembered_request_keeps_no_stream_that_is_over(start: Start) -> None:

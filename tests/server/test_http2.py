@@ -628,3 +628,21 @@ async def test_a_client_that_sends_goaway_is_answered_first(pair: Pair) -> None:
         await wire.frame(GoAwayFrame(0))
         assert (await wire.answer_of(call)).status == 200
         assert await wire.is_ended()
+
+
+async def test_readers_that_join_together_are_each_sent_a_head_and_the_same_events(pair: Pair) -> None:
+    """From the third on, the first piece of the answer is that of the one before."""
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s?offset=-1")
+        target = f"/s?offset={(await wire.answer()).next_offset}&live=sse"
+        calls = []
+        for number in range(6):
+            calls += await several(wire, target)
+            await eventually(waiting(pair.fast, number + 1))
+        heads = [await wire.head_of(call) for call in calls]
+        assert {head.headers["Content-Type"] for head in heads} == {"text/event-stream"}
+        await write(pair.fast, "POST", "/s", b"last", Content_Type="text/plain", Stream_Closed="true")
+        bodies = {bytes((await wire.answer_of(call)).body) for call in calls}
+        assert len(bodies) == 1
+        assert b"data:last" in bodies.pop()

@@ -14,7 +14,7 @@ async def test_the_oldest_are_forgotten_beyond_a_number_of_bytes() -> None:
     requests = [b"GET /%d HTTP/1.1\r\n%b\r\n\r\n" % (number, b"X" * 3_000) for number in range(2_000)]
     for request in requests:
         joins.remember(request, join)
-    assert 500 < len(joins) < (4 << 20) / 5_000
+    assert 400 < len(joins) < (4 << 20) / 8_000
     assert joins.get(requests[0]) is None
     assert joins.get(requests[-1]) is join
     await bench.close()
