@@ -125,7 +125,9 @@ class Sse:
         """A reader that begins as another has: the caller writes head and step of `opening`.  None, without side
         effects, if it has to begin by itself."""
         reads, topic = self._reads, opening.topic_at(self.clock.wall())
-        if topic is None or reads.drain.is_set or reads.live.join(topic.stream) is None:
+        if topic is None or reads.drain.is_set:
+            return None
+        if topic.stream.has_expired(self.clock.now(), self.clock.wall()) or reads.live.join(topic.stream) is None:
             return None
         topic.stream.count_reads(1, 0)
         return Subscriber(topic, opening.step.end, opening.step.cursor, wire, self, self._lifetime_s(read))

@@ -21,7 +21,7 @@ MOST_HEAD_BYTES: Final = 2_048
 class SseOpening:
     """The head and the first piece of an SSE response, valid for one version of its stream and one second."""
 
-    __slots__ = ("_headers", "_tail", "_topic", "_version", "_wall_from", "_wall_until", "head", "step")
+    __slots__ = ("_headers", "_second", "_tail", "_topic", "_version", "head", "step")
 
     def __init__(self, topic: Topic, step: Step, head: bytes, wall: float) -> None:
         """`wall` is the time that the head names, in Unix seconds."""
@@ -33,10 +33,7 @@ class SseOpening:
         self._headers = stream.headers
         self._tail = stream.tape.tail
         self._version = (stream.tail_version, stream.stale_marks, stream.forgotten)
-        self._wall_from, self._wall_until = int(wall), int(wall) + 1.0
-        lifetime = stream.expiry.latest
-        if lifetime is not None and lifetime.expires_at is not None:
-            self._wall_until = min(self._wall_until, lifetime.expires_at)
+        self._second = int(wall)
 
     def __repr__(self) -> str:
         return f"<SseOpening {self.step.end}, {len(self.head)} + {self.step.size} bytes>"
@@ -48,7 +45,7 @@ class SseOpening:
         the end of the stream.
         """
         topic = self._topic()
-        if topic is None or not self._wall_from <= wall < self._wall_until:
+        if topic is None or int(wall) != self._second:
             return None
         stream = topic.stream
         tape = stream.tape

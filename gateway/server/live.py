@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.long_poll_waiter import Waiter, Waiting
 from gateway.engine.sse import Subscription
-from gateway.engine.sse_opening import SseOpening
+from gateway.engine.sse_opening import MOST_BYTES, SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -75,7 +75,7 @@ class LiveAnswers:
         _start(subscriber)
         opening.write_head()
         subscriber.wire = channel
-        if is_again:
+        if is_again and channel.live_bytes <= MOST_BYTES:
             join.sse_opening = subscription.sse.opening(subscriber, subscription.at, head, second)
 
     def reopen(self, channel: Channel, join: Join, opening: SseOpening, subscriber: Subscriber, began: float) -> None:

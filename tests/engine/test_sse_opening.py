@@ -168,6 +168,15 @@ async def a_second_passed(tail: Opened) -> None:
     tail.bench.clock.advance(1 - tail.bench.clock.wall() % 1)
 
 
+async def expired(tail: Opened) -> None:
+    tail.bench.stream.expiry.know(Lifetime(None, tail.bench.clock.wall() - 1))
+
+
+async def expired_as_far_as_was_known(tail: Opened) -> None:
+    await expired(tail)
+    tail.bench.stream.expiry.lose()
+
+
 async def headers_were_replaced(tail: Opened) -> None:
     await tail.bench.engine.fetches.fresh_head(tail.bench.stream, "0002", tail.read.route, tail.read.source)
 
@@ -192,6 +201,8 @@ async def drained(tail: Opened) -> None:
         unshared,
         refused,
         refused_to_the_follower,
+        expired,
+        expired_as_far_as_was_known,
         headers_were_replaced,
         a_second_passed,
         drained,
@@ -243,16 +254,6 @@ async def test_the_next_reader_is_told_only_once_that_it_is_up_to_date(start: St
     subscriber.pump()
     assert len(wire.events()) == 1
     assert subscriber.least_cursor == tail.opening.step.cursor
-
-
-async def test_nor_is_it_valid_after_the_expiry_that_the_stream_has(start: Start) -> None:
-    bench = start(BinaryOrigin(b"ab"))
-    await opened(bench)
-    bench.stream.expiry.know(Lifetime(None, bench.clock.wall() + 0.2))
-    opening = opening_of(bench, AT_TAIL)
-    assert opening is not None
-    assert opening.topic_at(bench.clock.wall() + 0.1) is not None
-    assert opening.topic_at(bench.clock.wall() + 0.3) is None
 
 
 async def test_a_reader_that_showed_a_later_cursor_is_drawn_one_of_its_own(start: Start) -> None:
