@@ -249,8 +249,10 @@ class _Attempt:
             self._check_incarnation()
             self._take_tape()
             if not is_before(self._at, tail):
-                # An offset past the named tail exists only if the follower has brought bytes since.
-                is_current = self._at == tail or self._live.confirmed_at(stream, self._at) is not None
+                # An offset past the named tail exists only if the follower has brought bytes since.  A write that was
+                # answered late may have named an earlier tail than is known.
+                is_named = self._at == tail and self._is_at_tail()
+                is_current = is_named or topic.is_current(self._at)
                 return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
             if self._ends_here():
                 return self._answer_here(outcome)

@@ -13,6 +13,7 @@ from gateway.errors import UpstreamBroken
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import CloseReason
+from gateway.upstream.flight import METADATA
 from gateway.upstream.reply import Reply
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -947,6 +948,39 @@ async def test_reads_beyond_the_tail_are_asked_while_a_write_is_under_way(start:
     for _ in range(20):
         assert await bench.body("/s?offset=0003") == (200, b"")
     assert len(bench.upstream.asked) == asked
+
+
+async def test_an_append_that_is_answered_late_does_not_make_its_end_the_tail(start: Start) -> None:
+    """Two appends are under way; the second one is acknowledged first, and read."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if not asked.is_live and asked.method != "POST":
+            origin(asked)
+
+    bench = start(script)
+    await bench.body()
+    following = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse"))
+    live = await bench.live_request()
+    confirm(live, "0002")
+    await following
+    tasks = [asyncio.create_task(bench.relay(Mode.APPEND, body)) for body in (b"cd", b"ef")]
+    await eventually(lambda: sum(asked.method == "POST" for asked in bench.upstream.asked) == 2, look_s=0)
+    first, second = (asked for asked in bench.upstream.asked if asked.method == "POST")
+    origin.body = b"abcdef"
+    second.answer(204, {"Stream-Next-Offset": "0006"})
+    (await tasks[1]).close()
+    read = bench.read("/s?offset=0002")
+    await bench.engine.fetches.fresh_head(bench.stream, METADATA, read.route, read.source)
+    first.answer(204, {"Stream-Next-Offset": "0004"})
+    (await tasks[0]).close()
+    reading = asyncio.create_task(bench.engine.catch_up(read))
+    await pass_turns()
+    bring(live, b"cd", "0004")
+    answer = await reading
+    said = answer.headers["Stream-Next-Offset"], answer.headers.get("Stream-Up-To-Date")
+    answer.close()
+    assert said in (("0004", None), ("0006", "true"))
 
 
 class TestBridged:
