@@ -97,7 +97,7 @@ def ingest(
     late_days = LATE_DAYS if late_days is None and follow else late_days
     work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days)
     # Lines that an earlier run has left in bronze, when it was killed, are not counted as this run's.
-    retried(lambda: update_silver(spark, lake), progress)
+    bring_up(spark, lake, progress)
     if follow:
         work.follow(source, stop or threading.Event())
     else:

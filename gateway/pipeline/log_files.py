@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
-from gateway.pipeline.tables import LATE, LINES
+from gateway.pipeline.tables import LATE, LINES, REJECTS
 
 SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
@@ -39,6 +39,7 @@ BATCH_BYTES: Final = 2 << 30
 _FILE_BYTES: Final = 64 << 20
 """Bytes of lines in one file of the spool, so that several tasks read it."""
 _CHUNK: Final = 4 << 20
+_REJECTS: Final = f"kind={REJECTS.kind}"
 _ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$")
 _CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PACKED: Final = frozenset({*_CODECS, ".xz", ".parquet"})
@@ -77,7 +78,7 @@ class LogFiles:
         for path in files:
             # An unreadable file is reported when it is read.
             with suppress(*_UNREADABLE), _opened(path) as file:
-                if head := file.readline(HEAD_BYTES + 2):
+                if head := _head(path, file):
                     key, _ = self.manifest.locate(head, partial(_tail_at, file))
                     self.manifest.forget(key)
 
@@ -90,7 +91,7 @@ class LogFiles:
                 if self.manifest.seen.get(str(path)) == seen:
                     return
                 file = stack.enter_context(_opened(path))
-                head = file.readline(HEAD_BYTES + 2)
+                head = _head(path, file)
             except FileNotFoundError:
                 # Renamed or removed since the listing; the next run finds it under its new name.
                 return
@@ -214,7 +215,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         # Unpack it once, as a whole: seeking back in a compressed file starts from its beginning.
         with tempfile.TemporaryFile() as plain:
             if suffix == ".parquet":
-                _unpack_parquet(raw, plain)
+                _unpack_parquet(raw, plain, is_rejects=_REJECTS in path.parts)
             else:
                 with lzma.LZMAFile(raw) if suffix == ".xz" else pa.input_stream(raw, _CODECS[suffix]) as reader:
                     shutil.copyfileobj(reader, plain, _CHUNK)
@@ -222,11 +223,18 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield plain
 
 
-def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
+def _head(path: Path, file: IO[bytes]) -> bytes:
+    """What the file is known by; empty if it is."""
+    head = file.readline(HEAD_BYTES + 2)
+    # A lake's files have the lines of logs, which would be taken for the logs themselves.
+    return path.name.encode() + head if head and path.suffix.lower() == ".parquet" else head
+
+
+def _unpack_parquet(raw: IO[bytes], plain: IO[bytes], *, is_rejects: bool) -> None:
     """The column `line` of a Parquet file, such as those of bronze; of its rejects those that are late."""
     with pq.ParquetFile(raw) as parquet:
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")
-        for rows in parquet.iter_batches(columns=["line", "reason"]):
+        for rows in parquet.iter_batches(columns=["line", "reason"] if is_rejects else ["line"]):
             lines = rows.to_pylist()
             plain.writelines(f"{row['line']}\n".encode() for row in lines if row.get("reason") in (None, LATE))

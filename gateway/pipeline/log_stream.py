@@ -63,6 +63,11 @@ def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) 
     earlier = [name for name in snapshot.sources() if name.startswith(MARK)]
     found = [name for name in earlier if LogStream(name.removeprefix(MARK)).mark == source.mark]
     if not found and moved is not None:
+        if not earlier and snapshot.delta is not None and snapshot.files():
+            raise PipelineFailed(
+                f"{snapshot.lake.path(snapshot.table)}: has rows, but nothing tells how far streams were read: it was "
+                "not copied whole"
+            )
         if len(earlier) > moved:
             urls = " and ".join(name.removeprefix(MARK) for name in earlier)
             raise PipelineFailed(

@@ -29,7 +29,7 @@ def settings_of(url: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], 
     """The settings of the object store that `url` is in; none for a local folder.  Raises PipelineFailed."""
     if "://" not in url:
         return ()
-    if environ.get(_ENDPOINT) == "":
+    if url.startswith("s3") and environ.get(_ENDPOINT) == "":
         raise PipelineFailed(f"{_ENDPOINT} is empty: set it to the store's URL, or unset it")
     return tuple(sorted((name, value) for name, value in environ.items() if name.startswith(_SETTINGS)))
 

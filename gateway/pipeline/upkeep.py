@@ -55,7 +55,7 @@ def optimize(
             filters = [(name, "=", value) for name, value in partition_values(f"{folder}/").items()]
             try:
                 found = delta.optimize.compact(filters or None)
-            except DeltaError as error:
+            except (DeltaError, OSError) as error:
                 # Others have replaced these files meanwhile: there is nothing to compact any more.
                 progress(f"{snapshot.table.place}: {folder} is not compacted: {brief(error)}")
                 continue
@@ -117,6 +117,8 @@ def history(lake: Lake) -> Iterator[str]:
                 what = f"undone to version {version}"
             case {"operation": "OPTIMIZE"}:
                 what = "compacted"
+            case {"operation": operation} if "rows" not in entry:
+                what = operation.lower()
             case _:
                 what = f"{int(entry.get('rows', 0)):,} lines of {entry.get('source', '-')}"
         yield f"{entry['version']:>6}  {at:%Y-%m-%d %H:%M:%S}Z  {what}"

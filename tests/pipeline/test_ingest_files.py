@@ -125,6 +125,29 @@ def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
     assert [str(day) for day in lake.snapshot(SESSIONS).days()] == sorted(counted)
 
 
+def test_files_that_came_too_late_can_be_taken_later(spark: SparkSession, lake: Lake, log: Path) -> None:
+    """The rejects begin with the same bytes as the files that they came from."""
+    log.write_bytes(lines(1))
+    take(spark, lake, log)
+    for name, numbers in (("old.log", (2, 3, 4)), ("older.log", (5, 6))):
+        log.with_name(name).write_bytes(b"".join(line(number, at=NOON - 20 * DAY_S) for number in numbers))
+    found = ingest(spark, source_of([str(log.parent)]), lake, progress=lambda _: None, late_days=3)
+    assert found.rejects == {"too late": 5}
+    again = ingest(spark, source_of([f"{lake.url}/bronze/kind=rejects"]), lake, progress=lambda _: None)
+    assert (again.added, again.rejects) == (5, {})
+
+
+def test_sessions_are_brought_up_by_the_next_run_although_a_file_cannot_be_read(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2))
+    log.with_name("bad.gz").write_bytes(gzip.compress(lines(3))[:-9])
+    for _ in range(2):
+        with pytest.raises(PipelineFailed, match=r"bad\.gz"):
+            take(spark, lake, log.parent)
+    assert lake.snapshot(SESSIONS).days()
+
+
 def test_no_lines_make_no_tables_and_no_harm(spark: SparkSession, lake: Lake, log: Path) -> None:
     log.write_bytes(b"")
     assert str(take(spark, lake, log)) == "ingest: nothing new"
