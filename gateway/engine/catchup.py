@@ -236,14 +236,17 @@ class _Attempt:
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None
-        answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED)
+        answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED, is_asked=True)
         if answer is None:
             # The follower does not bring existing bytes, so its live request has stalled: restart it.
             self._live.revalidate(stream)
         return answer
 
-    async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:
-        """The answer once the follower has brought everything before `tail`; None if that takes too long."""
+    async def _until_brought(
+        self, topic: Topic, tail: str, outcome: Outcome, *, is_asked: bool = False
+    ) -> Answer | None:
+        """The answer once the follower has brought everything before `tail`; None if that takes too long.  `is_asked`
+        says that the origin has named the tail to this read, and that a write named it if not."""
         stream, deadline = self._stream, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
             self._check_incarnation()
@@ -251,7 +254,7 @@ class _Attempt:
             if not is_before(self._at, tail):
                 # An offset past the named tail exists only if the follower has brought bytes since.  A write that was
                 # answered late may have named an earlier tail than is known.
-                is_named = self._at == tail and self._is_at_tail()
+                is_named = self._at == tail and (is_asked or self._is_at_tail())
                 is_current = is_named or topic.is_current(self._at)
                 return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
             if self._ends_here():

@@ -983,6 +983,44 @@ async def test_an_append_that_is_answered_late_does_not_make_its_end_the_tail(st
     assert said in (("0004", None), ("0006", "true"))
 
 
+async def test_a_read_that_asked_for_the_tail_is_told_it_although_an_append_is_acknowledged_meanwhile(
+    start: Start,
+) -> None:
+    """An empty answer that is not up to date would be kept by caches as a piece of the past."""
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if not asked.is_live and asked.method == "GET":
+            origin(asked)
+
+    bench = start(script, tail="asked")
+    learning = asyncio.create_task(bench.body())
+    await eventually(lambda: any(asked.method == "GET" for asked in bench.upstream.asked), look_s=0)
+    await learning
+    following = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse"))
+    confirm(await bench.live_request(), "0002")
+    await eventually(lambda: following.done() or bench.upstream.asked[-1].method == "HEAD", look_s=0)
+    for asked in bench.upstream.asked:
+        if asked.method == "HEAD" and not asked.is_answered:
+            origin(asked)
+    await following
+    count = len(bench.upstream.asked)
+    reading = asyncio.create_task(bench.engine.catch_up(bench.read("/s?offset=0002")))
+    await eventually(lambda: len(bench.upstream.asked) > count, look_s=0)
+    head = bench.upstream.asked[-1]
+    assert head.method == "HEAD"
+    appending = asyncio.create_task(bench.relay(Mode.APPEND, b"cd"))
+    await eventually(lambda: bench.upstream.asked[-1].method == "POST", look_s=0)
+    bench.upstream.asked[-1].answer(204, {"Stream-Next-Offset": "0004"})
+    (await appending).close()
+    origin(head)
+    answer = await reading
+    said = answer.headers["Stream-Next-Offset"], answer.headers.get("Stream-Up-To-Date")
+    answer.close()
+    assert said == ("0002", "true")
+    assert "no-cache" in answer.headers["Cache-Control"]
+
+
 class TestBridged:
     """On a route to S2 an append may create a stream that does not exist."""
 
