@@ -40,8 +40,9 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if stream.cache_control is not None and not read.is_private:
         return stream.cache_control
-    ttl_s = stream.expiry.lifetime.ttl_s if stream.expiry.lifetime is not None else None
-    if stream.expiry.lifetime is not None and stream.expiry.lifetime.expires_at is not None:
+    life = stream.expiry.lifetime
+    ttl_s = life.ttl_s if life is not None else None
+    if life is not None and life.expires_at is not None:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
         return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"

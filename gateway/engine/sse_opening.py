@@ -1,7 +1,7 @@
-"""What SSE readers that join a followed stream at one offset are sent first, kept for the next reader that does.
+"""The beginning of an SSE answer, kept for the next reader that joins a followed stream at the same offset.
 
-Readers come together: a page that everybody opens, a network that comes back.  What the first one was told is true for
-the others as long as nothing changes that it was found from, within the second that its head names.
+Readers come together: a page that everybody opens, a network that comes back.  The next reader is sent the same head
+and first event until the stream, its tail or its live request changes, and within the second that the head names.
 """
 
 from __future__ import annotations

@@ -306,8 +306,15 @@ def report(
     """Write a report of all tables as one HTML file.  It needs no Spark."""
     min_span_s = _seconds(min_span, "--min-span")
     with failing():
-        shown = {"title": title, "plan": plan, "curves": curve or (), "min_span_s": min_span_s}
-        write_report(_existing(lake), out, **shown, progress=shown_progress())
+        write_report(
+            _existing(lake),
+            out,
+            title=title,
+            plan=plan,
+            curves=curve or (),
+            min_span_s=min_span_s,
+            progress=shown_progress(),
+        )
 
 
 @pipeline.command()
@@ -339,8 +346,7 @@ def run(
         except NothingToPlan as error:
             typer.echo(f"plan: none: {error}")
             chosen = None
-        shown = {"title": title, "plan": chosen, "min_span_s": min_span_s}
-        write_report(steps.lake, report, **shown, progress=steps.progress)
+        write_report(steps.lake, report, title=title, plan=chosen, min_span_s=min_span_s, progress=steps.progress)
 
 
 def submitted() -> int:

@@ -167,8 +167,6 @@ class Lake:
         """Write rows as files that belong to no table yet."""
         from pyspark.sql import functions as f
 
-        quoted = {name: "`{}`".format(name.replace("`", "``")) for name in table.names}
-        columns = [f.col(quoted[one.name]).cast(one.type) for one in table.columns]
         in_files = [name for name in table.names if name not in table.partition_by]
         writer = Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
         prefix = len(table.place) + 1
@@ -177,6 +175,8 @@ class Lake:
         def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return writer(batch.rename_columns(names) for batch in batches)
 
+        quoted = ["`{}`".format(name.replace("`", "``")) for name in names]
+        columns = [f.col(name).cast(one.type) for name, one in zip(quoted, table.columns, strict=True)]
         # `mapInArrow` does not quote names.
         numbered = df.select([column.alias(str(number)) for number, column in enumerate(columns)])
         written = numbered.mapInArrow(named, WRITTEN).collect()

@@ -236,5 +236,5 @@ def _unpack_parquet(raw: IO[bytes], plain: IO[bytes], *, is_rejects: bool) -> No
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")
         for rows in parquet.iter_batches(columns=["line", "reason"] if is_rejects else ["line"]):
-            lines = rows.to_pylist()
-            plain.writelines(f"{row['line']}\n".encode() for row in lines if row.get("reason") in (None, LATE))
+            taken = rows.filter(pc.equal(rows.column("reason"), LATE)) if is_rejects else rows
+            plain.writelines(f"{line}\n".encode() for line in taken.column("line").to_pylist())

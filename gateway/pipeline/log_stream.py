@@ -75,12 +75,12 @@ def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) 
                 "one stream it follows, and another stream needs a table of its own"
             )
         found = earlier
-    for name in found[:1]:
-        state = snapshot.progress(name)
-        here = dict.fromkeys(read_options(source.reading, is_streaming=True).streams)
-        state |= {"streams": dict(zip(here, state["streams"].values(), strict=False)), "batch": {}, "last": ""}
-        return snapshot.commit_progress([], source.mark, state, instead_of=name)
-    return snapshot
+    if not found:
+        return snapshot
+    state = snapshot.progress(found[0])
+    here = dict.fromkeys(read_options(source.reading, is_streaming=True).streams)
+    state |= {"streams": dict(zip(here, state["streams"].values(), strict=False)), "batch": {}, "last": ""}
+    return snapshot.commit_progress([], source.mark, state, instead_of=found[0])
 
 
 def _rows(spark: SparkSession, reader: StreamReader, parts: Sequence[Any], schema: StructType) -> DataFrame:

@@ -56,7 +56,7 @@ def optimize(
             try:
                 found = delta.optimize.compact(filters or None)
             except (DeltaError, OSError) as error:
-                # Others have replaced these files meanwhile: there is nothing to compact any more.
+                # Others have replaced these files meanwhile, or the store fails: what is not compacted is read as well.
                 progress(f"{snapshot.table.place}: {folder} is not compacted: {brief(error)}")
                 continue
             before += found["numFilesRemoved"]
@@ -120,7 +120,7 @@ def history(lake: Lake) -> Iterator[str]:
             case {"operation": operation} if "rows" not in entry:
                 what = operation.lower()
             case _:
-                what = f"{int(entry.get('rows', 0)):,} lines of {entry.get('source', '-')}"
+                what = f"{int(entry['rows']):,} lines of {entry.get('source', '-')}"
         yield f"{entry['version']:>6}  {at:%Y-%m-%d %H:%M:%S}Z  {what}"
 
 

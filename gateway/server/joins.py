@@ -16,6 +16,7 @@ from gateway.engine.read import Read
 from gateway.engine.sse_opening import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
+from gateway.tape.stream import Stream
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 5_000
@@ -32,6 +33,10 @@ class SseHead:
     second: int
     head: bytes
 
+    def is_of(self, stream: Stream, second: int) -> bool:
+        """Whether the head is that of an answer that begins in this second (Unix time)."""
+        return self.second == second and self.headers is stream.headers and self.content_type == stream.content_type
+
 
 @dataclass(slots=True)
 class Join:
@@ -45,7 +50,7 @@ class Join:
     """The clients that have sent the same request and wait."""
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
-    """What the latest reader was sent first, if the next one may be sent the same."""
+    """The beginning of the latest reader's answer, for the next one."""
 
 
 class Joins:

@@ -51,15 +51,11 @@ class LiveAnswers:
     ) -> None:
         """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
-        sse_head = join.sse_head
-        is_again = (
-            sse_head is not None
-            and sse_head.second == second
-            and sse_head.headers is stream.headers
-            and sse_head.content_type == stream.content_type
-        )
-        if is_again and sse_head is not None:
-            head = sse_head.head
+        known = join.sse_head
+        if known is not None and not known.is_of(stream, second):
+            known = None
+        if known is not None:
+            head = known.head
         else:
             try:
                 head = self._sse_head(subscription, join.origin, keeps=keeps, is_chunked=is_chunked)
@@ -75,7 +71,8 @@ class LiveAnswers:
         _start(subscriber)
         opening.write_head()
         subscriber.wire = channel
-        if is_again and channel.live_bytes <= MOST_BYTES:
+        if known is not None and channel.live_bytes <= MOST_BYTES:
+            # The second such reader in this second: others may follow.
             join.sse_opening = subscription.sse.opening(subscriber, subscription.at, head, second)
 
     def reopen(self, channel: Channel, join: Join, opening: SseOpening, subscriber: Subscriber, began: float) -> None:

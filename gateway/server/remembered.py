@@ -184,8 +184,9 @@ class RememberedAnswer:
         else:
             self.pieces = (head, *self._body)
         self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s), named_until)
-        if stream.expiry.lifetime is not None and stream.expiry.lifetime.expires_at is not None:
-            self.until = min(self.until, now + stream.expiry.lifetime.expires_at - wall)
+        life = stream.expiry.lifetime
+        if life is not None and life.expires_at is not None:
+            self.until = min(self.until, now + life.expires_at - wall)
         self.stale_marks = stream.stale_marks
         return True
 

@@ -45,6 +45,18 @@ class Opened:
         return wire, subscriber
 
 
+def appendable(origin: BinaryOrigin) -> Callable[[Asked], None]:
+    """The origin's answers, and one to an append that leads to 0004, whose bytes are not there yet."""
+
+    def script(asked: Asked) -> None:
+        if asked.method == "POST":
+            asked.answer(204, {"Stream-Next-Offset": "0004"}, b"")
+        else:
+            origin(asked)
+
+    return script
+
+
 async def opened(bench: EngineBench) -> Opened:
     first = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse"))
     live = await bench.live_request()
@@ -211,14 +223,7 @@ async def drained(tail: Opened) -> None:
 async def test_after_anything_that_it_was_found_from_the_next_reader_begins_by_itself(
     start: Start, happened: Callable[[Opened], Awaitable[None]]
 ) -> None:
-    def script(asked: Asked) -> None:
-        if asked.method == "POST":
-            asked.answer(204, {"Stream-Next-Offset": "0004"}, b"")
-        else:
-            origin(asked)
-
-    origin = BinaryOrigin(b"ab")
-    tail = await opened(start(script))
+    tail = await opened(start(appendable(BinaryOrigin(b"ab"))))
     stream = tail.bench.stream
     topic = tail.bench.engine.live.find(stream)
     assert topic is not None
@@ -234,14 +239,7 @@ async def test_nor_is_it_valid_before_the_second_that_its_head_names(start: Star
 
 
 async def test_a_step_after_which_more_may_follow_is_not_kept(start: Start) -> None:
-    def script(asked: Asked) -> None:
-        if asked.method == "POST":
-            asked.answer(204, {"Stream-Next-Offset": "0004"}, b"")
-        else:
-            origin(asked)
-
-    origin = BinaryOrigin(b"ab")
-    tail = await opened(start(script))
+    tail = await opened(start(appendable(BinaryOrigin(b"ab"))))
     await appended(tail)
     assert opening_of(tail.bench, "/s?offset=-1&live=sse") is None
 
