@@ -259,10 +259,10 @@ class Engine:
 
     def _is_refused(self, read: Read) -> bool:
         """Whether the origin is known to refuse the read, or to give it an answer that may not be shared."""
+        unshared = read.route.unshared
         return (
-            read.route.unshared.reason(read.key, read.shape) is not None
-            or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
-        )
+            unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
+        ) or self.negative_cache.find(read.key, read.start, read.source.headers) is not None
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or return the place at which it waits; the caller must call `close`.  Raises Uncacheable

@@ -55,7 +55,7 @@ class Unshared:
         remember_s = max(remember_s, 1e-9)
         self._reasons: TTLCache[tuple[StreamKey, Shape], _Reason] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
         self._counts: TTLCache[tuple[StreamKey, bool], _Count] = TTLCache(_MOST_BYTES, remember_s, now, _cost)
-        self._may_have_any = False
+        self.may_have_any = False
         """False while nothing is remembered, which is most of the time and is asked for every read."""
 
     def __len__(self) -> int:
@@ -74,14 +74,14 @@ class Unshared:
             if count >= MOST_SHAPES:
                 self._reasons[key, Shape(shape.is_live, None)] = entry
         self._reasons[key, shape] = entry
-        self._may_have_any = True
+        self.may_have_any = True
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
         """Why such a request may not be shared; None if it may."""
-        if not self._may_have_any:
+        if not self.may_have_any:
             return None
         if not self._reasons:
-            self._may_have_any = False
+            self.may_have_any = False
             return None
         entry = self._reasons.get((key, shape)) or self._reasons.get((key, Shape(shape.is_live, None)))
         return entry.text if entry is not None else None

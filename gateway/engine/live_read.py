@@ -59,6 +59,8 @@ class LiveReads:
     ) -> None:
         self.fetches = fetches
         self.live = live
+        self.left = live.detach
+        """A reader has left the topic."""
         self.clock = clock
         self.rng = rng
         self.drain = drain
@@ -182,10 +184,6 @@ class LiveReads:
         )
         topic.cursors.note(read.cursor, self.clock.wall())
         return topic
-
-    def left(self, topic: Topic) -> None:
-        """A reader has left the topic."""
-        self.live.detach(topic)
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at` if the follower will not bring them; return whether that changed anything.

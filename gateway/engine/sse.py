@@ -40,6 +40,7 @@ class Sse:
         self.clock = reads.clock
         self.drain = reads.drain
         self.wheel = wheel
+        self.left = reads.left
         self._reads = reads
         self._incarnations = incarnations
         self._tasks = tasks
@@ -55,10 +56,6 @@ class Sse:
                 return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
         return await self._incarnations.run(read, subscribe)
-
-    def left(self, topic: Topic) -> None:
-        """A reader has left the topic."""
-        self._reads.left(topic)
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
         """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""
@@ -129,7 +126,7 @@ class Sse:
             return None
         if topic.stream.has_expired(self.clock.now(), self.clock.wall()) or reads.live.join(topic.stream) is None:
             return None
-        topic.stream.count_reads(1, 0)
+        topic.stream.count_reads(1, 0, opening.step.size)
         return Subscriber(topic, opening.step.end, opening.step.cursor, wire, self, self._lifetime_s(read))
 
     def _lifetime_s(self, read: Read) -> float:

@@ -33,22 +33,18 @@ class Bans:
 
     def __init__(self, per_s: float) -> None:
         self._refusals: Buckets | None = None
-        self._bans: dict[str, tuple[float, float]] = {}
-        """When the latest ban of each net ends, and its length; in the order in which bans began."""
+        self.nets: dict[str, tuple[float, float]] = {}
+        """When the latest ban of each net ends, and its length; in the order in which bans began.  Mostly empty."""
         self.configure(per_s)
 
     def __repr__(self) -> str:
-        return f"<Bans {len(self._bans)} nets, {self._refusals}>"
-
-    def __bool__(self) -> bool:
-        """Whether any net may be banned."""
-        return bool(self._bans)
+        return f"<Bans {len(self.nets)} nets, {self._refusals}>"
 
     def configure(self, per_s: float) -> None:
         """Ban nets that are refused more than `per_s` times a second from now on; 0 bans none and ends all bans."""
         if not per_s:
             self._refusals = None
-            self._bans.clear()
+            self.nets.clear()
         elif self._refusals is None or self._refusals.per_s != per_s:
             self._refusals = Buckets(per_s, max(1.0, per_s * _BURST_S))
 
@@ -60,25 +56,25 @@ class Bans:
         if not refusals.wait_s(net, now):
             refusals.take(net, now)
             return 0.0
-        ended_at, length_s = self._bans.pop(net, (0.0, 0.0))
+        ended_at, length_s = self.nets.pop(net, (0.0, 0.0))
         is_again = length_s and now < ended_at + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
-        if len(self._bans) >= MOST_NETS:
+        if len(self.nets) >= MOST_NETS:
             self._make_room(now)
-        self._bans[net] = (now + length_s, length_s)
+        self.nets[net] = (now + length_s, length_s)
         # What comes back during the ban is taken, but for a rest.
         refusals.take(net, now, length_s * refusals.per_s - _LEFT * refusals.burst)
         return length_s
 
     def is_banned(self, net: str, now: float) -> bool:
         """Whether the net is banned."""
-        ban = self._bans.get(net)
+        ban = self.nets.get(net)
         return ban is not None and ban[0] > now
 
     def _make_room(self, now: float) -> None:
         """Forget the bans that no longer matter, or else the oldest."""
-        self._bans = {net: (until, length) for net, (until, length) in self._bans.items() if until + length > now}
-        if len(self._bans) >= MOST_NETS:
+        self.nets = {net: (until, length) for net, (until, length) in self.nets.items() if until + length > now}
+        if len(self.nets) >= MOST_NETS:
             # An eighth at a time: looking at all of them for each new ban would be slow.
-            for net in list(islice(self._bans, MOST_NETS // 8)):
-                del self._bans[net]
+            for net in list(islice(self.nets, MOST_NETS // 8)):
+                del self.nets[net]

@@ -127,27 +127,24 @@ class RateLimits:
     """The limits in effect.  Owner of their allowances.  `now` is monotonic seconds."""
 
     def __init__(self, configs: Sequence[RateLimitConfig] = ()) -> None:
-        self._limits: tuple[RateLimit, ...] = ()
+        self.limits: tuple[RateLimit, ...] = ()
         self._of_route: dict[str, tuple[RateLimit, ...]] = {}
         self.replace(configs)
 
     def __repr__(self) -> str:
-        return f"<RateLimits {len(self._limits)} limits>"
-
-    def __bool__(self) -> bool:
-        return bool(self._limits)
+        return f"<RateLimits {len(self.limits)} limits>"
 
     def replace(self, configs: Sequence[RateLimitConfig]) -> None:
         """Put these limits into effect.  A limit that has not changed keeps its allowances; live reads that are open
         count only in the limit under which they began."""
-        known = {limit.config: limit for limit in self._limits}
-        self._limits = tuple(known.get(config) or RateLimit(config) for config in configs)
+        known = {limit.config: limit for limit in self.limits}
+        self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
         self._of_route = {}
 
     def _applied(self, net: str, route: str) -> _Applied:
         limits = self._of_route.get(route)
         if limits is None:
-            limits = self._of_route[route] = tuple(limit for limit in self._limits if limit.applies_to(route))
+            limits = self._of_route[route] = tuple(limit for limit in self.limits if limit.applies_to(route))
         found = ((limit, limit.key(net, route)) for limit in limits)
         return tuple((limit, key) for limit, key in found if key is not None)
 
@@ -168,7 +165,7 @@ class RateLimits:
 
     def suspend(self, net: str, now: float, until: float) -> None:
         """Let the client have no requests of its own allowances before `until`; they grow from then on."""
-        for limit in self._limits:
+        for limit in self.limits:
             if limit.config.per == "client" and limit.requests is not None:
                 limit.requests.keep_empty(net, now, until)
 

@@ -39,6 +39,8 @@ class Usage:
         self._uses: dict[str, NetUse] = {}
         self._sizes: dict[int, int] = {}
         """How many nets have this number of connections."""
+        self.open_connections = 0
+        """Open connections, those that belong to no net included."""
         self.most_connections = 0
         """The connections of the net that has the most."""
 

@@ -122,7 +122,7 @@ class Subscriber:
 
     def left(self, _: object) -> None:
         """The client of this wire has disconnected."""
-        self.gone()
+        self._finish(CloseReason.LEFT)
 
     def start(self) -> None:
         """Join the topic and write what there is."""
@@ -134,7 +134,6 @@ class Subscriber:
         """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write."""
         self.topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
-        self.topic.stream.count_sent(step.size)
 
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""

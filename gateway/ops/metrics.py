@@ -11,6 +11,7 @@ Traces are shown as exemplars of the duration buckets in the OpenMetrics format;
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -93,7 +94,7 @@ class Metrics(Collector):
         version: str = __version__,
     ) -> None:
         self._version = version
-        self.routes: dict[str, RouteFigures] = {}
+        self.routes: defaultdict[str, RouteFigures] = defaultdict(RouteFigures)
         """Counts by route."""
         self.protocols: dict[str, str] = {}
         """The protocol that each configured route's clients speak."""
@@ -137,8 +138,8 @@ class Metrics(Collector):
     def configure(self, routes: Iterable[str], cache_limit_bytes: int, limits: Mapping[str, int]) -> None:
         """Apply a configuration.  Removed routes stay exposed until all of their state is gone."""
         ordered = [*routes, NO_ROUTE]
-        for route in ordered:
-            self._figures(route)
+        # Each is exposed from the start.
+        self.routes.update({route: self.routes[route] for route in ordered})
         wanted = set(ordered)
         self._removed = (self._removed | self._configured) - wanted
         self._configured = wanted
@@ -157,12 +158,6 @@ class Metrics(Collector):
 
     # The recorder.
 
-    def _figures(self, route: str) -> RouteFigures:
-        figures = self.routes.get(route)
-        if figures is None:
-            figures = self.routes[route] = RouteFigures()
-        return figures
-
     def request(
         self,
         mode: Mode,
@@ -176,7 +171,7 @@ class Metrics(Collector):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        end = self._figures(route).ended(mode, outcome)
+        end = self.routes[route].ended(mode, outcome)
         end.requests += requests
         end.sent_bytes += sent_bytes * requests
         end.saved_bytes += saved_bytes * requests
@@ -195,7 +190,7 @@ class Metrics(Collector):
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        end = self._figures(route).ended(mode, outcome)
+        end = self.routes[route].ended(mode, outcome)
         end.requests += n
         end.sent_bytes += body_bytes
         end.saved_bytes += saved_bytes
@@ -204,27 +199,27 @@ class Metrics(Collector):
         self.downstream_count.value += body_bytes
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
-        self._figures(route).upstream_requests[mode].value += 1
+        self.routes[route].upstream_requests[mode].value += 1
 
     def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
-        figures = self._figures(route)
+        figures = self.routes[route]
         figures.upstream_first_bytes[mode].observe(first_byte_s)
         figures.upstream_replies[_CLASSES.get(status // 100, "5xx")].value += 1
 
     def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
-        self._figures(route).upstream_failures.setdefault(fault, Count()).value += 1
+        self.routes[route].upstream_failures.setdefault(fault, Count()).value += 1
 
     def upstream_bytes(self, n: int, mode: Mode = Mode.OTHER, route: str = NO_ROUTE) -> None:
-        self._figures(route).upstream_bytes[mode].value += n
+        self.routes[route].upstream_bytes[mode].value += n
 
     def downstream_bytes(self, n: int) -> None:
         self.downstream_count.value += n
 
     def subscribers(self, mode: Mode, delta: int, route: str = NO_ROUTE) -> None:
-        self._figures(route).subscribers[mode].value += delta
+        self.routes[route].subscribers[mode].value += delta
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        figures = self._figures(route)
+        figures = self.routes[route]
         figures.deliveries.value += readers
         figures.delivery_delays.observe(delay_s)
 
@@ -232,7 +227,7 @@ class Metrics(Collector):
         self.cache_bytes = bytes_
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
-        self._figures(route).evictions.value += n
+        self.routes[route].evictions.value += n
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
         bodies, before, after = self._coded[coding]
@@ -250,10 +245,10 @@ class Metrics(Collector):
         self.limit_figures.rate_limited[limit, route] += 1
 
     def retry(self, route: str = NO_ROUTE) -> None:
-        self._figures(route).retries.value += 1
+        self.routes[route].retries.value += 1
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        self._figures(route).reconnects[is_planned].value += 1
+        self.routes[route].reconnects[is_planned].value += 1
 
     def log_drops(self, n: int = 1) -> None:
         self.log_drop_count.value += n

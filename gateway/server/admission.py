@@ -83,7 +83,7 @@ class Admission:
             self._metrics.client_limited("client_live_reads")
             raise TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live reads")
         fields = None
-        if self.rates:
+        if self.rates.limits:
             now = self._now()
             refusal = self.rates.refusal(net, route, now, is_live=is_live)
             if refusal is None:
@@ -124,7 +124,7 @@ class Admission:
         """Whether a live read that is known by its bytes is admitted; if it joins, `joined` must follow."""
         if net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
             return False
-        return not self.rates or self.rates.refusal(net, route, self._now(), is_live=True) is None
+        return not self.rates.limits or self.rates.refusal(net, route, self._now(), is_live=True) is None
 
     def begin_join(self, channel: Channel, net: str, route: str) -> None:
         """Count the live read as long as the channel's `live_use` lasts; `joined` follows if it has begun."""
@@ -132,18 +132,18 @@ class Admission:
 
     def joined(self, net: str, route: str) -> None:
         """Count the request of a live read that has joined."""
-        if self.rates:
+        if self.rates.limits:
             self.rates.take(net, route, self._now())
 
     def charge(self, net: str, route: str, sent_bytes: int) -> None:
         """Count the body bytes of an answer that is not live."""
-        if self.rates:
+        if self.rates.limits:
             self.rates.charge(net, route, sent_bytes, self._now())
 
     def _begin_live(self, channel: Channel, net: str, route: str) -> None:
         counted = self._usage.begin_live(net) if net != UNKNOWN else None
         use: LiveUse | None = counted
-        if self.rates:
+        if self.rates.limits:
             use = _LimitedLiveRead(counted, self.rates.begin_live(net, route), self._now)
         channel.live_bytes = 0
         channel.live_use = use

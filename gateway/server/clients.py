@@ -187,8 +187,6 @@ class Clients:
         self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
         self._open: dict[ClientConnection, None] = {}
-        self.count_connections: Callable[[], int] = self.__len__
-        """Counts the open connections that share the bound `max_connections`, those of other listeners included."""
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
         self.http2 = SessionCounts()
@@ -220,7 +218,7 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is draining."""
         self._unadmitted -= 1
-        net = self._net(client)
+        net = self.client_net(client.client) if self.proxies is None else self._net(client, self.proxies)
         refusal = self._refusal(net)
         if refusal is not None:
             self.refused[refusal] += 1
@@ -229,12 +227,14 @@ class Clients:
         if net != UNKNOWN:
             client.use = self.usage.connect(net)
         self._open[client] = None
+        self.usage.open_connections += 1
         return True
 
-    def _net(self, client: ClientConnection) -> str:
-        """The net that a connection belongs to; `UNKNOWN` if it belongs to none."""
-        address, proxies = client.client, client.proxies
-        return UNKNOWN if proxies is not None and proxies.trusts(address) else self.client_net(address)
+    def _net(self, client: ClientConnection, proxies: Proxies) -> str:
+        """The net that a connection belongs to; `UNKNOWN` if it is a trusted proxy's, whose requests name others."""
+        address = client.client
+        is_proxy = client.proxies is not None and proxies.trusts(address)
+        return UNKNOWN if is_proxy else self.client_net(address)
 
     def _refusal(self, net: str) -> ConnectionRefusal | None:
         """Why a new connection of the net is refused; None, with room made for it, if it is not."""
@@ -242,11 +242,11 @@ class Clients:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
-        if self.bans and self.bans.is_banned(net, self.now()):
+        if self.bans.nets and self.bans.is_banned(net, self.now()):
             return ConnectionRefusal.BANNED
         limits, connections = self.limits, self.usage.connections(net)
         has_share = net == UNKNOWN or connections < limits.most_client_connections
-        if self.count_connections() < limits.max_connections:
+        if self.usage.open_connections < limits.max_connections:
             return None if has_share else ConnectionRefusal.CLIENT
         # Not for equals: two nets would displace each other for ever.
         may_displace = has_share and connections + 1 < self.usage.most_connections
@@ -255,7 +255,7 @@ class Clients:
     def is_banned(self, client: ClientConnection) -> bool:
         """Whether the net of an open connection is banned: its next request is not answered, and it is closed."""
         use = client.use
-        if not self.bans or use is None or not self.bans.is_banned(use.net, self.now()):
+        if not self.bans.nets or use is None or not self.bans.is_banned(use.net, self.now()):
             return False
         self.refused[ConnectionRefusal.BANNED] += 1
         return True
@@ -283,8 +283,11 @@ class Clients:
 
     def leave(self, client: ClientConnection) -> None:
         """Unregister a connection that has ended, along with what was being answered on it."""
-        self._open.pop(client, None)
-        self._uncount(client)
+        if client in self._open:
+            del self._open[client]
+            self.usage.open_connections -= 1
+        if client.use is not None:
+            self._uncount(client)
         if not self._open:
             self._emptied.fire()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.errors import BadRequest
@@ -22,10 +21,9 @@ from gateway.server.clients import Clients
 from gateway.server.handling import REFUSALS, Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
-from gateway.server.joins import Join
 from gateway.server.reading import NO_EVENTS, ReadingConnection
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request import Channel, Request
+from gateway.server.request import Request
 from gateway.server.timeouts import Phase
 
 _log = logging.getLogger("gateway.server")
@@ -92,16 +90,15 @@ class Connection(ReadingConnection, Handling):
 
     # -- called by asyncio
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's.
-        self.transport = transport = cast("asyncio.Transport", transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
         clients = self._clients
         if not clients.admit(self):
             transport.abort()
             return
         # Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer.
         transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
-        self._set_deadline(clients.limits.client_header_timeout_s)
+        self._tick = clients.wheel.add(self, clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         # The hottest path, where every attribute lookup counts: a hit on an idle connection.
@@ -133,7 +130,12 @@ class Connection(ReadingConnection, Handling):
         is_first = not self._is_busy
         if is_first and clients.join is not None and (join := clients.joins.get(data)) is not None:
             self._is_busy = self._is_active = True
-            if self._has_joined(clients.join, join, data):
+            try:
+                if clients.join(self, join, data):
+                    return
+            except Exception:
+                _log.exception("unhandled error")
+                self.abort()
                 return
             self._is_busy = False
         remembered = clients.remembered
@@ -157,7 +159,7 @@ class Connection(ReadingConnection, Handling):
             return
         if not is_first:
             self._read()
-        elif clients.bans and clients.is_banned(self):
+        elif clients.bans.nets and clients.is_banned(self):
             self.abort()
         elif clients.turns.must_wait(self):
             self._is_waiting = self._is_busy = True
@@ -259,7 +261,8 @@ class Connection(ReadingConnection, Handling):
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
-        self.end_live_use()
+        if self.live_use is not None:
+            self.end_live_use()
         return live is not None
 
     # -- requests in order
@@ -336,15 +339,6 @@ class Connection(ReadingConnection, Handling):
         if self.transport is None and self._task is None and not self._is_detached:
             self._request = None
             self._clients.leave(self)
-
-    def _has_joined(self, begin: Callable[[Channel, Join, bytes], bool], join: Join, request: bytes) -> bool:
-        """Begin a live answer to a request known by its bytes; False if it has to be parsed."""
-        try:
-            return begin(self, join, request)
-        except Exception:
-            _log.exception("unhandled error")
-            self.abort()
-            return True
 
     def answered(self, request: Request) -> None:
         """The answer is written: take the next request, or close the connection."""

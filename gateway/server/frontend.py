@@ -28,11 +28,11 @@ from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
 from gateway.server.http2.connection import Http2Connection
-from gateway.server.joins import Join, Joins
+from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request import Channel, Request
+from gateway.server.request import Request
 from gateway.server.tracing import TracingHandler
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder
@@ -74,19 +74,17 @@ class Frontend:
         self._admission = Admission(
             limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, engine.suspend_client
         )
-        self._handler = self._make_handler()
         remembered = self._make_remembered()
         self.clients = Clients(
             self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
         )
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
-        self.clients.count_connections = self.connections
         if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
-        else:
-            # With a log or a tracer, every request has to go through their handlers.
-            self.clients.join = self._join if config.server.fast_path else None
+        # With a log or a tracer, every request has to go through their handlers.
+        self._knows_joins = config.server.fast_path and self.clients.on_hit is None
+        self._handler = self._make_handler()
         self._apply_rate_limits()
         self.clients.proxies = proxies = _proxies(config)
         # By name in ALPN, in the order in which they are offered: the preferred one first.
@@ -98,7 +96,7 @@ class Frontend:
 
     def connections(self) -> int:
         """Client connections that are open now, at all listeners."""
-        return sum(map(len, self.every_clients))
+        return self.clients.usage.open_connections
 
     def refused(self) -> dict[str, int]:
         """Refused connections by reason."""
@@ -135,7 +133,6 @@ class Frontend:
             usage=self.clients.usage,
             bans=self.clients.bans,
         )
-        clients.count_connections = self.connections
         clients.proxies = self.clients.proxies
         self.every_clients.append(clients)
 
@@ -153,7 +150,7 @@ class Frontend:
 
     def _apply_rate_limits(self) -> None:
         """Have remembered answers admitted one by one if there are rate limits, and only then."""
-        is_limited = bool(self._rates)
+        is_limited = bool(self._rates.limits)
         self.clients.admits = self._admits if is_limited else None
         if self.clients.remembered is not None:
             self.clients.remembered.answers_at_once = not is_limited
@@ -167,11 +164,8 @@ class Frontend:
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
 
-    def _join(self, channel: Channel, join: Join, request: bytes) -> bool:
-        return self._request_handler.join(channel, join, request)
-
     def _make_handler(self) -> Handler:
-        request_handler = self._request_handler = RequestHandler(
+        request_handler = RequestHandler(
             self._config,
             self._engine,
             self.routes.routes,
@@ -180,6 +174,7 @@ class Frontend:
             self._joins,
             self._admission,
         )
+        self.clients.join = request_handler.join if self._knows_joins else None
         handler: AsyncHandler | None = None
         if self._access_log.is_kept:
             handler = AccessLogHandler(request_handler, self._access_log, self._engine.clock)

@@ -169,7 +169,7 @@ class RequestHandler:
     def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Have the request counted.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
-        if not is_live and not admission.rates:
+        if not is_live and not admission.rates.limits:
             return
         context.client = parsed.client
         try:
@@ -272,14 +272,14 @@ class RequestHandler:
         False, without any effect, if the request has to be answered like any other.
         """
         admission, use = self._admission, channel.use
-        if use is None or admission.rates:
+        if use is None or admission.rates.limits:
             return self._join_limited(channel, join, request)
         if use.live_reads >= admission.most_live_reads:
             return False
-        # Counted first: the answer may be out when `_begins` returns.
+        # Counted first: the answer may be out when `_join` returns.
         channel.live_use = use
         use.begin_live()
-        if self._begins(channel, join):
+        if self._join(channel, join, self._engine.clock.now()):
             return True
         channel.end_live_use()
         return False
@@ -292,15 +292,11 @@ class RequestHandler:
         if not admission.may_join(net, route):
             return False
         admission.begin_join(channel, net, route)
-        if self._begins(channel, join):
+        if self._join(channel, join, self._engine.clock.now()):
             admission.joined(net, route)
             return True
         channel.end_live_use()
         return False
-
-    def _begins(self, channel: Channel, join: Join) -> bool:
-        began = self._engine.clock.now()
-        return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
     def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if that needs no request to the origin; returns whether it began."""
@@ -316,6 +312,8 @@ class RequestHandler:
         return True
 
     def _join(self, channel: Channel, join: Join, began: float, *, keeps: bool = True, is_chunked: bool = True) -> bool:
+        if join.group is not None and join.group.join(channel, began):
+            return True
         if join.mode is Mode.SSE:
             if (opening := join.sse_opening) is not None:
                 subscriber = self._engine.reopen_sse(join.read, opening, channel)

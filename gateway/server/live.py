@@ -77,9 +77,8 @@ class LiveAnswers:
 
     def reopen(self, channel: Channel, join: Join, opening: SseOpening, subscriber: Subscriber, began: float) -> None:
         """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
-        name = join.read.route.config.name
-        note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
-        channel.follow(subscriber, name, began, note, keeps=True, is_chunked=True)
+        # Requests are known by their bytes only while there is neither an access log nor a tracer.
+        channel.follow(subscriber, join.read.route.config.name, began, None, keeps=True, is_chunked=True)
         subscriber.start_after(opening.step)
         channel.write_head(opening.head, opening.step.data, opening.step.size)
 

@@ -85,7 +85,7 @@ def test_a_replaced_limit_keeps_its_allowance_if_it_has_not_changed() -> None:
     assert refusal is not None
     assert refusal.limit == "kept"
     rates.replace([])
-    assert not rates
+    assert not rates.limits
     assert admitted(rates)
 
 

@@ -228,7 +228,7 @@ class Http2Connection(TimedHttp2Connection):
                     # Reset again by a later frame of the same input, after its head has been decoded.
                     self._next_heads = HEADS
                     self.clients.turns.begin()
-                elif self.clients.bans and not self.session.is_leaving and self.clients.is_banned(self):
+                elif self.clients.bans.nets and not self.session.is_leaving and self.clients.is_banned(self):
                     self.session.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
                     self.leave()
                 elif not request.is_answered:
