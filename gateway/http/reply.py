@@ -51,7 +51,8 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _LENGTH_FIELD: Final = re.compile(r"[0-9]{1,18}")
-_MOST_REMEMBERED_BYTES: Final = 256
+_MOST_REMEMBERED_BYTES: Final = 512
+"""Bound on a cached line.  The names that an origin exposes to browsers take 300."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CONNECTION: Final = istr("Connection")
