@@ -165,10 +165,11 @@ class ReplyClassifier:
             stream.was_found_by(source.asker)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
-        if flight.start == METADATA:
-            stream.record_head(headers)
-        else:
+        if flight.start != METADATA:
             stream.record_caching(headers, up_to_date=up_to_date)
+        elif facts.stale_marks >= stream.ended_mark:
+            # Else the answer may be of the stream before.
+            stream.record_head(headers)
         if is_beyond and not self._is_written(stream.key.group):
             stream.record_beyond(flight.start)
         self._store.weigh(stream)

@@ -122,10 +122,10 @@ class Engine:
             limits.max_flight_bytes,
             access_log,
         )
-        self.negative_cache = NegativeCache(clock.now)
+        self.pending_writes = PendingWrites()
+        self.negative_cache = NegativeCache(clock.now, self.pending_writes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
         self.s2_writes = S2Writes(self.store)
-        self.pending_writes = PendingWrites()
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
@@ -143,6 +143,7 @@ class Engine:
             self.live.watch_expiry,
             self.negative_cache,
             self.writes.tail_is_short,
+            self.pending_writes.is_under_way,
             tracer,
             access_log,
         )

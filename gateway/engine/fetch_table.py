@@ -37,6 +37,7 @@ from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
+from gateway.protocol.stream_key import Group
 from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -81,6 +82,7 @@ class FetchTable:
         on_lifetime: Callable[[Stream], None],
         negative_cache: NegativeCache,
         on_short: Callable[[Stream], None],
+        is_written: Callable[[Group], bool],
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -101,7 +103,7 @@ class FetchTable:
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short, negative_cache.is_written)
+        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short, is_written)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -246,7 +248,8 @@ class FetchTable:
         """Before the first answer from memory: one HEAD, for all that need it, reports how long the stream may be
         remembered."""
         if (flight := self.pending(stream, METADATA)) is None:
-            await self.fresh_head(stream, METADATA, route, source)
+            if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):
+                stream.expiry.not_asked()
             return
         flight.askers.join(source.client)
         flight.watch()

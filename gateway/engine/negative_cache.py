@@ -21,6 +21,7 @@ from typing import Final
 from cachetools import TLRUCache
 from multidict import CIMultiDict
 
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
@@ -78,8 +79,9 @@ class _Bucket:
 class NegativeCache:
     """Remembered origin errors, and a token bucket per origin.  `now` gives monotonic seconds."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], pending: PendingWrites) -> None:
         self._now = now
+        self._pending = pending
         self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
             _MOST_BYTES,
             ttu=lambda _, remembered, __: remembered.until,
@@ -90,17 +92,13 @@ class NegativeCache:
         """The entries of which something may be remembered, by the group that a write affects."""
         self._entry_count = 0
         """The number of these entries, including entries whose memory has expired."""
-        self._writes: dict[Group, int] = {}
-        """The number of writes under way."""
-        self.write_epoch = 0
-        """Counts starts and ends of writes of all groups: an answer that spans one of them may predate the write."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._remembered)
 
     def __repr__(self) -> str:
-        return f"<NegativeCache {len(self)} remembered, {sum(self._writes.values())} writes under way>"
+        return f"<NegativeCache {len(self)} remembered>"
 
     @property
     def entry_count(self) -> int:
@@ -125,7 +123,7 @@ class NegativeCache:
         if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
-        if self.is_written(key.group) or until <= self._now():
+        if self._pending.is_under_way(key.group) or until <= self._now():
             return
         if self._entry_count >= max(_LEAST_PRUNED, 2 * len(self._remembered)):
             self._prune()
@@ -154,7 +152,7 @@ class NegativeCache:
     ) -> None:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
         only reads that begin with a HEAD.  Does nothing if `write_epoch` has changed since the request."""
-        if write_epoch == self.write_epoch:
+        if write_epoch == self._pending.epoch:
             self.add(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
 
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
@@ -173,27 +171,12 @@ class NegativeCache:
         bucket = self._bucket(route)
         return bucket is None or bucket.may_ask(client, self._now())
 
-    def write_begins(self, group: Group) -> None:
-        """A write to the group's path is about to be sent; the caller must call `write_ends`."""
-        self.write_epoch += 1
-        self._writes[group] = self._writes.get(group, 0) + 1
+    def forget(self, group: Group) -> None:
+        """A write to the group's path is about to be sent, and pending."""
         if self._groups and (entries := self._groups.pop(group, None)):
             self._entry_count -= len(entries)
             for entry in entries:
                 self._remembered.pop(entry, None)
-
-    def is_written(self, group: Group) -> bool:
-        """Whether a write to the group's path is under way: what the origin refuses, it may take at any moment."""
-        return group in self._writes
-
-    def write_ends(self, group: Group) -> None:
-        """The write was answered, or will never be."""
-        self.write_epoch += 1
-        writes = self._writes[group] - 1
-        if writes:
-            self._writes[group] = writes
-        else:
-            del self._writes[group]
 
     def _bucket(self, route: Route) -> _Bucket | None:
         per_s = route.config.absent_per_s

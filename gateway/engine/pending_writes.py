@@ -33,6 +33,8 @@ class PendingWrites:
         self._unanswered: dict[Group, Change] = {}
         """What writes that had no answer may have done, the latest last."""
         self._cost = 0
+        self.epoch = 0
+        """Counts starts and ends of writes of all paths: an answer that spans one of them may predate the write."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -43,15 +45,21 @@ class PendingWrites:
 
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `end` must follow."""
+        self.epoch += 1
         self._under_way.setdefault(write.request.group, set()).add(write)
 
     def end(self, write: SentRequest) -> None:
         """The write was answered, or will never be."""
+        self.epoch += 1
         group = write.request.group
         writes = self._under_way[group]
         writes.discard(write)
         if not writes:
             del self._under_way[group]
+
+    def is_under_way(self, group: Group) -> bool:
+        """Whether a write to the path is under way: what the origin refuses, it may take at any moment."""
+        return group in self._under_way
 
     def remember(self, write: SentRequest) -> list[Group]:
         """A write that may create or delete the stream has no answer.

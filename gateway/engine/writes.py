@@ -59,10 +59,10 @@ class Writes:
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `answered` or `failed` must follow."""
         self._pending.begin(write)
-        self._negative_cache.write_begins(write.request.group)
+        self._negative_cache.forget(write.request.group)
         for stream in self._store.group(write.request.group):
             # The origin may move its tail past them at any moment.
-            stream.beyond.clear()
+            stream.forget_beyond()
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
@@ -71,7 +71,7 @@ class Writes:
             self._record(write, reply)
         elif not write.request.is_cut_short():
             self._mark_stale(write)
-        self._end(write)
+        self._pending.end(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
@@ -80,7 +80,7 @@ class Writes:
         # finish, which was never complete.
         if not error.is_unsent and not write.request.is_cut_short():
             self._mark_stale(write)
-        self._end(write)
+        self._pending.end(write)
 
     def missing(self, sent: SentRequest, status: int) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""
@@ -100,10 +100,6 @@ class Writes:
         If not, the write went to another stream at the path."""
         if self._may_be_remade(stream, self._pending.change(stream.key.group)):
             self._doubt(stream)
-
-    def _end(self, write: SentRequest) -> None:
-        self._pending.end(write)
-        self._negative_cache.write_ends(write.request.group)
 
     def _end_expired(self, write: SentRequest) -> None:
         """Drop what may have expired: the write may be the first to reach the stream that has taken its place."""

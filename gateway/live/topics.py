@@ -280,7 +280,7 @@ class LiveTopics:
         """End the live readers at the stream's absolute expiry, because an origin may leave a live request open past
         it.  Called whenever the origin has reported the lifetime."""
         topic = self._topics.get(stream)
-        life = stream.expiry.lifetime
+        life = stream.expiry.latest
         if topic is None or life is None or life.expires_at is None:
             return
         # Set again each time: the expiry may have come nearer.

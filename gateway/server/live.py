@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.long_poll_waiter import Waiter, Waiting
 from gateway.engine.sse import Subscription
-from gateway.engine.sse_opening import MOST_BYTES, SseOpening
+from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -62,7 +62,8 @@ class LiveAnswers:
             except GatewayError:
                 subscription.close()
                 raise
-            join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
+            if len(head) <= MOST_HEAD_BYTES:
+                join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         opening = _Opening(channel, head)
         subscriber = subscription.start(opening)
         name = route.config.name

@@ -176,7 +176,7 @@ class Relaying:
         self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
-        self._write_epoch = relays.engine.negative_cache.write_epoch
+        self._write_epoch = relays.engine.pending_writes.epoch
         self._reply: Reply | None = None
         self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""

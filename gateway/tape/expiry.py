@@ -70,6 +70,10 @@ class Expiry:
         self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
         return True
 
+    def not_asked(self) -> None:
+        """The request that `asks` has counted was not sent, and delayed nobody."""
+        self.asked_at, self.pause_s = -math.inf, self.pause_s / 2
+
     def is_wanted(self, now: float) -> bool:
         """Whether a read that depends on the lifetime is to ask for it; counts as asking."""
         return self.lifetime is None and (not self.is_lost or self.asks(now))

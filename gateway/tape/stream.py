@@ -401,6 +401,12 @@ class Stream:
         if len(self.beyond) > MAX_BEYOND:
             del self.beyond[next(iter(self.beyond))]
 
+    def forget_beyond(self) -> None:
+        """Whatever was beyond the tail may be an offset of the stream from now on; remembered answers say otherwise."""
+        if self.beyond:
+            self.beyond.clear()
+            self.tail_version += 1
+
     def lies_beyond(self, offset: str) -> bool:
         """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""
         return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
@@ -440,7 +446,9 @@ class Stream:
         """Whether the stream is assumed to exist unchanged: no revalidation is needed, the origin was contacted within
         `trust_s`, and a sliding TTL is less than half spent.  Hits do not renew that TTL, so a busy stream must be
         read there from time to time."""
-        return not self.needs_revalidation and (self.is_followed or now < self.trusted_until(now, trust_s))
+        if self.needs_revalidation:
+            return False
+        return self.is_followed or (not self.expiry.is_lost and now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
         """Until when `is_trusted` stays true unless a stale mark is set, even if the live request ends (monotonic

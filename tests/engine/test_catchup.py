@@ -203,52 +203,6 @@ async def test_a_stream_that_may_be_another_is_given_no_more_until_its_lifetime_
         await ask(bench, target)
 
 
-@pytest.mark.parametrize("status", [403, 405, 429, 503])
-async def test_a_lifetime_that_was_lost_is_asked_for_once_in_a_second(start: Start, status: int) -> None:
-    """An origin may refuse every HEAD, or fail for a while."""
-    origin = BinaryOrigin(b"ab")
-
-    def script(asked: Asked) -> None:
-        if asked.method in ("HEAD", "DELETE"):
-            asked.answer(503 if asked.method == "DELETE" else status, {"Retry-After": "1"})
-        else:
-            origin(asked)
-
-    bench = start(script, retry_attempts=0, follow_above_per_s=0, credentials="shared")
-    await bench.body()
-    (await bench.relay(Mode.DELETE)).close()
-    for _ in range(5):
-        assert await bench.body("/s?offset=0002") == (200, b"")
-    assert sum(asked.method == "HEAD" for asked in bench.upstream.asked) == 1
-    bench.upstream.script = origin
-    bench.clock.advance(1)
-    assert await bench.body("/s?offset=0002") == (200, b"")
-    bench.upstream.script = lambda asked: asked.answer(503, {"Retry-After": "1"})
-    # What is held is given while the origin fails again.
-    assert await bench.body() == (200, b"ab")
-
-
-async def test_a_lost_lifetime_that_no_head_tells_is_asked_for_ever_less_often(start: Start) -> None:
-    origin = BinaryOrigin(b"ab")
-    origin.is_closed = True
-
-    def script(asked: Asked) -> None:
-        if asked.method in ("HEAD", "DELETE"):
-            asked.answer(503, {"Retry-After": "1"})
-        else:
-            origin(asked)
-
-    bench = start(script, retry_attempts=0, follow_above_per_s=0)
-    await bench.body()
-    (await bench.relay(Mode.DELETE)).close()
-    for _ in range(120):
-        assert await bench.body() == (200, b"ab")
-        # Nor do long-polls inside the tape.
-        assert (await bench.poll("/s?offset=-1&live=long-poll")).answers
-        bench.clock.advance(1)
-    assert sum(asked.method == "HEAD" for asked in bench.upstream.asked) == 7
-
-
 async def test_a_read_from_now_that_finds_the_stream_gone_leaves_no_topic(start: Start) -> None:
     origin = BinaryOrigin(b"ab")
 

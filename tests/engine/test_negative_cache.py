@@ -10,7 +10,10 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.pending_writes import PendingWrites
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
+from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError
 
@@ -24,7 +27,18 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock()
         self.route = Route(RouteConfig(origin="http://origin", **settings), "node", self.clock)
-        self.negative_cache = NegativeCache(self.clock.now)
+        self.pending = PendingWrites()
+        self.negative_cache = NegativeCache(self.clock.now, self.pending)
+
+    def write(self) -> SentRequest:
+        """A write that is under way."""
+        passed = RelayedRequest(
+            self.route, GROUP, None, Mode.APPEND, "POST", GROUP.path, "", "", CIMultiDict(), None, ""
+        )  # fmt: skip
+        sent = SentRequest(passed, None, self.clock.now())
+        self.pending.begin(sent)
+        self.negative_cache.forget(GROUP)
+        return sent
 
     def add(
         self,
@@ -90,15 +104,14 @@ def test_nothing_is_remembered_for_a_path_while_a_write_to_it_is_under_way() -> 
     others = [KEY._replace(query="a=b"), KEY._replace(partition=Partition("other"))]
     for key in (KEY, *others):
         bench.add(key)
-    bench.negative_cache.write_begins(GROUP)
-    bench.negative_cache.write_begins(GROUP)
-    assert repr(bench.negative_cache) == "<NegativeCache 0 remembered, 2 writes under way>"
-    bench.negative_cache.write_ends(GROUP)
+    first, second = bench.write(), bench.write()
+    assert repr(bench.negative_cache) == "<NegativeCache 0 remembered>"
+    bench.pending.end(first)
     for key in (KEY, *others):
         assert bench.negative_cache.find(key, "-1", ALICE) is None
         bench.add(key)
         assert bench.negative_cache.find(key, "-1", ALICE) is None
-    bench.negative_cache.write_ends(GROUP)
+    bench.pending.end(second)
     bench.add()
     assert bench.negative_cache.find(KEY, "-1", ALICE) is not None
 
@@ -131,7 +144,7 @@ def test_memory_is_bounded_for_ever_new_offsets_of_one_stream() -> None:
     for number in range(45_000):
         bench.add(offset=str(number), status=410)
     assert bench.negative_cache.entry_count <= 2 * len(bench.negative_cache) < 40_000
-    bench.negative_cache.write_begins(GROUP)
+    bench.negative_cache.forget(GROUP)
     assert (bench.negative_cache.entry_count, len(bench.negative_cache)) == (0, 0)
 
 
