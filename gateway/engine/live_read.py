@@ -104,6 +104,9 @@ class LiveReads:
             known = tape.tail or start
             reply = await fresh(stream, known, read.route, read.source)
             tail = _named_tail(reply)
+            if isinstance(reply, Beyond) and known == start:
+                # Nothing was known of the stream but its type.
+                return Beginning(reply.tail, reply, None)
             if isinstance(reply, OriginError) and reply.status == 400 and known != start:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)

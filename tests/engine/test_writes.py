@@ -1085,3 +1085,43 @@ class TestBridged:
             await writes.answer(number, 204, writes.origin.tail)
             await pass_turns()
         assert len(writes.bench.live) == before
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+async def test_a_read_beyond_the_tail_of_a_stream_of_which_only_the_type_is_known(start: Start, live: str) -> None:
+    """Each request of the reader before it was overtaken by writes that may have made the stream anew."""
+    origin, held = BinaryOrigin(b"ab"), list[Asked]()
+    origin.is_closed = True
+
+    def script(asked: Asked) -> None:
+        if asked.method in ("DELETE", "PUT"):
+            asked.fail(UpstreamBroken())
+        elif len(held) < 2:
+            held.append(asked)
+        else:
+            origin(asked)
+
+    bench = start(script)
+
+    async def said() -> bytes | list[str]:
+        target = f"/s?offset=0009&live={live}"
+        if live == "sse":
+            return bytes((await bench.subscribe(target))[0].said)
+        return [answer.headers["Stream-Next-Offset"] for answer in (await bench.poll(target)).answers]
+
+    async def overtake() -> None:
+        for mode in (Mode.DELETE, Mode.CREATE):
+            with pytest.raises(UpstreamBroken):
+                await bench.relay(mode)
+
+    before = asyncio.create_task(said())
+    await eventually(lambda: len(held) == 1, look_s=0)
+    await overtake()
+    origin(held[0])
+    await eventually(lambda: len(held) == 2, look_s=0)
+    await overtake()
+    assert (bench.stream.content_type, bench.stream.tape.tail) == (BINARY["Content-Type"], None)
+    found = await said()
+    assert (b'"0002"' if live == "sse" else "0002") in found
+    origin(held[1])
+    assert await before == found
