@@ -53,6 +53,8 @@ def share(value: float) -> str:
         return ">99.9 %"
     if 0 < value < 0.0005:
         return "<0.1 %"
+    if -0.0005 < value < 0:
+        return ">−0.1 %"
     # 1 - 0.9 has to be 10 %.
     percent = round(value * 100, 9)
     text = f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"

@@ -50,6 +50,7 @@ def test_sizes(value: float | None, text: str) -> None:
         (0.931, "93.1 %"),
         (1 - 0.9, "10 %"),
         (-0.5, "−50 %"),
+        (-0.0003, ">−0.1 %"),
     ],
 )
 def test_shares_are_never_rounded_to_all_or_nothing(value: float | None, text: str) -> None:

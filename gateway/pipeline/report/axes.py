@@ -1,30 +1,21 @@
 """Axes of charts: the range that is drawn, and how Vega-Lite marks it.
 
-Vega-Lite places linear ticks and the marks of time itself; logarithmic axes and axes of bytes name their ticks, so that
-they are round in the units that people read.  A value beyond an axis is drawn at its end.
+Vega-Lite places linear ticks and the marks of time itself; logarithmic axes and axes of bytes name their ticks and the
+texts of these, so that they are round in the units that people read.  A value beyond an axis is drawn at its end.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.pipeline.wording import size, span
+
 _MOST_TICKS: Final = 8
 _SHARE: Final = "format(datum.value * 100, ',~r') + ' %'"
-_SIZE: Final = (
-    "datum.value < 1024 ? format(datum.value, '~r') + ' B'"
-    " : datum.value < 1048576 ? format(datum.value / 1024, '.3~r') + ' KiB'"
-    " : datum.value < 1073741824 ? format(datum.value / 1048576, '.3~r') + ' MiB'"
-    " : datum.value < 1099511627776 ? format(datum.value / 1073741824, '.3~r') + ' GiB'"
-    " : format(datum.value / 1099511627776, ',.3~r') + ' TiB'"
-)
-_SPAN: Final = (
-    "datum.value < 0.000999 ? format(datum.value * 1000000, '.3~r') + ' µs'"
-    " : datum.value < 0.999 ? format(datum.value * 1000, '.3~r') + ' ms'"
-    " : format(datum.value, ',.3~r') + ' s'"
-)
 _COUNT: Final = (
     "abs(datum.value) < 1000000 ? format(datum.value, ',~r')"
     " : abs(datum.value) < 1000000000 ? format(datum.value / 1000000, ',.3~r') + ' M'"
@@ -63,7 +54,7 @@ def amounts(values: Iterable[float], *, is_bytes: bool = False) -> Axis:
     if step == 256:  # 512, 768, 1024: round in no unit
         step = 512.0
     number = max(math.ceil(most / step), 1)
-    return _linear(0.0, step * number, {"labelExpr": _SIZE, "values": [step * at for at in range(number + 1)]})
+    return _linear(0.0, step * number, _named([step * at for at in range(number + 1)], size))
 
 
 def shares(values: Iterable[float | None], *, least: float = 0.0) -> Axis:
@@ -86,7 +77,9 @@ def spans(values: Iterable[float | None]) -> Axis:
     last = math.ceil(math.log10(max(known)) - 1e-9) if known else -1
     last = max(last, first + 2)
     stride = math.ceil((last - first) / 5)
-    return _log(10.0**first, 10.0**last, 10, [10.0**power for power in range(first, last + 1, stride)], _SPAN)
+    ticks = [10.0**power for power in range(first, last + 1, stride)]
+    # Minutes and hours are not round here.
+    return _log(10.0**first, 10.0**last, 10, ticks, lambda at: span(at) if at < 100 else f"{at:,.0f} s")
 
 
 def sizes(values: Iterable[float]) -> Axis:
@@ -97,7 +90,7 @@ def sizes(values: Iterable[float]) -> Axis:
         low, high = low / 2, high * 2
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     stride = max(math.ceil((last - first + 1) / _MOST_TICKS), 1)
-    return _log(low, high, 2, [2.0**power for power in range(first, last + 1) if power % stride == 0], _SIZE)
+    return _log(low, high, 2, [2.0**power for power in range(first, last + 1) if power % stride == 0], size)
 
 
 def times(first: int, last: int) -> Axis:
@@ -111,13 +104,18 @@ def times(first: int, last: int) -> Axis:
     return Axis(low, high, channel)
 
 
+def _named(ticks: list[float], write: Callable[[float], str]) -> dict[str, Any]:
+    """Ticks at these values, with their texts."""
+    return {"values": ticks, "labelExpr": f"{json.dumps([write(at) for at in ticks])}[indexof({ticks}, datum.value)]"}
+
+
 def _linear(low: float, high: float, axis: dict[str, Any], *, nice: bool = False) -> Axis:
     scale = {"domain": [low, high], "nice": 5 if nice else False, "clamp": True}
     marks = {"grid": True, "tickCount": 5, "domain": False, "ticks": False, **axis}
     return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": marks})
 
 
-def _log(low: float, high: float, base: int, ticks: list[float], label: str) -> Axis:
+def _log(low: float, high: float, base: int, ticks: list[float], write: Callable[[float], str]) -> Axis:
     scale = {"type": "log", "base": base, "domain": [low, high], "nice": False, "clamp": True}
-    axis = {"values": ticks, "labelExpr": label, "grid": True, "labelOverlap": "greedy", "labelSeparation": 8}
+    axis = {"grid": True, "labelOverlap": "greedy", "labelSeparation": 8, **_named(ticks, write)}
     return Axis(low, high, {"type": "quantitative", "scale": scale, "axis": axis})

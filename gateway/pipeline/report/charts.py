@@ -64,125 +64,80 @@ def points(rows: Iterable[Row], series: Sequence[Series], x: Callable[[Row], flo
 def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], above: Sequence[Spec] = ()) -> Chart:
     """Lines through points.  Points with `low` and `high` have a band behind them; other layers are `above`."""
     on = {"x": x.of("x"), "y": y.of("y"), "color": _by_key("color", series)}
-    outside = f"isValid(datum.y) && (datum.y < {y.low} || datum.y > {y.high})"
-    bands = {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "area", "opacity": 0.2},
-        "encoding": on | {"y": y.of("low") | {"stack": None}, "y2": {"field": "high"}},
-    }
-    paths = {
-        "mark": {"type": "line", "strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"},
-        "encoding": on | {"strokeDash": _by_key("strokeDash", series)},
-    }
-    # A path of one point has no length, and a browser draws none of it.
+    band = on | {"y": y.of("low") | {"stack": None}, "y2": {"field": "high"}}
+    path = {"type": "line", "strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"}
+    # A path of one point has no length, and a browser draws none of it: it is marked, as a value beyond the axis is.
     neighbours = [{"op": "lag", "field": "y", "as": "before"}, {"op": "lead", "field": "y", "as": "after"}]
-    single = {
-        "transform": [
-            {"window": neighbours, "groupby": ["key"], "sort": [{"field": "x"}]},
-            {"filter": "isValid(datum.y) && !isValid(datum.before) && !isValid(datum.after)"},
-            {"filter": {"not": outside}},
-        ],
-        "mark": {**_POINT, "shape": "circle", "size": 16},
-        "encoding": on,
-    }
-    beyond = {
-        "transform": [{"filter": outside}],
-        "mark": {**_POINT, "size": 90},
-        "encoding": on
-        | {"shape": {"condition": {"test": f"datum.y < {y.low}", "value": "triangle-down"}, "value": "triangle-up"}},
-    }
-    return lambda width: _spec([bands, paths, single, beyond, *above], width, _HEIGHT, values)
+    outside = f"datum.y < {y.low} || datum.y > {y.high}"
+    marked: list[Spec] = [
+        {"window": neighbours, "groupby": ["key"], "sort": [{"field": "x"}]},
+        {"filter": f"isValid(datum.y) && ({outside} || !isValid(datum.before) && !isValid(datum.after))"},
+    ]
+    sizes = {"condition": {"test": outside, "value": 90}, "value": 16}
+    layers = [
+        _layer({"type": "area", "opacity": 0.2}, band, transforms=[{"filter": "isValid(datum.low)"}]),
+        _layer(path, on | {"strokeDash": _by_key("strokeDash", series)}),
+        _layer(_POINT, on | {"shape": _shapes(y, "y", "down", "up"), "size": sizes}, transforms=marked),
+        *above,
+    ]
+    return lambda width: _spec(layers, width, _HEIGHT, values)
 
 
 def rules(y: Axis, heights: Sequence[float]) -> list[Spec]:
     """A layer: horizontal rules."""
-    layer = {
-        "data": {"values": [{"y": height} for height in heights]},
-        "mark": {"type": "rule", "color": "var(--quiet)", "strokeDash": _DASHES["short"]},
-        "encoding": {"y": y.of("y")},
-    }
-    return [layer]
+    look = {"type": "rule", "color": "var(--quiet)", "strokeDash": _DASHES["short"]}
+    return [_layer(look, {"y": y.of("y")}, of=[{"y": height} for height in heights])]
 
 
 def mark(x: Axis, y: Axis, at: float, value: float, error: float) -> list[Spec]:
     """Layers: one point, with the bounds of its error."""
-    data = {"values": [{"x": at, "y": value, "low": value - error, "high": value + error}]}
+    point = [{"x": at, "y": value, "low": value - error, "high": value + error}]
     upright = {"type": "rule", "color": "var(--chosen)", "strokeDash": [1, 4]}
     reach = {"type": "rule", "color": "var(--chosen)", "strokeWidth": 2}
     ring = {**_POINT, "fill": "var(--surface)", "stroke": "var(--chosen)", "strokeWidth": 3, "size": 110}
+    across = {"x": x.of("x")}
     return [
-        {"data": data, "mark": upright, "encoding": {"x": x.of("x")}},
-        {"data": data, "mark": reach, "encoding": {"x": x.of("x"), "y": y.of("low"), "y2": {"field": "high"}}},
-        {"data": data, "mark": ring, "encoding": {"x": x.of("x"), "y": y.of("y")}},
+        _layer(upright, across, of=point),
+        _layer(reach, across | {"y": y.of("low"), "y2": {"field": "high"}}, of=point),
+        _layer(ring, across | {"y": y.of("y")}, of=point),
     ]
 
 
 def areas(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], *, stacked: bool) -> Chart:
     """Amounts that change in steps: stacked, the first at the bottom, or each from zero, the last in front."""
-    layer = {
-        "transform": [{"calculate": f"indexof({[one.field for one in series]}, datum.key)", "as": "nth"}],
-        "mark": {"type": "area", "opacity": 1, "interpolate": "step-after"},
-        "encoding": {
-            "x": x.of("x"),
-            "y": y.of("y") | {"stack": "zero" if stacked else None},
-            "color": _by_key("color", series),
-            "order": {"field": "nth"},
-        },
-    }
+    nth = {"calculate": f"indexof({[one.field for one in series]}, datum.key)", "as": "nth"}
+    stack = {"stack": "zero" if stacked else None}
+    on = {"x": x.of("x"), "y": y.of("y") | stack, "color": _by_key("color", series), "order": {"field": "nth"}}
+    layer = _layer({"type": "area", "opacity": 1, "interpolate": "step-after"}, on, transforms=[nth])
     return lambda width: _spec([layer], width, _HEIGHT, values)
 
 
 def columns(y: Axis, values: Sequence[Row], series: Sequence[Series]) -> Chart:
     """A group of columns for each `x`, which is a label."""
     axis = {"labelAngle": 0, "labelOverlap": "greedy", "labelSeparation": 6}
-    layer = {
-        "mark": "bar",
-        "encoding": {
-            "x": {"field": "x", "type": "ordinal", "sort": None, "axis": axis, "scale": {"paddingInner": 0.2}},
-            "xOffset": {"field": "key", "type": "ordinal", "sort": None},
-            "y": y.of("y"),
-            "color": _by_key("color", series),
-        },
+    on = {
+        "x": {"field": "x", "type": "ordinal", "sort": None, "axis": axis, "scale": {"paddingInner": 0.2}},
+        "xOffset": {"field": "key", "type": "ordinal", "sort": None},
+        "y": y.of("y"),
+        "color": _by_key("color", series),
     }
-    return lambda width: _spec([layer], width, _HEIGHT, values)
+    return lambda width: _spec([_layer({"type": "bar"}, on)], width, _HEIGHT, values)
 
 
 def bars(x: Axis, rows: Sequence[Row], series: Sequence[Series]) -> Chart:
     """A horizontal bar for each row, from zero, under its `name` and what it `says`; the last series is in front."""
-    layers = [
-        {
-            "mark": {"type": "bar", "color": _colour(one), "height": 8, "yOffset": 10},
-            "encoding": {"x": x.of(one.field), "y": _AT},
-        }
-        for one in series
-    ]
-    return _listed(layers, rows)
+    look = {"type": "bar", "height": 8, "yOffset": 10}
+    return _listed([_layer(look | {"color": _colour(one)}, {"x": x.of(one.field), "y": _AT}) for one in series], rows)
 
 
 def dots(x: Axis, rows: Sequence[Row], series: Sequence[Series]) -> Chart:
     """The values of each row on one axis, in rising order, joined by a line, under its `name` and what it `says`."""
-    joined = {
-        "mark": {"type": "rule", "color": "var(--edge)", "strokeWidth": 3, "yOffset": 10},
-        "encoding": {"x": x.of(series[0].field), "x2": {"field": series[-1].field}, "y": _AT},
-    }
-    layers = [
-        {
-            "mark": {**_POINT, "color": _colour(one), "size": 80, "yOffset": 10},
-            "encoding": {
-                "x": x.of(one.field),
-                "y": _AT,
-                "shape": {
-                    "condition": [
-                        {"test": f"datum.{one.field} < {x.low}", "value": "triangle-left"},
-                        {"test": f"datum.{one.field} > {x.high}", "value": "triangle-right"},
-                    ],
-                    "value": "circle",
-                },
-            },
-        }
-        for one in series
-    ]
-    return _listed([joined, *layers], rows)
+    line = {"type": "rule", "color": "var(--edge)", "strokeWidth": 3, "yOffset": 10}
+    layers = [_layer(line, {"x": x.of(series[0].field), "x2": {"field": series[-1].field}, "y": _AT})]
+    for one in series:
+        on = {"x": x.of(one.field), "y": _AT, "shape": _shapes(x, one.field, "left", "right")}
+        layers.append(_layer({**_POINT, "color": _colour(one), "size": 80, "yOffset": 10}, on))
+    return _listed(layers, rows)
 
 
 def _listed(layers: Sequence[Spec], rows: Sequence[Row]) -> Chart:
@@ -191,8 +146,9 @@ def _listed(layers: Sequence[Spec], rows: Sequence[Row]) -> Chart:
     values = [{**row, "at": at, "name": shown(row["name"])} for at, row in enumerate(rows)]
 
     def text(field: str, x: int | str, **look: Any) -> Spec:
-        encoding = {"x": {"value": x}, "y": _AT, "text": {"field": field, "type": "nominal"}}
-        return {"mark": {"type": "text", **look}, "encoding": encoding}
+        return _layer(
+            {"type": "text", **look}, {"x": {"value": x}, "y": _AT, "text": {"field": field, "type": "nominal"}}
+        )
 
     def chart(width: int) -> Spec:
         if width <= _NARROW:
@@ -205,6 +161,19 @@ def _listed(layers: Sequence[Spec], rows: Sequence[Row]) -> Chart:
         return _spec([*layers, name, says], width, {"step": _ROW}, values)
 
     return chart
+
+
+def _layer(look: Spec, encoding: Spec, *, of: Sequence[Row] | None = None, transforms: Sequence[Spec] = ()) -> Spec:
+    """Marks of these rows, or else of the chart's, after `transforms`."""
+    data = {} if of is None else {"data": {"values": of}}
+    return {"mark": look, "encoding": encoding, "transform": list(transforms), **data}
+
+
+def _shapes(axis: Axis, field: str, below: str, above: str) -> Spec:
+    """A circle; a triangle that points outwards where the axis does not reach the value."""
+    low = {"test": f"datum.{field} < {axis.low}", "value": f"triangle-{below}"}
+    high = {"test": f"datum.{field} > {axis.high}", "value": f"triangle-{above}"}
+    return {"condition": [low, high], "value": "circle"}
 
 
 def _spec(layers: Sequence[Spec], width: int, height: int | Spec, values: Sequence[Row]) -> Spec:

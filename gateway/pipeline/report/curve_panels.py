@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.charts import Series
 from gateway.pipeline.report.figures import Figures, Row
 from gateway.pipeline.report.markup import element
-from gateway.pipeline.report.panel import Column, Content, Key, name
-from gateway.pipeline.report.panels import line_keys
+from gateway.pipeline.report.panel import Column, Content, Key, Panel, legend, name, named
 from gateway.pipeline.wording import many, share, size, span, times
 
-_COLOURS: Final = ("tape", "follow", "origin", "collapse")
-_DASHES: Final = ("", "long", "short", "mixed")
+_LOOKS: Final = (("tape", ""), ("follow", "long"), ("origin", "short"), ("collapse", "mixed"))
+"""Colour and dash of each curve."""
 _BLOCKS: Final = "-blocks"
 """Suffix of the name of a curve over blocks, which has no reads."""
 _KINDS: Final = {
@@ -28,6 +29,10 @@ _KINDS: Final = {
 _MOST_ENTRIES: Final = 5
 """Most entries shown of each list of the plan."""
 
+_NO_CURVE: Final = (
+    "No curve was measured: `durable-gateway pipeline curve` does it, from reads that began at a known offset."
+)
+
 
 def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
     """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
@@ -38,8 +43,7 @@ def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
     policies = list(dict.fromkeys(row["policy"] for row in every))
     # The curve of the gateway's own policy answers the question; the others are among the numbers.
     shown = [policy for policy in policies if policy in figures.curves] or policies[:1]
-    looks = zip(shown, itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
-    series = [Series(policy, policy, colour, dash) for policy, colour, dash in looks]
+    series = [Series(policy, policy, *look) for policy, look in zip(shown, itertools.cycle(_LOOKS), strict=False)]
     rows = [row for row in every if row["policy"] in shown]
     values = [{"x": row["cache_bytes"], "y": row[ratio], "key": row["policy"]} for row in rows]
     if is_bytes:
@@ -48,7 +52,7 @@ def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
                 value |= {"low": value["y"] - error, "high": value["y"] + error}
     sizes = [value["x"] for value in values]
     highest = [value.get("high", value["y"]) for value in values]
-    keys = line_keys(series)
+    keys = legend("line", series)
     made = figures.plan
     if made is None:
         x, y = axes.sizes(sizes), axes.parts(highest)
@@ -96,13 +100,7 @@ def plan(figures: Figures) -> Content | None:
         )
         for row in rows
     ]
-    columns = [
-        Column("Kind", "kind"),
-        Column("Stream", "stream"),
-        Column("Route", "route"),
-        Column("Bytes", "bytes", size),
-        Column("Reason", "reason"),
-    ]
+    columns = [*named("Kind", "Stream", "Route"), *named("Bytes", write=size), *named("Reason")]
     looked = figures.share("looked")
     looks = (
         "Bytes in memory do not always spare the origin the question whether the stream has grown: in this log it was "
@@ -127,14 +125,11 @@ def _numbers(
 ) -> tuple[list[Column], list[Row]]:
     """The columns and rows of a table with a row for each size of the memory."""
     fields = [field for policy in policies for field in (policy, *([f"{policy} ±"] if has_errors else []))]
-    by_size: dict[int, dict[str, Any]] = {
-        cache_bytes: {"cache_bytes": cache_bytes, **dict.fromkeys(fields)}
-        for cache_bytes in sorted({row["cache_bytes"] for row in every})
-    }
+    by_size: defaultdict[int, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(fields))
     for row in every:
         by_size[row["cache_bytes"]] |= {row["policy"]: row[ratio], f"{row['policy']} ±": row["error"]}
     columns = [Column("Memory", "cache_bytes", size), *(Column(field, field, share) for field in fields)]
-    return columns, list(by_size.values())
+    return columns, [{"cache_bytes": cache_bytes, **by_size[cache_bytes]} for cache_bytes in sorted(by_size)]
 
 
 def _note(row: Row, *, has_bands: bool, more: int) -> str:
@@ -146,3 +141,29 @@ def _note(row: Row, *, has_bands: bool, more: int) -> str:
         f"{many(more, 'other curve')} among the numbers; `report --curve` draws them." if more else "",
     ]
     return " ".join(filter(None, parts))
+
+
+PANELS: Final = (
+    Panel(
+        "curve-bytes",
+        "Miss ratio by memory: bytes",
+        "Share of the bytes of catch-up reads that the origin has to send.",
+        partial(curve, is_bytes=True),
+        _NO_CURVE,
+    ),
+    Panel(
+        "curve-reads",
+        "Miss ratio by memory: reads",
+        "Share of catch-up reads of which bytes are missing in memory.",
+        partial(curve, is_bytes=False),
+        _NO_CURVE,
+    ),
+    Panel(
+        "plan",
+        "The plan",
+        "What the gateway should keep, and in how much memory.",
+        plan,
+        "No plan was given: `durable-gateway pipeline plan` makes one, and `report --plan` shows it here.",
+        is_wide=True,
+    ),
+)

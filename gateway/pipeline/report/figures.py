@@ -65,6 +65,8 @@ class Figures:
     step_s: int = 60
     requests: int = 0
     """Requests of every mode."""
+    route_count: int = 0
+    """Configured routes with a request of any mode."""
     shares: Mapping[str, Share] = field(default_factory=dict)
     """The headline figures, by the names of `headlines.DEFINITIONS`."""
     total: Row = field(default_factory=dict)

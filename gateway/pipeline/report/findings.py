@@ -13,25 +13,25 @@ from typing import Final
 
 from gateway.pipeline.report.figures import Figures, Found, Row
 from gateway.pipeline.report.markup import Child, element, joined
-from gateway.pipeline.report.panel import Column, Content, Panel, name
+from gateway.pipeline.report.panel import Column, Content, Panel, name, named
 from gateway.pipeline.wording import count, many, moment, share, size, span, times
 
 _MOST_ITEMS: Final = 5
 """Most sentences shown of one list, and most advice; its numbers have more."""
-_FAILED: Final = {
-    503: "503: the origin, or the gateway's own limits, had no room. Clients come back by Retry-After.",
-    504: "504: the origin was too slow. Look at its own latency, then at the gateway's upstream time-outs.",
+_CREDENTIALS: Final = "credentials that are missing, wrong or expired: see how clients renew them."
+_ADVICE: Final = {
+    400: "invalid requests, such as ones with two offsets. The user agents in the log name the client.",
+    401: _CREDENTIALS,
+    403: _CREDENTIALS,
+    404: "streams that are not there (any more), or a path that no route has. Clients should stop asking.",
+    409: "appends or creations that contradict the stream: two writers, or a changed content type.",
+    410: "offsets that the origin no longer keeps. Readers came back too late, or it keeps too little.",
+    413: "appends that are larger than allowed. Raise the limit, or have the writer split them.",
+    429: "clients over their limit. Raise it, or have them wait.",
+    503: "the origin, or the gateway's own limits, had no room. Clients come back by Retry-After.",
+    504: "the origin was too slow. Look at its own latency, then at the gateway's upstream time-outs.",
 }
-_REFUSED: Final = {
-    400: "400: invalid requests, such as ones with two offsets. The user agents in the log name the client.",
-    401: "401: credentials that are missing, wrong or expired: see how clients renew them.",
-    403: "403: credentials that are missing, wrong or expired: see how clients renew them.",
-    404: "404: streams that are not there (any more), or a path that no route has. Clients should stop asking.",
-    409: "409: appends or creations that contradict the stream: two writers, or a changed content type.",
-    410: "410: offsets that the origin no longer keeps. Readers came back too late, or it keeps too little.",
-    413: "413: appends that are larger than allowed. Raise the limit, or have the writer split them.",
-    429: "429: clients over their limit. Raise it, or have them wait.",
-}
+"""What a status means, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,17 @@ class Finding:
 
 def advice_for(error: Row) -> str:
     """Advice about one kind of error."""
-    status = error["status"]
-    match error["outcome"]:
-        case "aborted":
-            return (
-                "Aborted: the connection was dropped in the middle of an answer. Many at once mean an origin that "
-                "died or timed out while sending; a few are clients that went away."
-            )
-        case "failed":
-            other = "the origin failed or could not be reached. Its log at that minute says why."
-            return _FAILED.get(status, f"{_status(status)}: {other}")
-        case _:
-            return _REFUSED.get(status, f"{_status(status)}: see the access log's lines with this status.")
+    if error["outcome"] == "aborted":
+        return (
+            "Aborted: the connection was dropped in the middle of an answer. Many at once mean an origin that died or "
+            "timed out while sending; a few are clients that went away."
+        )
+    other = (
+        "the origin failed or could not be reached. Its log at that minute says why."
+        if error["outcome"] == "failed"
+        else "see the access log's lines with this status."
+    )
+    return f"{_status(error['status'])}: {_ADVICE.get(error['status'], other)}"
 
 
 def measured(measure: str, value: float) -> str:
@@ -86,8 +85,7 @@ def _reader(row: Row) -> Child:
     return [name(row["client"]), " with ", name(row["user_agent"])]
 
 
-_READER: Final = (Column("Client", "client"), Column("User agent", "user_agent"))
-_STREAM: Final = (Column("Stream", "stream"), Column("Route", "route"))
+_READER: Final = named("Client", "User agent", "Stream", "Route")
 
 FINDINGS: Final = (
     Finding(
@@ -99,11 +97,9 @@ FINDINGS: Final = (
         "FROM errors GROUP BY ALL",
         "requests DESC, route, mode, status, outcome",
         (
-            Column("Requests", "requests", count),
-            Column("Status", "status", str),
-            Column("Outcome", "outcome"),
-            Column("Mode", "mode"),
-            Column("Route", "route"),
+            *named("Requests", write=count),
+            *named("Status", write=str),
+            *named("Outcome", "Mode", "Route"),
             Column("Last (UTC)", lambda row: moment(row["last"])),
         ),
         lambda row: [
@@ -123,9 +119,8 @@ FINDINGS: Final = (
         "reconnects DESC, began, route",
         (
             Column("Minute (UTC)", lambda row: moment(row["began"])),
-            Column("Route", "route"),
-            Column("Reconnects", "reconnects", count),
-            Column("Readers", "readers", count),
+            *named("Route"),
+            *named("Reconnects", "Readers", write=count),
             Column("Usual a minute", "usual", count),
         ),
         lambda row: [
@@ -150,7 +145,7 @@ FINDINGS: Final = (
         "SELECT route, stream, client, user_agent, sum(cut_off)::BIGINT AS cut_off, "
         "sum(sent_bytes)::BIGINT AS sent_bytes FROM slow_consumers GROUP BY ALL",
         "cut_off DESC, stream, client, user_agent, route",
-        (*_READER, *_STREAM, Column("Cut off", "cut_off", count), Column("Sent before", "sent_bytes", size)),
+        (*_READER, *named("Cut off", write=count), Column("Sent before", "sent_bytes", size)),
         lambda row: [
             _reader(row),
             " on ",
@@ -173,7 +168,7 @@ FINDINGS: Final = (
         "SELECT route, stream, client, user_agent, sum(requests)::BIGINT AS requests, "
         "count(DISTINCT minute) AS minutes FROM closed_loops GROUP BY ALL",
         "requests DESC, stream, client, user_agent, route",
-        (*_READER, *_STREAM, Column("Requests", "requests", count), Column("Minutes", "minutes", count)),
+        (*_READER, *named("Requests", "Minutes", write=count)),
         lambda row: [
             _reader(row),
             " asked ",
@@ -196,12 +191,11 @@ FINDINGS: Final = (
         "abs(score) DESC NULLS LAST, began, route, measure",
         (
             Column("Hour (UTC)", lambda row: moment(row["began"])),
-            Column("Route", "route"),
-            Column("Measure", "measure"),
+            *named("Route", "Measure"),
             Column("Value", lambda row: measured(row["measure"], row["value"])),
             Column("Usual", lambda row: measured(row["measure"], row["before"])),
-            Column("Days", "days", count),
-            Column("Score", "score", times),
+            *named("Days", write=count),
+            *named("Score", write=times),
         ),
         lambda row: [
             f"{moment(row['began'])}, ",

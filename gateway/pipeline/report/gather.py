@@ -1,27 +1,31 @@
 """Read the lake's gold tables and curve into `Figures`, in this process: DuckDB adds counts up, sketches are merged.
 
 Gold is small beside the log that it was made from: counts are held in memory, sketches are read batch by batch (KLL for
-percentiles, HyperLogLog for readers).  The step of time depends on the time that the tables cover: a minute for a few
-hours, hours for months.  Steps without traffic are included, and empty.
+percentiles, HyperLogLog for readers).  Apache DataSketches' own library reads what Spark has written;
+`gateway.pipeline.gold.sketches` says what the sketches hold and how exact they are.
+
+The step of time depends on the time that the tables cover: a minute for a few hours, hours for months.  Steps without
+traffic are included, and empty.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+from datasketches import hll_sketch, hll_union, kll_doubles_sketch
 
 from gateway.pipeline import tables
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.report.figures import MOST_STEPS, Figures, Found, Rows
+from gateway.pipeline.report.figures import MOST_STEPS, Figures, Found, Percentiles, Rows
 from gateway.pipeline.report.findings import FINDINGS
 from gateway.pipeline.report.headlines import READS, SPARED, measured
-from gateway.pipeline.report.sketches import Durations, Readers
 from gateway.protocol.mode import Mode
 
 Gold = Callable[[tables.Table, Sequence[str]], pa.RecordBatchReader]
@@ -34,6 +38,9 @@ MOST_ROUTES: Final = 50
 
 _COUNTED: Final = ({*tables.GOLD} - {tables.OFFLOAD, tables.LATENCY, tables.DELIVERY}) | {tables.CURVE}
 """The tables that SQL is run on, without their sketches."""
+_K: Final = 400
+_LOG_REGISTERS: Final = 12
+_RANKS: Final = (0.5, 0.9, 0.99)
 _MINUTE_S: Final = 60
 _DAY_MIN: Final = 1440
 _STEPS_MIN: Final = (
@@ -114,7 +121,7 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
     (whole,) = _rows(
         counts,
         "SELECT epoch(min(minute))::BIGINT AS first, epoch(max(minute))::BIGINT AS last, "
-        "sum(requests)::BIGINT AS requests FROM traffic",
+        "sum(requests)::BIGINT AS requests, count(DISTINCT route) FILTER (WHERE route <> '-') AS routes FROM traffic",
     )
     first, last = whole["first"], whole["last"]
     if first is None:
@@ -130,25 +137,23 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
     busiest = f"WHERE reads > 0 ORDER BY reads DESC, route, protocol LIMIT {MOST_ROUTES}"
     (total,) = _rows(counts, sums("", "of_reads"))
     progress(f"report: latency, delivery and readers, in steps of {step_s // 60} min")
-    first_byte, latency = _latency(gold, step_s)
-    delivery: Durations[int | None] = Durations()
-    for minute, delay in _values(gold, tables.DELIVERY, ("minute", "delay_sketch")):
-        delivery.add(delay, None, _step(minute, step_s))
+    durations, latency = _durations(gold, step_s)
     by_bytes, by_requests = _top(gold, counts)
     return Figures(
         first=first,
         last=last,
         step_s=step_s,
         requests=whole["requests"],
+        route_count=whole["routes"],
         shares=measured(counts),
         total=total,
         moments=_rows(counts, f"{sums('began', each_step)} ORDER BY began"),
         routes=_rows(counts, f"{sums('route, protocol', 'of_reads')} {busiest}"),
-        first_byte=_waits(first_byte, steps),
-        first_byte_all=first_byte.of(None),
+        first_byte=_waits(durations, "first_byte", steps),
+        first_byte_all=durations.of(("first_byte", None)),
         latency=latency,
-        delivery=_waits(delivery, steps),
-        delivery_all=delivery.of(None),
+        delivery=_waits(durations, "delivery", steps),
+        delivery_all=durations.of(("delivery", None)),
         by_bytes=by_bytes,
         by_requests=by_requests,
         fan_out=_rows(counts, _FAN_OUT),
@@ -157,34 +162,60 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
     )
 
 
-def _latency(gold: Gold, step_s: int) -> tuple[Durations[int | None], Rows]:
-    """First byte of catch-up reads by step and (None) over all; all percentiles by route and mode."""
-    first_byte: Durations[int | None] = Durations()
-    whole: Durations[tuple[str, str]] = Durations()
-    began: Durations[tuple[str, str]] = Durations()
+class Durations:
+    """Merged KLL sketches of seconds, one for each key."""
+
+    def __init__(self) -> None:
+        self._merged: defaultdict[Hashable, kll_doubles_sketch] = defaultdict(lambda: kll_doubles_sketch(_K))
+
+    def add(self, sketch: bytes | None, *keys: Hashable) -> None:
+        """Merge a serialised sketch into those of these keys; None is an empty one."""
+        if sketch is None:
+            return
+        values = kll_doubles_sketch.deserialize(sketch)
+        for key in keys:
+            self._merged[key].merge(values)
+
+    def of(self, key: Hashable) -> Percentiles:
+        """The percentiles of a key; without figures if nothing was added."""
+        merged = self._merged.get(key)
+        if merged is None or merged.is_empty():
+            return Percentiles()
+        # Inclusive, as Spark's own: the smallest value whose rank is at least the one asked for.
+        p50_s, p90_s, p99_s = (float(merged.get_quantile(rank, inclusive=True)) for rank in _RANKS)
+        return Percentiles(merged.n, p50_s, p90_s, p99_s, float(merged.get_max_value()))
+
+
+def _durations(gold: Gold, step_s: int) -> tuple[Durations, Rows]:
+    """First byte of catch-up reads, and delivery, by name and step (None: over all); rows by route and mode."""
+    merged = Durations()
     requests: Counter[tuple[str, str]] = Counter()
     columns = ("minute", "route", "mode", "requests", "duration_sketch", "first_byte_sketch")
     for minute, route, mode, number, duration, answer in _values(gold, tables.LATENCY, columns):
-        key = route, mode
-        requests[key] += number
-        whole.add(duration, key)
-        began.add(answer, key)
+        requests[route, mode] += number
+        merged.add(duration, ("whole", route, mode))
+        merged.add(answer, ("began", route, mode))
         if mode == Mode.CATCHUP:
-            first_byte.add(answer, None, _step(minute, step_s))
+            merged.add(answer, ("first_byte", None), ("first_byte", _step(minute, step_s)))
+    for minute, delay in _values(gold, tables.DELIVERY, ("minute", "delay_sketch")):
+        merged.add(delay, ("delivery", None), ("delivery", _step(minute, step_s)))
     rows = []
-    for key in sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]:
-        first = {f"first_byte_{name}": value for name, value in asdict(began.of(key)).items()}
-        rows.append({"route": key[0], "mode": key[1], **asdict(whole.of(key)), **first})
-    return first_byte, tuple(rows)
+    for route, mode in sorted(requests, key=lambda key: (-requests[key], key))[:MOST_ROUTES]:
+        began = {f"first_byte_{name}": value for name, value in asdict(merged.of(("began", route, mode))).items()}
+        rows.append({"route": route, "mode": mode, **asdict(merged.of(("whole", route, mode))), **began})
+    return merged, tuple(rows)
 
 
-def _waits(found: Durations[int | None], steps: range) -> Rows:
-    return tuple({"began": at, **asdict(found.of(at))} for at in steps) if found.of(None).count else ()
+def _waits(merged: Durations, name: str, steps: range) -> Rows:
+    if not merged.of((name, None)).count:
+        return ()
+    return tuple({"began": at, **asdict(merged.of((name, at)))} for at in steps)
 
 
 def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
     """The busiest streams by bytes and by requests, with their readers."""
-    key = ("by", "route", "protocol", "stream")
+    names = ("by", "route", "protocol", "stream")
+    key = itemgetter(*names)
     found = [
         _rows(
             counts,
@@ -195,12 +226,12 @@ def _top(gold: Gold, counts: duckdb.DuckDBPyConnection) -> tuple[Rows, Rows]:
         )
         for by, column in (("bytes", "read_bytes"), ("requests", "requests"))
     ]
-    readers = {tuple(row[name] for name in key): Readers() for rows in found for row in rows}
-    for *names, sketch in _values(gold, tables.TOP_STREAMS, (*key, "readers_sketch")):
-        if (one := tuple(names)) in readers:
-            readers[one].add(sketch)
+    readers = {key(row): hll_union(_LOG_REGISTERS) for rows in found for row in rows}
+    for *its_key, sketch in _values(gold, tables.TOP_STREAMS, (*names, "readers_sketch")):
+        if (one := tuple(its_key)) in readers and sketch is not None:
+            readers[one].update(hll_sketch.deserialize(sketch))
     by_bytes, by_requests = (
-        tuple({**row, "readers": int(readers[tuple(row[name] for name in key)])} for row in rows) for rows in found
+        tuple({**row, "readers": round(readers[key(row)].get_estimate())} for row in rows) for rows in found
     )
     return by_bytes, by_requests
 

@@ -99,12 +99,8 @@ class Headline:
     made_of: str
 
 
-def headlines(figures: Figures) -> list[Headline]:
+def headlines(figures: Figures) -> Iterator[Headline]:
     """All headlines with data."""
-    return list(_said(figures))
-
-
-def _said(figures: Figures) -> Iterator[Headline]:
     spared, asked, delivered, looked, errors = map(figures.share, ("spared", "asked", "delivered", "looked", "errors"))
     sent, followed = (figures.share(name).part or 0 for name in ("sent", "followed"))
 
@@ -136,7 +132,7 @@ def _said(figures: Figures) -> Iterator[Headline]:
 
     for says, waited in (
         ("of catch-up reads began to be answered within this time", figures.first_byte_all),
-        ("of appends were with their long-polling readers within this time", figures.delivery_all),
+        ("of long-polls were answered within this time of the append that woke them", figures.delivery_all),
     ):
         p50_s, p99 = waited.p50_s, span(waited.p99_s)
         if p50_s is not None and p50_s < _AT_ONCE_S:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-Attribute = str | int | float | bool | None
 Child = object
-"""Html, text or a number; None and False are left out; lists and tuples are flattened."""
+"""Html, text or a number; None is left out; lists and tuples are flattened."""
 
-_VOID: Final = frozenset({"meta", "br", "link"})
 _ODD: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -41,18 +39,18 @@ def joined(children: Child) -> Html:
     """Children in order, with nothing between them."""
     if isinstance(children, Html):
         return children
-    if children is None or children is False:
+    if children is None:
         return Html("")
     if isinstance(children, (list, tuple)):
         return Html("".join(joined(child) for child in children))
     return escaped(str(children))
 
 
-def element(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """An element.  `class_` is `class`, `_` in an attribute's name is `-`; None and False leave the attribute out."""
+def element(name: str, /, *children: Child, **attributes: str | None) -> Html:
+    """An element with an end tag.  `class_` is `class`, `_` in an attribute's name is `-`; None leaves it out."""
     text = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{joined(value)}"')
+        f' {key.rstrip("_").replace("_", "-")}="{joined(value)}"'
         for key, value in attributes.items()
-        if value is not None and value is not False
+        if value is not None
     )
-    return Html(f"<{name}{text}>" if name in _VOID else f"<{name}{text}>{joined(children)}</{name}>")
+    return Html(f"<{name}{text}>{joined(children)}</{name}>")

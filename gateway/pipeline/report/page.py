@@ -12,17 +12,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
 from dataclasses import astuple
 from importlib import resources
 from string import Template
+from typing import Final
 
 from gateway.pipeline import wording
-from gateway.pipeline.report.contents import PARTS
+from gateway.pipeline.report import curve_panels, findings, panels
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.headlines import headlines
 from gateway.pipeline.report.markup import Html, element, escaped, joined
-from gateway.pipeline.report.panel import Content, Panel, card, prose
+from gateway.pipeline.report.panel import card, prose
+
+PARTS: Final = {
+    "Offload": panels.OFFLOAD_PANELS,
+    "Memory": curve_panels.PANELS,
+    "Time": panels.TIME_PANELS,
+    "Who and what": panels.WHO_PANELS,
+    "What to look at": findings.PANELS,
+}
+"""What the report shows: its parts with their cards, in order."""
 
 
 def page(figures: Figures, title: str) -> str:
@@ -41,14 +50,11 @@ def page(figures: Figures, title: str) -> str:
         if figures.requests
         else "There are no figures of traffic: no lines of an access log were taken in and aggregated.",
     }
-    made: list[tuple[Panel, Content | None]] = []
     parts = []
-    for name, panels in PARTS.items():
-        here = [(one, one.make(figures)) for one in panels]
-        cards = element("div", [card(*one, texts) for one in here], class_="cards")
-        parts.append(element("section", element("h2", name), cards, class_="part"))
-        made += here
-    main = [_shortness(figures) if figures.is_short else None, _headlines(figures), _problems(made), parts]
+    for name, cards in PARTS.items():
+        shown = [card(one, one.make(figures), texts) for one in cards]
+        parts.append(element("section", element("h2", name), element("div", shown, class_="cards"), class_="part"))
+    main = [_shortness(figures) if figures.is_short else None, _headlines(figures), _problems(figures), parts]
     return Template((files / "report.html").read_text("utf-8")).substitute(
         policy=escaped(policy), style=style, title=escaped(title), reach=escaped(_reach(figures)), main=joined(main)
     )
@@ -59,7 +65,7 @@ def _reach(figures: Figures) -> str:
         return "There are no figures of any time."
     return (
         f"{wording.moment(figures.first)} to {wording.moment(figures.last + 60)} UTC, "
-        f"{wording.many(figures.requests, 'request')} on {wording.many(len(figures.routes), 'route')}"
+        f"{wording.many(figures.requests, 'request')} on {wording.many(figures.route_count, 'route')}"
     )
 
 
@@ -74,7 +80,7 @@ def _shortness(figures: Figures) -> Html:
 
 
 def _headlines(figures: Figures) -> Html:
-    said = headlines(figures)
+    said = list(headlines(figures))
     if not said:
         return element(
             "p",
@@ -90,12 +96,12 @@ def _headlines(figures: Figures) -> Html:
     return element("section", items, class_="headlines", aria_label="Headline figures")
 
 
-def _problems(made: Iterable[tuple[Panel, Content | None]]) -> Html | None:
+def _problems(figures: Figures) -> Html | None:
     """Links to the problems."""
     links = [
-        element("li", element("a", f"{panel.title} ({content.badge})", href=f"#{panel.name}"))
-        for panel, content in made
-        if content is not None and content.badge
+        element("li", element("a", f"{one.title} ({wording.count(found.total)})", href=f"#{one.name}"))
+        for one in findings.FINDINGS
+        if (found := figures.found.get(one.name)) and found.total
     ]
     if not links:
         return None

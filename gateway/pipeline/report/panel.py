@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.pipeline import wording
-from gateway.pipeline.report.charts import Chart
+from gateway.pipeline.report.charts import Chart, Series
 from gateway.pipeline.report.drawing import figure
 from gateway.pipeline.report.figures import Figures, Row
 from gateway.pipeline.report.markup import Child, Html, element, joined, shown
@@ -54,6 +54,22 @@ class Key:
     """The total."""
 
 
+def named(*heads: str, write: Callable[[float | None], str] | None = None) -> list[Column]:
+    """Columns of the fields that are called what their headings say."""
+    return [Column(head, head.lower().replace(" ", "_"), write) for head in heads]
+
+
+def columns_of(series: Iterable[Series], write: Callable[[float | None], str]) -> list[Column]:
+    """The columns of the amounts that a chart draws."""
+    return [Column(one.label, one.field, write) for one in series]
+
+
+def legend(kind: str, series: Iterable[Series]) -> list[Key]:
+    """The legend of series that are drawn as an `area`, a `line` or a `dot` each."""
+    dashed = kind == "line"
+    return [Key(f"{kind} {one.dash} {one.colour}" if dashed else f"{kind} {one.colour}", one.label) for one in series]
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a card shows."""
@@ -72,7 +88,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A card, and how it is made: without content, `nothing` says why."""
+    """A card, and how it is made: without content, `nothing` says why.
+
+    In the texts `{step}` is the step of time, and `{no_reads}` says why there are no reads.
+    """
 
     name: str
     title: str
@@ -89,7 +108,7 @@ def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Htm
     if content is not None:
         badge = [" ", element("span", content.badge, class_="badge")] if content.badge else None
         chart = content.body
-        legend = [
+        keys = [
             element(
                 "li",
                 element("i", class_=f"swatch {key.look}", aria_hidden="true"),
@@ -99,7 +118,7 @@ def card(panel: Panel, content: Content | None, texts: Mapping[str, str]) -> Htm
             for key in content.keys
         ]
         parts = [
-            element("ul", legend, class_="legend") if legend else None,
+            element("ul", keys, class_="legend") if keys else None,
             chart
             if isinstance(chart, Html)
             else figure(chart, f"{panel.title}. {content.says}", is_wide=panel.is_wide),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
+from typing import Final
 
 from gateway.pipeline.report import axes, charts
 from gateway.pipeline.report.charts import Series
 from gateway.pipeline.report.figures import Figures, Row, Rows
-from gateway.pipeline.report.panel import BEGAN, Column, Content, Key, shortened
+from gateway.pipeline.report.panel import BEGAN, Column, Content, Key, Panel, columns_of, legend, named, shortened
 from gateway.pipeline.wording import count, many, share, size, span, times
 
 OFFLOAD = (
@@ -28,22 +30,28 @@ SAVERS = (
 )
 """How a read is answered, from the bottom of the chart up."""
 PERCENTILES = (
-    Series("p50_s", "Half within", "quick"),
-    Series("p90_s", "90 % within", "middle", "long"),
-    Series("p99_s", "99 % within", "slow", "short"),
+    Series("p50_s", "Half within", "tape"),
+    Series("p90_s", "90 % within", "follow", "long"),
+    Series("p99_s", "99 % within", "origin", "short"),
 )
 FAN_OUT = (Series("live_share", "Live reads", "follow"), Series("catchup_share", "Catch-up reads", "collapse"))
 _LEAST_OFFLOAD = -1.0
 _MOST_LISTED = 12
 _MOST_CHARS = 72
-_STREAM_COLUMNS = (
-    Column("Stream", "stream"),
-    Column("Route", "route"),
-    Column("Protocol", "protocol"),
-    Column("Requests", "requests", count),
-    Column("To readers", "read_bytes", size),
-    Column("From the origin", "fetched_bytes", size),
-    Column("Readers", "readers", count),
+_STREAM_COLUMNS: Final = (
+    *named("Stream", "Route", "Protocol"),
+    *named("Requests", write=count),
+    *columns_of(BYTES, size),
+    *named("Readers", write=count),
+)
+_ROUTE_COLUMNS: Final = (
+    *named("Route", "Protocol"),
+    *named("Reads", write=count),
+    Column("Without a request", "spared", count),
+    Column("Origin requests", "origin_requests", count),
+    *columns_of(BYTES, size),
+    Column("Bytes spared", "byte_offload", share),
+    Column("Tape alone", "hit_ratio", share),
 )
 
 
@@ -52,7 +60,7 @@ def offload(figures: Figures) -> Content | None:
     if not figures.reads:
         return None
     y = axes.shares([row[one.field] for row in figures.moments for one in OFFLOAD], least=_LEAST_OFFLOAD)
-    keys = line_keys(OFFLOAD)
+    keys = legend("line", OFFLOAD)
     if below := y.beyond(row["byte_offload"] for row in figures.moments):
         lowest = f"{many(len(below), 'time')}, the lowest {share(min(below))}"
         keys.append(Key("out follow", f"Below {share(y.low)}: {lowest}"))
@@ -63,7 +71,7 @@ def offload(figures: Figures) -> Content | None:
         keys,
         [
             BEGAN,
-            *(Column(one.label, one.field, share) for one in OFFLOAD),
+            *columns_of(OFFLOAD, share),
             Column("Requests for each read", "asked_ratio", times),
             Column("Tape alone", "hit_ratio", share),
         ],
@@ -94,11 +102,7 @@ def amounts(
         charts.areas(_time_axis(figures), y, values, series, stacked=stacked),
         f"{'Reads over' if stacked else 'Over'} time. {'; '.join(f'{key.label}: {key.whole}' for key in keys)}.",
         keys,
-        [
-            BEGAN,
-            *(Column(one.label, one.field, write) for one in series),
-            *([Column("Reads", "reads", count)] if stacked else []),
-        ],
+        [BEGAN, *columns_of(series, write), *([Column("Reads", "reads", count)] if stacked else [])],
         rows,
     )
 
@@ -115,8 +119,8 @@ def waits(figures: Figures, of: str, counted: str) -> Content | None:
     return Content(
         _lines(figures, y, rows, PERCENTILES),
         f"Over the whole time {says}.",
-        [*line_keys(PERCENTILES), *_at_once(y, values)],
-        [BEGAN, *(Column(one.label, one.field, span) for one in PERCENTILES), Column(counted, "count", count)],
+        [*legend("line", PERCENTILES), *_at_once(y, values)],
+        [BEGAN, *columns_of(PERCENTILES, span), Column(counted, "count", count)],
         rows,
         f"In all: {says}. The scale is logarithmic.",
     )
@@ -133,10 +137,9 @@ def latency(figures: Figures) -> Content | None:
     return Content(
         charts.dots(x, rows, PERCENTILES),
         "Half of the requests, 90 % and 99 % of them took at most the times of the dots.",
-        [*(Key(f"dot {one.colour}", one.label) for one in PERCENTILES), *_at_once(x, values)],
+        [*legend("dot", PERCENTILES), *_at_once(x, values)],
         [
-            Column("Route", "route"),
-            Column("Mode", "mode"),
+            *named("Route", "Mode"),
             Column("Requests", "count", count),
             *(Column(f"All p{rank}", f"p{rank}_s", span) for rank in (50, 90, 99)),
             *(Column(f"First byte p{rank}", f"first_byte_p{rank}_s", span) for rank in (50, 90, 99)),
@@ -146,46 +149,29 @@ def latency(figures: Figures) -> Content | None:
     )
 
 
-def routes(figures: Figures) -> Content | None:
-    """The cost of each route's reads."""
-    return _busiest(
-        "route",
-        figures.routes,
-        lambda row: f"{many(row['reads'], 'read')}, {share(row['spared_ratio'])} without a request",
-        REQUESTS,
-        [
-            Column("Route", "route"),
-            Column("Protocol", "protocol"),
-            Column("Reads", "reads", count),
-            Column("Without a request", "spared", count),
-            Column("Origin requests", "origin_requests", count),
-            Column("To readers", "read_bytes", size),
-            Column("From the origin", "fetched_bytes", size),
-            Column("Bytes spared", "byte_offload", share),
-            Column("Tape alone", "hit_ratio", share),
-        ],
-    )
-
-
-def streams_by_bytes(figures: Figures) -> Content | None:
-    """The streams with the most bytes to readers."""
-    return _busiest(
-        "stream",
-        figures.by_bytes,
-        lambda row: f"{size(row['read_bytes'])}, {size(row['fetched_bytes'])} from the origin",
-        BYTES,
-        _STREAM_COLUMNS,
-    )
-
-
-def streams_by_requests(figures: Figures) -> Content | None:
-    """The streams with the most requests."""
-    return _busiest(
-        "stream",
-        figures.by_requests,
-        lambda row: f"{many(row['requests'], 'request')}, {many(row['readers'], 'reader')}",
-        [Series("requests", "Requests", "tape")],
-        _STREAM_COLUMNS,
+def busiest(
+    figures: Figures,
+    of: str,
+    says: Callable[[Row], str],
+    series: Sequence[Series],
+    columns: Sequence[Column] = _STREAM_COLUMNS,
+    *,
+    kind: str = "stream",
+) -> Content | None:
+    """A list of streams or routes, whose names are in the column `kind`: the figures named `of`."""
+    rows: Rows = getattr(figures, of)
+    if not rows:
+        return None
+    bars = _listed(rows, kind, says)
+    part = f"{len(bars)} of " if len(bars) < len(rows) else ""
+    x = axes.amounts((row[one.field] for row in bars for one in series), is_bytes=series is BYTES)
+    return Content(
+        charts.bars(x, bars, series),
+        f"{part}{many(len(rows), kind)}, the busiest first.",
+        legend("area", series) if len(series) > 1 else [],
+        columns,
+        rows,
+        "Counted in the hours in which the stream was among the 100 busiest." if kind == "stream" else "",
     )
 
 
@@ -201,53 +187,22 @@ def fan_out(figures: Figures) -> Content | None:
             charts.points(rows, FAN_OUT, lambda row: count(row["at_least"])),
             FAN_OUT,
         ),
-        f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
-        _area_keys(FAN_OUT),
+        f"Share of reads by how many shared, of {count(live)} live and {count(catchup)} catch-up reads.",
+        legend("area", FAN_OUT),
         [
             Column("Readers", _bucket),
             Column("Live reads", "live", count),
-            Column("Share of them", "live_share", share),
+            Column("Share of live reads", "live_share", share),
             Column("Catch-up reads", "catchup", count),
-            Column("Share of them", "catchup_share", share),
+            Column("Share of catch-up reads", "catchup_share", share),
         ],
         rows,
     )
 
 
-def line_keys(series: Sequence[Series]) -> list[Key]:
-    """The legend of lines."""
-    return [Key(f"line {one.dash} {one.colour}", one.label) for one in series]
-
-
-def _area_keys(series: Sequence[Series]) -> list[Key]:
-    return [Key(f"area {one.colour}", one.label) for one in series]
-
-
 def _at_once(axis: axes.Axis, values: Iterable[float | None]) -> list[Key]:
     """What the triangles mean at the end of a logarithmic axis, which has no zero."""
-    return [Key("out quick", "At once: less than the log can tell")] if axis.beyond(values) else []
-
-
-def _busiest(
-    kind: str,
-    rows: Rows,
-    says: Callable[[Row], str],
-    series: Sequence[Series],
-    columns: Sequence[Column],
-) -> Content | None:
-    """A list of routes or streams, whose names are in the column `kind`."""
-    if not rows:
-        return None
-    bars = _listed(rows, kind, says)
-    x = axes.amounts((row[one.field] for row in bars for one in series), is_bytes=series is BYTES)
-    return Content(
-        charts.bars(x, bars, series),
-        f"{many(len(rows), kind)}, the busiest first.",
-        _area_keys(series) if len(series) > 1 else [],
-        columns,
-        rows,
-        "Counted in the hours in which the stream was among the 100 busiest." if kind == "stream" else "",
-    )
+    return [Key("out tape", "At once: less than the log can tell")] if axis.beyond(values) else []
 
 
 def _listed(rows: Sequence[Row], kind: str, says: Callable[[Row], str]) -> list[Row]:
@@ -269,3 +224,103 @@ def _time_axis(figures: Figures) -> axes.Axis:
 def _bucket(row: Row) -> str:
     at_least = row["at_least"]
     return str(at_least) if at_least == 1 else f"{count(at_least)}–{count(at_least * 2 - 1)}"
+
+
+OFFLOAD_PANELS: Final = (
+    Panel(
+        "offload",
+        "Offload",
+        "Reads that caused no request at the origin, of all reads; and 1 − bytes from the origin / bytes to readers.",
+        offload,
+        is_wide=True,
+    ),
+    Panel(
+        "reads",
+        "Reads, and requests to the origin",
+        "Every {step}: catch-up reads, long-polls and SSE connections that ended.",
+        partial(amounts, series=REQUESTS, write=count),
+    ),
+    Panel(
+        "bytes",
+        "Bytes to readers, and from the origin",
+        "Every {step}: bodies of reads, before they were compressed.",
+        partial(amounts, series=BYTES, write=size),
+    ),
+    Panel(
+        "savers",
+        "Who saves what",
+        "Reads every {step}, by where the answer came from.",
+        partial(amounts, series=SAVERS, write=count, stacked=True),
+        is_wide=True,
+    ),
+)
+TIME_PANELS: Final = (
+    Panel(
+        "first-byte",
+        "Time to the first byte",
+        "Of catch-up reads, from the request to the beginning of the answer.",
+        partial(waits, of="first_byte", counted="Reads"),
+        "There were no catch-up reads that were answered.",
+    ),
+    Panel(
+        "delivery",
+        "Delivery delay",
+        "From the end of an append through the gateway to the end of the long-poll that it woke.",
+        partial(waits, of="delivery", counted="Deliveries"),
+        "No append of this log woke a long-poll: writers bypass the gateway, or there are no long-polls.",
+    ),
+    Panel(
+        "latency",
+        "Latency by route and mode",
+        "How long requests took from end to end; live reads, whose time is their wait, are not among them.",
+        latency,
+        "There were no requests but live reads.",
+        is_wide=True,
+    ),
+)
+WHO_PANELS: Final = (
+    Panel(
+        "streams-by-bytes",
+        "Top streams by bytes",
+        "What their readers got, before it was compressed, and what of it came from the origin.",
+        partial(
+            busiest,
+            of="by_bytes",
+            says=lambda row: f"{size(row['read_bytes'])}, {size(row['fetched_bytes'])} from the origin",
+            series=BYTES,
+        ),
+        "No stream is known to have been read.",
+    ),
+    Panel(
+        "streams-by-requests",
+        "Top streams by requests",
+        "How often they were asked for, and by how many readers (about).",
+        partial(
+            busiest,
+            of="by_requests",
+            says=lambda row: f"{many(row['requests'], 'request')}, {many(row['readers'], 'reader')}",
+            series=[Series("requests", "Requests", "tape")],
+        ),
+        "No stream is known to have been asked for.",
+    ),
+    Panel(
+        "fan-out",
+        "Fan-out",
+        "How many readers, at least, shared a stream (live reads) or a fetch (catch-up reads).",
+        fan_out,
+        "No read shared anything with another, or none is in the log.",
+    ),
+    Panel(
+        "routes",
+        "Routes",
+        "What each route's reads cost the origin.",
+        partial(
+            busiest,
+            of="routes",
+            says=lambda row: f"{many(row['reads'], 'read')}, {share(row['spared_ratio'])} without a request",
+            series=REQUESTS,
+            columns=_ROUTE_COLUMNS,
+            kind="route",
+        ),
+    ),
+)

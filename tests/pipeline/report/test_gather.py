@@ -242,5 +242,15 @@ def test_rows_older_than_a_column_make_its_figures_unknown() -> None:
     assert mixed.total["reads"] == sum(row[6] for row in made_gold.traffic() if row[4] in READS)
 
 
+def test_a_route_counts_once_and_without_reads_too() -> None:
+    gold = made_gold.tables_of(tables.TRAFFIC)
+    traffic = gold[tables.TRAFFIC.place].to_pylist()
+    appends = [row | {"route": route} for row in traffic if row["mode"] == "append" for route in ("one", "two", "-")]
+    moved = [row | {"route": "one", "protocol": "s2"} for row in traffic if row["mode"] == "catchup"]
+    for rows, number in ((appends, 2), ([*traffic, *moved], len(made_gold.ROUTES) + 1)):
+        of = {tables.TRAFFIC.place: pa.Table.from_pylist(rows, gold[tables.TRAFFIC.place].schema)}
+        assert gather(made_gold.gold(of), lambda _: None).route_count == number
+
+
 def test_no_tables_give_no_figures() -> None:
     assert gather(made_gold.gold({}), lambda _: None) == Figures()

@@ -70,7 +70,7 @@ def distance(one: str, other: str, sight: str) -> float:
 @pytest.mark.parametrize("sight", SEEN)
 def test_layers_and_lines_are_distinguishable(theme: str, sight: str) -> None:
     colours = themes()[theme]
-    for names in (STACKED, LINES, ("quick", "middle", "slow")):
+    for names in (STACKED, LINES):
         for one, other in itertools.combinations(names, 2):
             assert distance(colours[one], colours[other], sight) >= LEAST[sight], (one, other)
 
@@ -78,7 +78,7 @@ def test_layers_and_lines_are_distinguishable(theme: str, sight: str) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everything_drawn_or_written_is_visible(theme: str) -> None:
     colours = themes()[theme]
-    for name in (*STACKED, "quick", "middle", "slow", "chosen"):
+    for name in (*STACKED, "chosen"):
         assert contrast(colours[name], colours["surface"]) >= 3, name
     for ground in ("ground", "surface", "raised"):
         for name in ("text", "quiet"):

@@ -14,6 +14,7 @@ from gateway.pipeline.report.figures import Figures, Found, Percentiles, Row, Sh
 from gateway.pipeline.report.findings import PANELS, advice_for, measured
 from gateway.pipeline.report.headlines import Headline, headlines
 from gateway.pipeline.report.panel import Content, shortened
+from gateway.pipeline.report.panels import WHO_PANELS, fan_out
 from tests.pipeline.report import made_gold
 
 
@@ -62,7 +63,7 @@ def made(**changes: object) -> CachePlan:
 
 
 def test_the_headlines_say_what_the_origin_was_spared() -> None:
-    said = headlines(of(asked=12, sent=1_080_000, fetched=100_000))
+    said = list(headlines(of(asked=12, sent=1_080_000, fetched=100_000)))
     assert said[0] == Headline(
         "93 %", "of reads caused no request at the origin", "93 of 100 reads; 12.0 requests to it for each 100 reads"
     )
@@ -73,7 +74,7 @@ def test_the_headlines_say_what_the_origin_was_spared() -> None:
 
 
 def test_an_origin_that_does_more_than_readers_ask_for_is_not_called_a_saving() -> None:
-    said = headlines(of(spared=60, asked=130, sent=100_000, fetched=150_000))
+    said = list(headlines(of(spared=60, asked=130, sent=100_000, fetched=150_000)))
     assert (said[0].figure, said[0].made_of) == ("60 %", "60 of 100 reads; 130 requests to it for each 100 reads")
     assert (said[1].figure, said[1].says) == ("1.50 ×", "what readers got was sent by the origin")
 
@@ -84,14 +85,14 @@ def test_what_is_not_known_is_not_said() -> None:
 
 
 def test_reads_that_needed_a_look_are_told_from_those_that_did_not() -> None:
-    said = headlines(of(looked=20))
+    said = list(headlines(of(looked=20)))
     assert said[1] == Headline(
         "25 %", "of catch-up reads were in memory, and the origin was asked for the tail", "20 of 80 catch-up reads"
     )
 
 
 def test_an_origin_that_had_nothing_to_send() -> None:
-    said = headlines(of(spared=100, asked=0, sent=100_000))
+    said = list(headlines(of(spared=100, asked=0, sent=100_000)))
     assert [one.figure for one in said] == ["100 %", "0 B", "0 %"]
 
 
@@ -103,8 +104,33 @@ def test_remembered_answers_are_described_by_the_slowest() -> None:
     )
 
 
+def test_a_delivery_is_that_of_a_long_poll() -> None:
+    # One append may wake many long-polls, and each of them counts.
+    woken = replace(of(), delivery_all=Percentiles(900, 0.002, 0.001, 0.02))
+    (said,) = [one for one in headlines(woken) if "append" in one.says]
+    assert said.says == "half of long-polls were answered within this time of the append that woke them"
+    assert said.made_of == "99 % within 20 ms, of 900"
+
+
+def test_the_shares_of_fan_out_are_told_apart_in_the_numbers(figures: Figures) -> None:
+    said = fan_out(figures)
+    assert said is not None
+    heads = [column.head for column in said.columns]
+    assert len(set(heads)) == len(heads)
+    assert "of 97,998 live and 10,546 catch-up reads" in said.says
+
+
+def test_a_list_of_routes_counts_those_that_it_shows(figures: Figures) -> None:
+    many = replace(figures, routes=figures.routes * 7)
+    (routes,) = [one for one in WHO_PANELS if one.name == "routes"]
+    said = routes.make(many)
+    assert said is not None
+    assert said.says == "12 of 21 routes, the busiest first."
+    assert len(said.rows) == 21
+
+
 def test_no_traffic_gives_no_headlines() -> None:
-    assert headlines(Figures()) == []
+    assert list(headlines(Figures())) == []
     assert all(one.make(Figures()) is None for one in PANELS)
 
 
@@ -114,6 +140,7 @@ def test_no_traffic_gives_no_headlines() -> None:
         (502, "failed", "could not be reached"),
         (504, "failed", "too slow"),
         (503, "failed", "Retry-After"),
+        (503, "refused", "Retry-After"),
         (0, "aborted", "dropped"),
         (400, "refused", "400"),
         (401, "pass", "credentials"),
