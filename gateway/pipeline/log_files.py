@@ -99,6 +99,7 @@ class LogFiles:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.unreadable.append(f"{path}: cannot be read: {why}")
                 return
+                self.manifest.seen[str(path)] = seen
             if not head:
                 return
             key, begin = self.manifest.locate(head, partial(_tail_at, file))

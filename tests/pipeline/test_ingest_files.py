@@ -176,6 +176,18 @@ def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: P
 
 @pytest.mark.parametrize("name", ["lake[1]", "a{b,c}", "s3a://b/*", "what?"])
 def test_a_lake_is_no_pattern(name: str) -> None:
+def test_a_file_without_a_line_is_unpacked_once(spark: SparkSession, lake: Lake, log: Path) -> None:
+    empty = log.with_name("empty.gz")
+    empty.write_bytes(gzip.compress(b""))
+    log.write_bytes(lines(1))
+    take(spark, lake, log.parent)
+    # The same file by all that a folder tells of it: to open it would fail.
+    state = empty.stat()
+    empty.write_bytes(b"x" * state.st_size)
+    os.utime(empty, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
+
+
     with pytest.raises(PipelineFailed, match=r": a lake has none of "):
         Lake(name)
 
