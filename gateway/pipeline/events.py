@@ -1,4 +1,4 @@
-"""Sources of access-log lines: local files, or the stream that a gateway logs to.
+"""Sources of access-log lines: local files, the stream that a gateway logs to, or late lines that the lake has kept.
 
 A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed,
 or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The
@@ -109,12 +109,17 @@ class LogStream:
             raise PipelineFailed(str(error)) from None
 
 
-Source = Files | LogStream
+@dataclass(frozen=True, slots=True)
+class LateLines:
+    """Lines that the lake has rejected as too late."""
+
+
+Source = Files | LogStream | LateLines
 
 
 def source_of(
     texts: Sequence[str], options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
-) -> Source:
+) -> Files | LogStream:
     """The source that a command line names.  A stream gets the options, and credentials from the environment.
 
     Raises PipelineFailed for an invalid source.

@@ -92,8 +92,8 @@ class File:
 class Changes:
     """What commits have changed in a table, apart from compaction."""
 
-    added: tuple[str, ...]
-    """Paths of the files that came; compaction may have replaced them."""
+    added: Mapping[str, int]
+    """The files that came: their paths, and the version that each came with; compaction may have replaced them."""
     days: frozenset[date]
     """Days of files that came or went."""
     is_addition: bool
@@ -254,7 +254,7 @@ class Snapshot:
         """What the commits after version `since` have changed; None if their log is not there (any more)."""
         if since > self.version:
             return None
-        added: dict[str, None] = {}
+        added: dict[str, int] = {}
         days: set[date] = set()
         is_addition = True
         for version in range(since + 1, self.version + 1):
@@ -270,24 +270,25 @@ class Snapshot:
                 if (day := about["partitionValues"].get(_DAY)) is not None:
                     days.add(date.fromisoformat(day))
                 if action == "add":
-                    added[about["path"]] = None
+                    added[about["path"]] = version
                 else:
                     added.pop(about["path"], None)
                     is_addition = False
-        return Changes(tuple(added), frozenset(days), is_addition)
+        return Changes(added, frozenset(days), is_addition)
 
     def commit(
         self,
         files: Sequence[File] = (),
         *,
         replaces: Collection[date] = (),
+        kind: str | None = None,
         replaces_all: bool = False,
         marks: Mapping[str, int] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> Snapshot:
         """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict.
 
-        `about` goes to the table's history.
+        With a `kind`, only files of this kind are replaced.  `about` goes to the table's history.
         """
         self._check_there(files)
         actions: list[Any] = []
@@ -317,10 +318,12 @@ class Snapshot:
                 return self.lake.snapshot(self.table, version=0)
             delta = self._with_all_columns()
             committed = delta.version() + 1
-            filters = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else None
+            filters: list[Any] = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else []
+            if kind is not None:
+                filters.append((_KIND, "=", kind))
             mode = "overwrite" if replaces or replaces_all else "append"
             delta.create_write_transaction(
-                actions, mode, schema, by, filters, commit_properties=how, post_commithook_properties=hooks
+                actions, mode, schema, by, filters or None, commit_properties=how, post_commithook_properties=hooks
             )
         except CommitFailedError:
             raise self.conflict() from None

@@ -93,6 +93,8 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
         (["plan", "--min-span", "24"], 2, "expected a number and a unit: s, m, h or d, such as 24h"),
         (["report", "--min-span", "-1h"], 2, "--min-span"),
         (["ingest"], 2, "SOURCE"),
+        (["ingest", "access.log", "--late"], 2, "SOURCE or --late"),
+        (["ingest", "--late", "--follow"], 2, "not with --option, --follow and --again"),
         *(([name, "--lake", "nowhere"], 1, "/nowhere: there is no lake") for name in ("history", "optimize", "report")),
     ],
 )
