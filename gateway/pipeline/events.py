@@ -149,19 +149,18 @@ def _check(url: str) -> None:
     """Raise PipelineFailed unless it is the URL of a stream."""
     try:
         parts = urlsplit(url)
-        has_credentials = parts.username is not None or parts.password is not None
-        is_wrong = parts.port == 0 or parts.scheme not in _SCHEMES or not parts.hostname or not parts.path.strip("/")
+        is_place = parts.port != 0 and parts.scheme in _SCHEMES and parts.hostname and parts.path.strip("/")
     except ValueError:
         raise PipelineFailed(f"{_shown(url)}: is no URL") from None
-    if has_credentials:
-        raise PipelineFailed(
-            f"{_shown(url)}: credentials do not belong into a URL, which is shown: authorization is read from "
-            f"{AUTHORIZATION_VARIABLE}"
-        )
-    if is_wrong:
-        raise PipelineFailed(f"{_shown(url)}: a source is files of this machine, or a stream's http:// or https:// URL")
-    if parts.query or parts.fragment:
-        raise PipelineFailed(f"{_shown(url)}: a stream's URL has no query and no fragment")
+    if parts.username is not None:
+        reason = f"credentials do not belong into a URL, which is shown: they are read from {AUTHORIZATION_VARIABLE}"
+    elif not is_place:
+        reason = "a source is files of this machine, or a stream's http:// or https:// URL"
+    elif parts.query or parts.fragment:
+        reason = "a stream's URL has no query and no fragment"
+    else:
+        return
+    raise PipelineFailed(f"{_shown(url)}: {reason}")
 
 
 def _shown(url: str) -> str:
