@@ -138,24 +138,21 @@ class _Spool:
         self.sources[source] = None
         self.size += len(lines)
         if self._held_bytes >= _FILE_BYTES:
-            self._write()
+            self.finish()
 
     def finish(self) -> None:
-        """Write what is held."""
+        """Write what is held, if anything is."""
         if self._held:
-            self._write()
+            self.paths.append(f"{uuid.uuid4()}.parquet")
+            with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
+                pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
+        self._held, self._held_bytes = [], 0
 
     def clear(self) -> None:
         """Remove the files, and begin a new batch."""
         for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
         self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
-
-    def _write(self) -> None:
-        self.paths.append(f"{uuid.uuid4()}.parquet")
-        with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
-            pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
-        self._held, self._held_bytes = [], 0
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:
