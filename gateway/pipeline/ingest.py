@@ -123,11 +123,15 @@ def retried(work: Callable[[], T], told: Told) -> T:
 
 
 def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> None:
-    """Take turns until `stop` is set or SIGINT comes."""
+    """Take turns until `stop` is set or SIGINT comes.  What a turn loses to another run, the next one makes up for."""
     try:
-        turn()
-        while not stop.wait(FOLLOW_S):
-            turn()
+        while True:
+            try:
+                turn()
+            except Conflict as error:
+                told(f"{error}: to be looked at again")
+            if stop.wait(FOLLOW_S):
+                return
     except KeyboardInterrupt:
         told("stopping")
 
@@ -166,7 +170,7 @@ class _Ingest:
                 is_known = True
             except PipelineFailed as error:
                 # During rotation or compression a log is missing or incomplete for a moment.
-                if not isinstance(error, Conflict) and not (is_known and isinstance(source, Files)):
+                if not (is_known and isinstance(source, Files)):
                     raise
                 self.told(f"{error}: to be looked at again")
             self._compute_now_and_then()

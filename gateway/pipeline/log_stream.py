@@ -60,7 +60,7 @@ def each_batch(
 
 def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) -> Snapshot:
     """The table with the progress that stands under the URL's spelling of an earlier release, or where it `moved`."""
-    earlier = [name for name in snapshot.sources() if name.startswith(MARK)]
+    earlier = sorted(name for *_, name in snapshot.progress_files() if name is not None and name.startswith(MARK))
     found = [name for name in earlier if LogStream(name.removeprefix(MARK)).mark == source.mark]
     if not found and moved is not None:
         if not earlier and snapshot.delta is not None and snapshot.files():
