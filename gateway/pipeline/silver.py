@@ -49,19 +49,21 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
     if bronze.version in (since, -1):
         return 0
     changes = bronze.changes(-1 if since is None else since)
-    there = {file.path for file in bronze.files()}
-    if changes is not None and changes.is_addition and there.issuperset(changes.added):
+    day_of_file = {file.path: file.day for file in bronze.files()}
+    if changes is not None and changes.is_addition and day_of_file.keys() >= changes.added.keys():
         count = 0
-        for version, paths in groupby(changes.added, changes.added.__getitem__):
-            came = partial(bronze.read, spark, paths=list(paths))
-            files = _write(came, silver.read(spark, columns=("id",), days=changes.days), lake)
+        for version, group in groupby(changes.added, changes.added.__getitem__):
+            paths = list(group)
+            days = {day for path in paths if (day := day_of_file[path]) is not None}
+            stored = silver.read(spark, columns=("id",), days=days)
+            files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
             rows = sum(file.rows for file in files)
             silver = silver.commit(files, marks={_BRONZE: version}, about={_BRONZE: str(version), "rows": str(rows)})
             count += rows
         if silver.mark(_BRONZE) != bronze.version:
             silver.commit(marks={_BRONZE: bronze.version})
         return count
-    days = {*bronze.days(), *silver.days()} if changes is None else changes.days
+    days = {*bronze.days(), *silver.days()} if changes is None else {*changes.days}
     files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
     before = silver.files(days)
     silver.commit(files, replaces=days, marks={_BRONZE: bronze.version})
