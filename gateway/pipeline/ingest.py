@@ -203,18 +203,18 @@ class _Ingest:
             first, *others = spooled.sources
             named = f"{first} and {many(len(others), 'more file')}" if others else first
             written = self._written(lines)
-            bronze = self._taken(bronze.commit_progress(written, _FILES, files.manifest.to_json(), named), written)
+            bronze = bronze.commit_progress(written, _FILES, files.manifest.to_json(), named)
+            self._taken(bronze, written)
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
-        def take(bronze: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+        def write(rows: DataFrame) -> list[File]:
             line, url = f.col("value").alias("line"), f.lit(source.url).alias("source")
-            written = self._written(rows.select(line, url, f.current_timestamp().alias("taken")))
-            return self._taken(bronze.commit_progress(written, name, offset), written)
+            return self._written(rows.select(line, url, f.current_timestamp().alias("taken")))
 
         schema = StructType().add("value", StringType())
-        each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), take)
+        each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), write, self._taken)
 
     def _take_late(self) -> None:
         """Move the late lines from the rejects to the lines, in one commit."""
@@ -238,13 +238,12 @@ class _Ingest:
             oldest = known[-1] - timedelta(days=self.late_days)
         return self.lake.write(classified(came, oldest=oldest), BRONZE)
 
-    def _taken(self, bronze: Snapshot, files: list[File]) -> Snapshot:
+    def _taken(self, bronze: Snapshot, files: list[File]) -> None:
         """Count the files of a batch, which `bronze` has now, and bring silver up to it."""
         # A run that then loses the race for silver has taken in these lines all the same.
         self._count(bronze.version, files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
         self.told(f"silver: {update_silver(self.spark, self.lake):,} lines more")
-        return bronze
 
     def _compute_now_and_then(self) -> None:
         now = self.clock.now()

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, StringType, StructType
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
 from gateway.pipeline.ingest import followed, retried
-from gateway.pipeline.lake import Lake, Snapshot, delta_schema
+from gateway.pipeline.lake import File, Lake, Snapshot, delta_schema
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.tables import Column, Table
 from gateway.pipeline.upkeep import MANY, optimize
@@ -57,14 +57,14 @@ def take_table(
     written = delta_schema(table)
     taken = 0
 
-    def add(snapshot: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+    def write(rows: DataFrame) -> list[File]:
+        return lake.write(rows, table)
+
+    def count(snapshot: Snapshot, files: list[File]) -> None:
         nonlocal taken
-        files = lake.write(rows, table)
-        snapshot = snapshot.commit_progress(files, name, offset)
-        count = sum(file.rows for file in files)
-        taken += count
-        progress(f"{lake.path(table)}: version {snapshot.version}, {count:,} rows")
-        return snapshot
+        rows = sum(file.rows for file in files)
+        taken += rows
+        progress(f"{lake.path(table)}: version {snapshot.version}, {rows:,} rows")
 
     def fitting() -> Snapshot:
         """The table, unless rows of this schema would leave one of its columns out."""
@@ -78,7 +78,7 @@ def take_table(
 
     def take() -> None:
         before = taken
-        retried(lambda: each_batch(spark, source, schema, fitting(), add, moved=moved), progress)
+        retried(lambda: each_batch(spark, source, schema, fitting(), write, count, moved=moved), progress)
         if taken > before:
             optimize(lake, progress, (table,), many=MANY)
 
