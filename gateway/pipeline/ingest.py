@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Final, TypeVar
 
@@ -218,18 +218,16 @@ class _Ingest:
 
     def _take_late(self) -> None:
         """Move the late lines from the rejects to the lines, in one commit."""
-        bronze = self.lake.snapshot(BRONZE)
-        files = [file for file in bronze.files() if file.kind == REJECTS.kind]
+        rejects = self.lake.snapshot(replace(BRONZE, kind=REJECTS.kind))
         is_late = f.col("reason") == LATE
-        late = bronze.read(self.spark, paths=[file.path for file in files]).where(is_late)
+        late = rejects.read(self.spark).where(is_late)
         days = {row.day for row in late.select("day").distinct().collect()}
         if not days:
             return
-        of_days = bronze.read(self.spark, paths=[file.path for file in files if file.day in days])
-        kept = self.lake.write(of_days.where(~is_late), BRONZE)
+        kept = self.lake.write(rejects.read(self.spark, days=days).where(~is_late), BRONZE)
         written = self._written(late.select("line", "source", f.current_timestamp().alias("taken")))
         about = {"source": "late lines", "rows": str(sum(file.rows for file in written))}
-        self._taken(bronze.commit([*written, *kept], replaces=days, kind=REJECTS.kind, about=about), written)
+        self._taken(rejects.commit([*written, *kept], replaces=days, about=about), written)
 
     def _written(self, came: DataFrame) -> list[File]:
         """Write one batch (`line`, `source`, `taken`) as files of bronze."""

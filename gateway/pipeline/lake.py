@@ -281,14 +281,13 @@ class Snapshot:
         files: Sequence[File] = (),
         *,
         replaces: Collection[date] = (),
-        kind: str | None = None,
         replaces_all: bool = False,
         marks: Mapping[str, int] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> Snapshot:
         """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict.
 
-        With a `kind`, only files of this kind are replaced.  `about` goes to the table's history.
+        Of a table with a kind, only files of this kind are replaced.  `about` goes to the table's history.
         """
         self._check_there(files)
         actions: list[Any] = []
@@ -325,8 +324,8 @@ class Snapshot:
                 self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
             committed = self.delta.version() + 1
             filters: list[Any] = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else []
-            if kind is not None:
-                filters.append((_KIND, "=", kind))
+            if self.table.kind is not None:
+                filters.append((_KIND, "=", self.table.kind))
             mode = "overwrite" if replaces or replaces_all else "append"
             self.delta.create_write_transaction(actions, mode, schema, by, filters or None, **how)
         except CommitFailedError:
@@ -394,13 +393,13 @@ class Snapshot:
     def _progress_path(self, number: int) -> str:
         return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"
 
-    def present(self, schema: Schema) -> set[str]:
-        """The names of its columns.  Raises PipelineFailed if one of `schema` has another type there."""
+    def present(self, schema: Schema) -> list[str]:
+        """The names of its columns, in order.  Raises PipelineFailed if one of `schema` has another type there."""
         present = {} if self.delta is None else {one.name: one.type for one in self.delta.schema().fields}
         for new in schema.fields:
             if present.get(new.name, new.type) != new.type:
                 raise PipelineFailed(f"{self.lake.path(self.table)}: its column {new.name} has another type")
-        return set(present)
+        return list(present)
 
 
 def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:

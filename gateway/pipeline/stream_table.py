@@ -69,9 +69,9 @@ def take_table(
     def fitting() -> Snapshot:
         """The table, unless rows of this schema would leave one of its columns out."""
         snapshot = lake.snapshot(table)
-        if left := snapshot.present(written).difference(table.names):
+        if left := [name for name in snapshot.present(written) if name not in table.names]:
             raise PipelineFailed(
-                f"{lake.path(table)}: the schema lacks {', '.join(sorted(left))}: "
+                f"{lake.path(table)}: the schema lacks {', '.join(left)}: "
                 "name all columns that the table has, and new ones as you like"
             )
         return snapshot
