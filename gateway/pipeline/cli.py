@@ -22,7 +22,7 @@ from gateway.aio.clock import SystemClock
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.cli_run import failing, settings, shown_progress, working, write_report
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
-from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
+from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LateLines, LogStream, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER
 
 if TYPE_CHECKING:
@@ -49,22 +49,21 @@ def _named(folder: str) -> str:
     return folder
 
 
-Lines = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE...",
-        help="Files, folders or globs of access-log lines, or the URL of the stream that a gateway logs to.",
-    ),
+_LINES: Final = "Files, folders or globs of access-log lines, or the URL of the stream that a gateway logs to."
+_OPTION: Final = (
+    "an option of the Spark source, such as catalogue, the URL of the gateway's admin port; may be repeated.  The "
+    f"Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin port's token from ${ADMIN_TOKEN_VARIABLE}."
+)
+Lines = Annotated[list[str], typer.Argument(metavar="SOURCE...", help=_LINES)]
+LinesUnlessLate = Annotated[
+    list[str] | None, typer.Argument(metavar="[SOURCE]...", help=f"{_LINES}  None with --late.", show_default=False)
 ]
 SourceOptions = Annotated[
+    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help=f"For a log in a stream: {_OPTION}")
+]
+StreamOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="For a log in a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
-        f"admin port; may be repeated.  The Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin "
-        f"port's token from ${ADMIN_TOKEN_VARIABLE}.",
-    ),
+    typer.Option("--option", metavar="NAME=VALUE", help=_OPTION[0].upper() + _OPTION[1:]),
 ]
 LakeUrl = Annotated[
     str,
@@ -82,7 +81,7 @@ Into = Annotated[
         "--into",
         metavar="FOLDER",
         callback=_named,
-        help="The Delta table: a folder, or a URL such as s3://b/orders.",
+        help="The Delta table: a folder, or a URL such as s3://shop/orders.  It is created if it does not exist.",
     ),
 ]
 OneTable = Annotated[
@@ -108,6 +107,9 @@ Again = Annotated[
         help="Read the files from their beginnings, also lines that were rejected as late.  Lines that have an id are "
         "not added twice.",
     ),
+]
+Late = Annotated[
+    bool, typer.Option("--late", help="Take in the lines that the lake has rejected as too late, in place of a SOURCE.")
 ]
 Rate = Annotated[
     float | None,
@@ -151,16 +153,21 @@ Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The 
 
 @pipeline.command()
 def ingest(
-    source: Lines,
+    source: LinesUnlessLate = None,
     lake: LakeUrl = "lake",
     option: SourceOptions = None,
     follow: Follow = False,
     again: Again = False,
+    late: Late = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Ingest access-log lines: unchanged (bronze), then typed and without duplicates (silver)."""
-    lines = _source(source, option)
+    if late == bool(source):
+        raise typer.BadParameter("expected one of them", param_hint="SOURCE or --late")
+    if late and (option or follow or again):
+        raise typer.BadParameter("not with --option, --follow and --again", param_hint="--late")
+    lines = LateLines() if late else _source(source or [], option)
     if again and (follow or not isinstance(lines, Files)):
         raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
     with working(lake, master, conf) as steps:
@@ -176,27 +183,34 @@ def aggregate(lake: LakeUrl = "lake", master: Master = None, conf: Conf = None) 
 
 @pipeline.command()
 def table(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The stream.")],
+    source: Annotated[str, typer.Argument(metavar="URL", help="The stream, such as http://127.0.0.1:4437/orders.")],
     into: Into,
     schema: Annotated[
         str | None,
         typer.Option(
             "--schema",
             metavar="COLUMNS",
-            show_default="messages as they are",
-            help="Columns of the stream's JSON messages, such as 'id bigint, at timestamp'; what does not fit goes to "
-            "_corrupt.",
+            show_default="each row is a message as it came, with its stream and offset",
+            help="Columns of the table in Spark SQL, such as 'id bigint, at timestamp'.  Each message is a JSON object "
+            "with these keys; one that does not fit is kept as text in the column _corrupt.",
         ),
     ] = None,
-    option: SourceOptions = None,
-    follow: Follow = False,
+    option: StreamOptions = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep adding new messages, every 10 s, until SIGINT or SIGTERM.")
+    ] = False,
     moved: Annotated[
-        bool, typer.Option("--moved", help="Go on in a table that follows another URL: the stream is at this one now.")
+        bool,
+        typer.Option(
+            "--moved",
+            help="The table was filled from another URL of the same stream: continue from this one, after the last "
+            "message that the table has.",
+        ),
     ] = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Add what is new of a stream to a Delta table, each message once."""
+    """Add the new messages of a stream to a Delta table, each message once."""
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")

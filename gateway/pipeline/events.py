@@ -1,4 +1,4 @@
-"""Sources of access-log lines: local files, or the stream that a gateway logs to.
+"""Sources of access-log lines: local files, the stream that a gateway logs to, or late lines that the lake has kept.
 
 A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed,
 or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The
@@ -109,12 +109,17 @@ class LogStream:
             raise PipelineFailed(str(error)) from None
 
 
-Source = Files | LogStream
+@dataclass(frozen=True, slots=True)
+class LateLines:
+    """Lines that the lake has rejected as too late."""
+
+
+Source = Files | LogStream | LateLines
 
 
 def source_of(
     texts: Sequence[str], options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
-) -> Source:
+) -> Files | LogStream:
     """The source that a command line names.  A stream gets the options, and credentials from the environment.
 
     Raises PipelineFailed for an invalid source.
@@ -144,19 +149,18 @@ def _check(url: str) -> None:
     """Raise PipelineFailed unless it is the URL of a stream."""
     try:
         parts = urlsplit(url)
-        has_credentials = parts.username is not None or parts.password is not None
-        is_wrong = parts.port == 0 or parts.scheme not in _SCHEMES or not parts.hostname or not parts.path.strip("/")
+        is_place = parts.port != 0 and parts.scheme in _SCHEMES and parts.hostname and parts.path.strip("/")
     except ValueError:
         raise PipelineFailed(f"{_shown(url)}: is no URL") from None
-    if has_credentials:
-        raise PipelineFailed(
-            f"{_shown(url)}: credentials do not belong into a URL, which is shown: authorization is read from "
-            f"{AUTHORIZATION_VARIABLE}"
-        )
-    if is_wrong:
-        raise PipelineFailed(f"{_shown(url)}: a source is files of this machine, or a stream's http:// or https:// URL")
-    if parts.query or parts.fragment:
-        raise PipelineFailed(f"{_shown(url)}: a stream's URL has no query and no fragment")
+    if parts.username is not None:
+        reason = f"credentials do not belong into a URL, which is shown: they are read from {AUTHORIZATION_VARIABLE}"
+    elif not is_place:
+        reason = "a source is files of this machine, or a stream's http:// or https:// URL"
+    elif parts.query or parts.fragment:
+        reason = "a stream's URL has no query and no fragment"
+    else:
+        return
+    raise PipelineFailed(f"{_shown(url)}: {reason}")
 
 
 def _shown(url: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Final, TypeVar
 
@@ -25,14 +25,14 @@ from gateway.aio.clock import Clock, SystemClock
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.bronze import classified
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.events import Files, LogStream, Source
+from gateway.pipeline.events import Files, LateLines, LogStream, Source
 from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL, LogFiles
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.manifest import read_manifest
 from gateway.pipeline.sessions import update_sessions
-from gateway.pipeline.silver import update_silver
-from gateway.pipeline.tables import BRONZE, LATE_DAYS, LINES, REJECTS, REQUESTS
+from gateway.pipeline.silver import gained, update_silver
+from gateway.pipeline.tables import BRONZE, LATE, LATE_DAYS, LINES, REJECTS, REQUESTS
 from gateway.pipeline.upkeep import MANY, optimize
 from gateway.pipeline.wording import many
 
@@ -51,9 +51,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Ingested:
-    """Counts of a run: events (`lines`), events new to silver (`added`), and rejected lines by reason."""
+    """Counts of a run: events (`lines`), events new to silver (`added`), and rejected lines by reason.
 
-    batches: int = 0
+    What other runs take in meanwhile is not among them.
+    """
+
+    versions: set[int] = field(default_factory=set)
+    """Versions of bronze that the run has committed, one for each batch."""
     lines: int = 0
     added: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
@@ -62,11 +66,10 @@ class Ingested:
     @property
     def twice(self) -> int:
         """Events that were ingested before."""
-        # Silver gains the lines of two runs at once by one of them.
-        return max(0, self.lines - self.added)
+        return self.lines - self.added
 
     def __str__(self) -> str:
-        if not self.batches:
+        if not self.versions:
             return "ingest: nothing new"
         days = sorted(self.days)
         of = f" of {many(len(days), 'day')}, {days[0]} to {days[-1]}" if days else ""
@@ -98,11 +101,13 @@ def ingest(
     work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days)
     # Lines that an earlier run has left in bronze, when it was killed, are not counted as this run's.
     bring_up(spark, lake, progress)
+    before = lake.snapshot(REQUESTS).version
     if follow:
         work.follow(source, stop or threading.Event())
     else:
         work.take_all(source, again=again)
-    work.ingested.added += bring_up(spark, lake, progress)
+    bring_up(spark, lake, progress)
+    work.ingested.added = gained(lake, work.ingested.versions, before)
     optimize(lake, progress, many=MANY)
     return work.ingested
 
@@ -118,24 +123,27 @@ def retried(work: Callable[[], T], told: Told) -> T:
 
 
 def followed(turn: Callable[[], None], stop: threading.Event, told: Told) -> None:
-    """Take turns until `stop` is set or SIGINT comes."""
+    """Take turns until `stop` is set or SIGINT comes.  What a turn loses to another run, the next one makes up for."""
     try:
-        turn()
-        while not stop.wait(FOLLOW_S):
-            turn()
+        while True:
+            try:
+                turn()
+            except Conflict as error:
+                told(f"{error}: to be looked at again")
+            if stop.wait(FOLLOW_S):
+                return
     except KeyboardInterrupt:
         told("stopping")
 
 
-def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> int:
-    """Bring silver up to bronze, and the sessions up to silver; return how many lines silver gained.
+def bring_up(spark: SparkSession, lake: Lake, progress: Told) -> None:
+    """Bring silver up to bronze, and the sessions up to silver.
 
     Raises Conflict if other runs keep writing to the lake.
     """
-    added = retried(lambda: update_silver(spark, lake), progress)
+    retried(lambda: update_silver(spark, lake), progress)
     if days := retried(lambda: update_sessions(spark, lake), progress):
         progress(f"sessions of {many(days, 'day')}")
-    return added
 
 
 @dataclass(slots=True)
@@ -162,7 +170,7 @@ class _Ingest:
                 is_known = True
             except PipelineFailed as error:
                 # During rotation or compression a log is missing or incomplete for a moment.
-                if not isinstance(error, Conflict) and not (is_known and isinstance(source, Files)):
+                if not (is_known and isinstance(source, Files)):
                     raise
                 self.told(f"{error}: to be looked at again")
             self._compute_now_and_then()
@@ -171,10 +179,13 @@ class _Ingest:
 
     def take_all(self, source: Source, *, again: bool = False) -> None:
         """Ingest everything that is new now."""
-        if isinstance(source, Files):
-            retried(lambda: self._take_files(source, again=again), self.told)
-        else:
-            retried(lambda: self._take_stream(source), self.told)
+        match source:
+            case Files():
+                retried(lambda: self._take_files(source, again=again), self.told)
+            case LogStream():
+                retried(lambda: self._take_stream(source), self.told)
+            case LateLines():
+                retried(self._take_late, self.told)
 
     # -- the parts
 
@@ -191,52 +202,64 @@ class _Ingest:
             lines = self.lake.read_files(self.spark, SPOOL, spooled.paths).withColumn("taken", taken_at)
             first, *others = spooled.sources
             named = f"{first} and {many(len(others), 'more file')}" if others else first
-            bronze = self._take(bronze, lines, _FILES, files.manifest.to_json(), named)
+            written = self._written(lines)
+            bronze = bronze.commit_progress(written, _FILES, files.manifest.to_json(), named)
+            self._taken(bronze, written)
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
-        def take(bronze: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+        def write(rows: DataFrame) -> list[File]:
             line, url = f.col("value").alias("line"), f.lit(source.url).alias("source")
-            return self._take(bronze, rows.select(line, url, f.current_timestamp().alias("taken")), name, offset)
+            return self._written(rows.select(line, url, f.current_timestamp().alias("taken")))
 
         schema = StructType().add("value", StringType())
-        each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), take)
+        each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), write, self._taken)
 
-    def _take(
-        self, bronze: Snapshot, came: DataFrame, name: str, progress: object, source: str | None = None
-    ) -> Snapshot:
-        """Commit one batch (`line`, `source`, `taken`) to bronze and silver."""
+    def _take_late(self) -> None:
+        """Move the late lines from the rejects to the lines, in one commit."""
+        rejects = self.lake.snapshot(replace(BRONZE, kind=REJECTS.kind))
+        is_late = f.col("reason") == LATE
+        late = rejects.read(self.spark).where(is_late)
+        days = {row.day for row in late.select("day").distinct().collect()}
+        if not days:
+            return
+        kept = self.lake.write(rejects.read(self.spark, days=days).where(~is_late), BRONZE)
+        written = self._written(late.select("line", "source", f.current_timestamp().alias("taken")))
+        about = {"source": "late lines", "rows": str(sum(file.rows for file in written))}
+        self._taken(rejects.commit([*written, *kept], replaces=days, about=about), written)
+
+    def _written(self, came: DataFrame) -> list[File]:
+        """Write one batch (`line`, `source`, `taken`) as files of bronze."""
         oldest = None
         if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
             oldest = known[-1] - timedelta(days=self.late_days)
-        files = self.lake.write(classified(came, oldest=oldest), BRONZE)
-        bronze = bronze.commit_progress(files, name, progress, source)
+        return self.lake.write(classified(came, oldest=oldest), BRONZE)
+
+    def _taken(self, bronze: Snapshot, files: list[File]) -> None:
+        """Count the files of a batch, which `bronze` has now, and bring silver up to it."""
         # A run that then loses the race for silver has taken in these lines all the same.
-        self._count(files)
+        self._count(bronze.version, files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
-        added = update_silver(self.spark, self.lake)
-        self.ingested.added += added
-        self.told(f"silver: {added:,} lines more")
-        return bronze
+        self.told(f"silver: {update_silver(self.spark, self.lake):,} lines more")
 
     def _compute_now_and_then(self) -> None:
         now = self.clock.now()
         if now - self._computed_at < FIGURES_S:
             return
         try:
-            self.ingested.added += bring_up(self.spark, self.lake, self.told)
+            bring_up(self.spark, self.lake, self.told)
             aggregate(self.spark, self.lake, progress=self.told)
             optimize(self.lake, self.told, many=MANY)
         except Conflict as error:
             self.told(f"{error}: gold the next time")
         self._computed_at = now
 
-    def _count(self, files: list[File]) -> None:
+    def _count(self, version: int, files: list[File]) -> None:
         rejected = [file.path for file in files if file.kind == REJECTS.kind]
         reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
         lines = [file for file in files if file.kind == LINES.kind]
-        self.ingested.batches += 1
+        self.ingested.versions.add(version)
         self.ingested.lines += sum(file.rows for file in lines)
         self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         self.ingested.days.update(file.day for file in lines if file.day is not None)

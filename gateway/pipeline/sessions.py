@@ -22,6 +22,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
+from gateway.pipeline.gold.lines import known
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import READS, REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode
@@ -60,8 +61,8 @@ def sessions(requests: DataFrame) -> DataFrame:
     began_us = f.unix_micros("time") - f.round(f.col("duration_s") * 1_000_000).try_cast("bigint")
     reads = requests.where(mode.isin(*READS) & (is_final | (f.col("status") > 0))).select(
         *("day", "route", "protocol", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
-        f.coalesce("client", f.lit("-")).alias("client"),
-        f.coalesce("user_agent", f.lit("-")).alias("user_agent"),
+        known("client"),
+        known("user_agent"),
         f.coalesce("start", f.lit(START)).alias("start"),
         f.coalesce("next_offset", "start", f.lit(START)).alias("reached"),
         f.timestamp_micros(began_us).alias("began"),

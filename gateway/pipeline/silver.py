@@ -11,8 +11,9 @@ Only lines with those ids are compared in full; all others are written at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,25 +41,42 @@ _BRONZE: Final = "bronze"
 def update_silver(spark: SparkSession, lake: Lake) -> int:
     """Bring silver up to bronze, and return how many lines it gained.  Raises Conflict.
 
-    If lines have left bronze, or the new ones are compacted with others, their days are made anew.
+    Each version of bronze has a commit of its own, so that `gained` can tell what it added.  If lines have left bronze,
+    or the new ones are compacted with others, their days are made anew in one commit.
     """
     bronze, silver = lake.snapshot(LINES), lake.snapshot(REQUESTS)
     since = silver.mark(_BRONZE)
     if bronze.version in (since, -1):
         return 0
     changes = bronze.changes(-1 if since is None else since)
-    there = {file.path for file in bronze.files()}
-    if changes is not None and changes.is_addition and there.issuperset(changes.added):
-        came = partial(bronze.read, spark, paths=changes.added)
-        stored = silver.read(spark, columns=("id",), days=changes.days)
-        files = _write(came, stored, lake) if changes.added else []
-        silver.commit(files, marks={_BRONZE: bronze.version})
-        return sum(file.rows for file in files)
-    days = {*bronze.days(), *silver.days()} if changes is None else changes.days
+    day_of_file = {file.path: file.day for file in bronze.files()}
+    if changes is not None and changes.is_addition and day_of_file.keys() >= changes.added.keys():
+        count = 0
+        for version, group in groupby(changes.added, changes.added.__getitem__):
+            paths = list(group)
+            days = {day for path in paths if (day := day_of_file[path]) is not None}
+            stored = silver.read(spark, columns=("id",), days=days)
+            files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
+            rows = sum(file.rows for file in files)
+            silver = silver.commit(files, marks={_BRONZE: version}, about={_BRONZE: str(version), "rows": str(rows)})
+            count += rows
+        if silver.mark(_BRONZE) != bronze.version:
+            silver.commit(marks={_BRONZE: bronze.version})
+        return count
+    days = {*bronze.days(), *silver.days()} if changes is None else {*changes.days}
     files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
     before = silver.files(days)
     silver.commit(files, replaces=days, marks={_BRONZE: bronze.version})
     return sum(file.rows for file in files) - sum(file.rows for file in before)
+
+
+def gained(lake: Lake, versions: Collection[int], since: int) -> int:
+    """How many lines these versions of bronze added to silver after its own version `since`, by whichever run."""
+    silver = lake.snapshot(REQUESTS)
+    if silver.delta is None or silver.version <= since:
+        return 0
+    commits = silver.delta.history(silver.version - since)
+    return sum(int(commit["rows"]) for commit in commits if int(commit.get(_BRONZE, -1)) in versions)
 
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, StringType, StructType
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import LogStream
 from gateway.pipeline.ingest import followed, retried
-from gateway.pipeline.lake import Conflict, Lake, Snapshot, delta_schema
+from gateway.pipeline.lake import File, Lake, Snapshot, delta_schema
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.tables import Column, Table
 from gateway.pipeline.upkeep import MANY, optimize
@@ -54,32 +54,36 @@ def take_table(
     schema = _schema(source, ddl)
     columns = tuple(Column(field.name, _ddl(field.dataType), _MEANING) for field in schema.fields)
     table = Table(place, columns, (), partition_by=())
-    delta_schema(table)
+    written = delta_schema(table)
     taken = 0
 
-    def add(snapshot: Snapshot, rows: DataFrame, name: str, offset: object) -> Snapshot:
+    def write(rows: DataFrame) -> list[File]:
+        return lake.write(rows, table)
+
+    def count(snapshot: Snapshot, files: list[File]) -> None:
         nonlocal taken
-        files = lake.write(rows, table)
-        snapshot = snapshot.commit_progress(files, name, offset)
-        count = sum(file.rows for file in files)
-        taken += count
-        progress(f"{lake.path(table)}: version {snapshot.version}, {count:,} rows")
+        rows = sum(file.rows for file in files)
+        taken += rows
+        progress(f"{lake.path(table)}: version {snapshot.version}, {rows:,} rows")
+
+    def fitting() -> Snapshot:
+        """The table, unless rows of this schema would leave one of its columns out."""
+        snapshot = lake.snapshot(table)
+        if left := [name for name in snapshot.present(written) if name not in table.names]:
+            raise PipelineFailed(
+                f"{lake.path(table)}: the schema lacks {', '.join(left)}: "
+                "name all columns that the table has, and new ones as you like"
+            )
         return snapshot
 
     def take() -> None:
         before = taken
-        retried(lambda: each_batch(spark, source, schema, _fitting(lake.snapshot(table)), add, moved=moved), progress)
+        retried(lambda: each_batch(spark, source, schema, fitting(), write, count, moved=moved), progress)
         if taken > before:
             optimize(lake, progress, (table,), many=MANY)
 
-    def turn() -> None:
-        try:
-            take()
-        except Conflict as error:
-            progress(f"{error}: to be looked at again")
-
     if follow:
-        followed(turn, stop or threading.Event(), progress)
+        followed(take, stop or threading.Event(), progress)
     else:
         take()
     return taken
@@ -94,16 +98,6 @@ def checked(source: LogStream, ddl: str | None) -> LogStream:
     source = replace(source, options=options, format=kind)
     source.check(free=_FREE)
     return source
-
-
-def _fitting(snapshot: Snapshot) -> Snapshot:
-    """The table, if rows of this schema leave none of its columns out.  Raises PipelineFailed."""
-    if left := [name for name in snapshot.present() if name not in snapshot.table.names]:
-        raise PipelineFailed(
-            f"{snapshot.lake.path(snapshot.table)}: the schema lacks {', '.join(left)}: "
-            "name all columns that the table has, and new ones as you like"
-        )
-    return snapshot
 
 
 def _schema(source: LogStream, ddl: str | None) -> StructType:

@@ -81,7 +81,7 @@ def vacuum(lake: Lake, tables: Sequence[Table] = TABLES, *, keep_s: float, now: 
             removed += len(delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
         except DeltaError as error:
             raise PipelineFailed(f"{lake.path(snapshot.table)}: {brief(error)}") from None
-        left += snapshot.unused()
+        left += [(path, written_at) for path, written_at, source in snapshot.progress_files() if source is None]
     for path, written_at in left:
         if written_at < oldest_ms:
             lake.store.remove(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gateway.aio.clock import ManualClock
-from gateway.pipeline.events import source_of
+from gateway.pipeline.events import LateLines, source_of
 from gateway.pipeline.ingest import Ingested, ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS, Table
@@ -56,6 +56,11 @@ def take(spark: SparkSession, lake: Lake, *paths: Path, **more: Any) -> Ingested
     source = source_of([str(path) for path in paths])
     clock = ManualClock(wall=NOON + 2 * DAY_S)
     return ingest(spark, source, lake, clock=clock, **{"progress": lambda _: None, **more})
+
+
+def take_late(spark: SparkSession, lake: Lake) -> Ingested:
+    """An ingest of the lake's late lines."""
+    return ingest(spark, LateLines(), lake, progress=lambda _: None)
 
 
 def rows(lake: Lake, table: Table) -> list[tuple[Any, ...]]:

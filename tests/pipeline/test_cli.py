@@ -93,6 +93,8 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
         (["plan", "--min-span", "24"], 2, "expected a number and a unit: s, m, h or d, such as 24h"),
         (["report", "--min-span", "-1h"], 2, "--min-span"),
         (["ingest"], 2, "SOURCE"),
+        (["ingest", "access.log", "--late"], 2, "SOURCE or --late"),
+        (["ingest", "--late", "--follow"], 2, "not with --option, --follow and --again"),
         *(([name, "--lake", "nowhere"], 1, "/nowhere: there is no lake") for name in ("history", "optimize", "report")),
     ],
 )
@@ -107,6 +109,13 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], sta
     assert "Traceback" not in done.stderr
     assert "starting Spark" not in done.stderr
     assert not (tmp_path / "lake").exists()
+
+
+def test_the_options_of_a_table_are_told_without_logs_and_a_lake() -> None:
+    help_ = told("table", "--help")
+    assert help_.returncode == 0
+    for word in ("line", "log", "silver", "gold", "lake"):
+        assert f" {word}" not in help_.stdout.lower()
 
 
 def test_without_java_one_line_says_so(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from gateway.pipeline.events import Files, LogStream, source_of
 from gateway.pipeline.ingest import Ingested, ingest
 from gateway.pipeline.lake import Conflict, File, Lake
 from gateway.pipeline.silver import update_silver
-from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS, TRAFFIC, Table
-from tests.pipeline.access_lines import DAY_S, NOON, column, contents, ids, line, lines, rows, take
+from gateway.pipeline.tables import BRONZE, LINES, REJECTS, REQUESTS, SESSIONS, TRAFFIC, Table
+from gateway.pipeline.upkeep import optimize, undo
+from tests.pipeline.access_lines import DAY_S, NOON, column, contents, ids, line, lines, rows, take, take_late
 from tests.spark import way_to
 
 if TYPE_CHECKING:
@@ -133,8 +134,23 @@ def test_files_that_came_too_late_can_be_taken_later(spark: SparkSession, lake: 
         log.with_name(name).write_bytes(b"".join(line(number, at=NOON - 20 * DAY_S) for number in numbers))
     found = ingest(spark, source_of([str(log.parent)]), lake, progress=lambda _: None, late_days=3)
     assert found.rejects == {"too late": 5}
-    again = ingest(spark, source_of([f"{lake.url}/bronze/kind=rejects"]), lake, progress=lambda _: None)
+    again = take_late(spark, lake)
     assert (again.added, again.rejects) == (5, {})
+
+
+def test_late_lines_are_those_of_the_lake_as_it_is(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+    take(spark, lake, log)
+    before = lake.snapshot(BRONZE).version
+    late = log.with_name("late")
+    for number in (2, 3):
+        late.write_bytes(line(number, at=NOON - 20 * DAY_S, id=None) + b"no line\n")
+        ingest(spark, source_of([str(late)]), lake, progress=lambda _: None, late_days=3)
+        if number == 2:
+            undo(lake, before)
+    optimize(lake, lambda _: None)
+    assert take_late(spark, lake).added == 1
+    assert column(lake, REQUESTS, "sent_bytes") == [101, 103]
 
 
 def test_sessions_are_brought_up_by_the_next_run_although_a_file_cannot_be_read(
@@ -158,6 +174,18 @@ def test_no_lines_make_no_tables_and_no_harm(spark: SparkSession, lake: Lake, lo
     assert [len(rows(lake, table)) for table in (LINES, REJECTS, REQUESTS, SESSIONS)] == [0, 1, 0, 0]
     # Spark reads tables that are not there, or have no rows, as well.
     assert [lake.read(spark, table).count() for table in (LINES, REJECTS, SESSIONS)] == [0, 1, 0]
+
+
+def test_a_file_without_a_line_is_unpacked_once(spark: SparkSession, lake: Lake, log: Path) -> None:
+    empty = log.with_name("empty.gz")
+    empty.write_bytes(gzip.compress(b""))
+    log.write_bytes(lines(1))
+    take(spark, lake, log.parent)
+    # The same file by all that a folder tells of it: to open it would fail.
+    state = empty.stat()
+    empty.write_bytes(b"x" * state.st_size)
+    os.utime(empty, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
 
 
 def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:
@@ -204,6 +232,25 @@ def test_two_ingests_at_once_take_each_line_once(spark: SparkSession, lake: Lake
     assert column(lake, REQUESTS, "sent_bytes") == [101, 102, 103]
 
 
+def test_of_two_ingests_at_once_each_tells_what_it_took(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1, 2))
+    other = log.with_name("other")
+    other.write_bytes(lines(2, 3, 4, 5))
+    told: list[str] = []
+
+    def meanwhile(line: str) -> None:
+        # The lines are in bronze, and not in silver yet.
+        if line.startswith("bronze") and not told:
+            told.append(str(take(spark, lake, other)))
+
+    told.append(str(take(spark, lake, log, progress=meanwhile)))
+    assert [text.partition(" of ")[0] + text.partition(";")[2] for text in told] == [
+        "ingest: 3 lines 1 had come before",
+        "ingest: 2 lines 0 had come before",
+    ]
+    assert ids(lake) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_run_that_loses_the_race_for_silver_at_any_time_tells_what_it_took(
     spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch, lost: int
@@ -247,7 +294,7 @@ def test_files_are_followed_until_told_to_stop_whatever_happens_meanwhile(
 
     monkeypatch.setattr("gateway.pipeline.ingest.aggregate", aggregate)
     found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
-    assert (found.batches, found.added) == (3, 3)
+    assert (len(found.versions), found.added) == (3, 3)
     assert sum("no such file" in line for line in told) == 1
     assert sum("another run has written" in line for line in told) == 1
     assert ids(lake) == [1, 2, 3]

@@ -19,7 +19,7 @@ from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS, TRAFFIC
-from tests.pipeline.access_lines import DAY_S, NOON, column, line, rows
+from tests.pipeline.access_lines import DAY_S, NOON, column, line, rows, take_late
 from tests.served import durable_gateway, served
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_a_late_line_of_a_stream_is_kept_whole_and_can_be_taken_later(
     ask("POST", log, orjson.dumps([orjson.loads(late), "no line"]))
     found = ingest(spark, source_of([log]), lake, progress=lambda _: None, late_days=3)
     assert found.rejects == {"too late": 1, "not an object": 1}
-    again = ingest(spark, source_of([f"{lake.url}/bronze/kind=rejects"]), lake, progress=lambda _: None)
+    again = take_late(spark, lake)
     assert (again.added, again.rejects) == (1, {})
     assert column(lake, REQUESTS, "sent_bytes") == [101, 102]
 

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.pipeline.gold.lines import HOUR, deviation, median, window
+from gateway.pipeline.gold.lines import HOUR, deviation, median, total, window
 
 DAYS: Final = 7
 LEAST_DAYS: Final = 3
@@ -73,9 +73,8 @@ def measures(traffic: DataFrame, offload: DataFrame, errors: DataFrame) -> DataF
     """The compared values: `value` by `day`, `of_day` (hours since its beginning), `route` and `measure`; it is 0 in
     hours of a route's day without lines."""
     hour = window(HOUR, f.col("minute"))
-    lines = traffic.groupBy("day", hour, "route").agg(
-        *[f.sum(name).alias(name) for name in ("requests", "sent_bytes", "fetched_bytes", "origin_requests")]
-    )
+    summed = ("requests", "sent_bytes", "fetched_bytes", "origin_requests")
+    lines = traffic.groupBy("day", hour, "route").agg(*map(total, summed))
     failed = errors.groupBy("day", hour, "route").agg(f.sum("requests").alias("errors"))
     hits = offload.groupBy("day", hour, "route").agg(
         f.try_divide(f.sum("by_tape"), f.sum("requests")).alias("hit_ratio")

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
-from gateway.pipeline.gold.lines import MINUTE, is_live, known, of_its_day, window, with_the_hour_before
+from gateway.pipeline.gold.lines import MINUTE, is_live, known, latest, of_its_day, window, with_the_hour_before
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
@@ -55,12 +55,7 @@ def closed_loops(requests: DataFrame) -> DataFrame:
     found = (
         closed.withColumn("is_told", f.lit(True))
         .unionByName(again.withColumn("is_told", f.lit(False)))
-        .withColumn(
-            "told_at",
-            f.last(f.when(f.col("is_told"), f.col("time")), ignorenulls=True).over(
-                onward.rowsBetween(Window.unboundedPreceding, 0)
-            ),
-        )
+        .withColumn("told_at", latest(f.when(f.col("is_told"), f.col("time")), onward))
         .where(f.col("is_told") | (f.col("time") <= f.expr("told_at + INTERVAL 1 HOUR")))
     )
     return (

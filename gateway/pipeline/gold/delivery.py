@@ -20,7 +20,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.pipeline.gold.lines import MINUTE, began_us, ended_us, of_its_day, window, with_the_hour_before
+from gateway.pipeline.gold.lines import MINUTE, began_us, ended_us, latest, of_its_day, window, with_the_hour_before
 from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
@@ -70,15 +70,11 @@ def delays(requests: DataFrame) -> DataFrame:
     found = found.withColumn("at", at).withColumn("life", f.sum(f.col("is_new").cast("int")).over(lives))
     # In descending order of offsets, the last append before a long-poll is the one with the smallest offset beyond it;
     # of an append that was sent twice (by an idempotent producer), the first.
-    onward = (
-        Window.partitionBy(*_STREAM, "life")
-        .orderBy(f.desc("offset"), f.asc("is_append"), f.desc("ended"))
-        .rowsBetween(Window.unboundedPreceding, 0)
-    )
+    onward = Window.partitionBy(*_STREAM, "life").orderBy(f.desc("offset"), f.asc("is_append"), f.desc("ended"))
     append = f.when(f.col("is_append"), f.struct("node", "began", "ended"))
     woken = (
         found.where(~f.col("is_new"))
-        .withColumn("by", f.last(append, ignorenulls=True).over(onward))
+        .withColumn("by", latest(append, onward))
         .where(
             ~f.col("is_append")
             & of_its_day()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as f
 
 from gateway.pipeline.tables import LIVE, READS
@@ -69,6 +69,11 @@ def with_the_hour_before(requests: DataFrame) -> DataFrame:
 def of_its_day() -> Column:
     """Whether the line is of the day itself, not of the hour before it."""
     return f.col("day") == f.col("of")
+
+
+def latest(value: Column, onward: WindowSpec) -> Column:
+    """The last value that is not NULL, of the rows up to this one in the order of the window."""
+    return f.last(value, ignorenulls=True).over(onward.rowsBetween(Window.unboundedPreceding, 0))
 
 
 def median(values: Column) -> Column:

@@ -28,6 +28,7 @@ from gateway.pipeline.gold.lines import (
     ended_us,
     is_live,
     known,
+    latest,
     median,
     of_its_day,
     window,
@@ -77,8 +78,7 @@ def returns(requests: DataFrame) -> DataFrame:
     # Each read gives a row for its beginning, and one for its end unless that was an ordinary one.
     begins = f.struct(f.col("began").alias("at"), f.lit(False).alias("is_end"))
     ends = f.struct(f.col("ended").alias("at"), f.lit(True).alias("is_end"))
-    onward = Window.partitionBy("of", "reader").orderBy("at", "is_end").rowsBetween(Window.unboundedPreceding, 0)
-    ended_at = f.last(f.when(f.col("is_end"), f.col("at")), ignorenulls=True).over(onward)
+    ended_at = latest(f.when(f.col("is_end"), f.col("at")), Window.partitionBy("of", "reader").orderBy("at", "is_end"))
     found = (
         reads.select("*", f.inline(f.when(f.col("is_broken"), f.array(begins, ends)).otherwise(f.array(begins))))
         .withColumn("ended_at", ended_at)
