@@ -31,7 +31,6 @@ from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well
 from gateway.protocol.sharing import why_not_shared
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
-from gateway.tape.expiry import UNLIMITED
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -168,7 +167,7 @@ class ReplyClassifier:
         if flight.start != METADATA:
             stream.record_caching(headers, up_to_date=up_to_date)
         elif facts.stale_marks >= stream.ended_mark:
-            # Else the answer may be of the stream before.
+            # Else it may be of the stream before.
             stream.record_head(headers)
         if is_beyond and not self._is_written(stream.key.group):
             stream.record_beyond(flight.start)
@@ -179,18 +178,18 @@ class ReplyClassifier:
 
     def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""
+        # An answer to a request of before the stream may have been replaced says nothing of the one now.
+        tells_lifetime = flight.start == METADATA and facts.stale_marks >= stream.ended_mark
         match head:
             case OriginError(status=404 | 410):
                 self._missing(stream, flight, source, head.status, facts)
             case NotShareable(is_personal=True):
                 stream.mark_stale()
-            case NotShareable() if flight.start == METADATA:
-                stream.expiry.know(UNLIMITED)
-            case OriginError(status=status, request_headers=None) if (
-                flight.start == METADATA and status < 500 and status != 429
-            ):
+            case NotShareable() if tells_lifetime:
+                stream.expiry.not_told()
+            case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:
                 # An origin that permanently refuses HEAD must not be asked before every read.
-                stream.expiry.know(UNLIMITED)
+                stream.expiry.not_told()
             case _:
                 pass
 

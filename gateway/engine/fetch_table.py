@@ -268,14 +268,17 @@ class FetchTable:
             # What follows a known tail is little, and readers of what is in memory go on.
             flight.fail(ShortOfMemory())
             return
+        sent: GatewayError | None = None
         for attempts_left in range(route.config.retry_attempts, -1, -1):
             is_last = attempts_left == 0 or not route.retries.has_retry
             error = await self._attempt(stream, flight, route, source, is_last)
             if error is None:
                 return
             if flight.head is not None or is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-                flight.fail(error)
+                # The failure of a request that was sent, if the retry was not.
+                flight.fail(sent if sent is not None and isinstance(error, CircuitOpen) else error)
                 return
+            sent = error
             route.retries.retry()
             self._metrics.retry(route.config.name)
             await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))

@@ -66,21 +66,25 @@ class Writes:
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
-        self._end_expired(write)
-        if reply.status < 500:
-            self._record(write, reply)
-        elif not write.request.is_cut_short():
-            self._mark_stale(write)
-        self._pending.end(write)
+        try:
+            self._end_expired(write)
+            if reply.status < 500:
+                self._record(write, reply)
+            elif not write.request.is_cut_short():
+                self._mark_stale(write)
+        finally:
+            self._pending.end(write)
 
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
-        self._end_expired(write)
-        # The origin changes nothing for a request that it never received, nor for one whose body the client did not
-        # finish, which was never complete.
-        if not error.is_unsent and not write.request.is_cut_short():
-            self._mark_stale(write)
-        self._pending.end(write)
+        try:
+            self._end_expired(write)
+            # The origin changes nothing for a request that it never received, nor for one whose body the client did
+            # not finish, which was never complete.
+            if not error.is_unsent and not write.request.is_cut_short():
+                self._mark_stale(write)
+        finally:
+            self._pending.end(write)
 
     def missing(self, sent: SentRequest, status: int) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""

@@ -50,6 +50,10 @@ class Expiry:
         self.is_lost = False
         self.asked_at, self.pause_s = -math.inf, 0.0
 
+    def not_told(self) -> None:
+        """The origin will not tell it; one that was known before counts on."""
+        self.know(self.latest or UNLIMITED)
+
     def lose(self) -> None:
         """The stream may be another from now on.
 
@@ -72,7 +76,7 @@ class Expiry:
 
     def not_asked(self) -> None:
         """The request that `asks` has counted was not sent, and delayed nobody."""
-        self.asked_at, self.pause_s = -math.inf, self.pause_s / 2
+        self.pause_s /= 2
 
     def is_wanted(self, now: float) -> bool:
         """Whether a read that depends on the lifetime is to ask for it; counts as asking."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 
-from gateway.errors import CircuitOpen, UpstreamBroken
+from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken
 from gateway.protocol.mode import Mode
+from gateway.upstream.breaker import Breaker, Policy, State
+from gateway.upstream.flight import METADATA
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
@@ -22,13 +25,15 @@ class Bench:
         self.origin = origin
         self.refuses = False
         """Whether the origin refuses HEADs with `status`."""
+        self.passes_on = False
+        """Whether the script answers HEADs all the same."""
         self._status = status
         self.engine: EngineBench = start(self._answer, **settings)
 
     def _answer(self, asked: Asked) -> None:
         if asked.method == "DELETE":
             asked.fail(UpstreamBroken())
-        elif asked.method == "HEAD" and self.refuses:
+        elif asked.method == "HEAD" and self.refuses and not self.passes_on:
             asked.answer(self._status, {"Retry-After": "1"})
         else:
             self.origin(asked)
@@ -45,7 +50,6 @@ class Bench:
         with pytest.raises(UpstreamBroken):
             await self.engine.relay(Mode.DELETE)
         assert await self.engine.body() == (200, b"ab")
-        assert self.engine.stream.expiry.is_lost
 
     async def pass_time(self, seconds: float) -> None:
         for _ in range(round(2 * seconds)):
@@ -159,6 +163,54 @@ async def test_it_is_asked_for_as_soon_as_the_origin_may_be_asked_again(start: S
     assert not bench.engine.stream.expiry.is_lost
 
 
+async def test_an_origin_that_fails_its_heads_is_read_again_after_an_outage(start: Start) -> None:
+    """The first request after the outage closes the circuit or opens it again.  It must not be a HEAD each time."""
+    breaker, is_down = Breaker(Policy(), Random(1), 0.0), False
+
+    def script(asked: Asked) -> None:
+        now = bench.engine.clock.now()
+        if (permit := breaker.admit(now)) is None:
+            asked.fail(CircuitOpen())
+        elif is_down or (asked.method == "HEAD" and bench.refuses):
+            breaker.failed(permit, now)
+            asked.answer(503)
+        else:
+            breaker.succeeded(permit, now)
+            origin(asked)
+
+    async def status() -> int:
+        reading = asyncio.create_task(bench.engine.body())
+        for _ in range(100):
+            await pass_turns()
+            if reading.done():
+                break
+            # A retry waits.
+            bench.engine.clock.advance(0.01)
+        try:
+            return (await reading)[0]
+        except GatewayError as error:
+            return error.status
+
+    origin = closed()
+    bench = Bench(start, script, follow_above_per_s=0)
+    await bench.know()
+    with pytest.raises(UpstreamBroken):
+        await bench.engine.relay(Mode.DELETE)
+    is_down = bench.refuses = True
+    # HEADs fail as everything does, and for longer.
+    bench.passes_on = True
+    for _ in range(20):
+        await status()
+        bench.engine.clock.advance(0.5)
+    assert breaker.state is not State.CLOSED
+    is_down = False
+    found = []
+    for _ in range(100):
+        found.append(await status())
+        bench.engine.clock.advance(3)
+    assert found.count(200) > 80
+
+
 async def test_a_head_that_was_sent_before_the_loss_does_not_tell_it(start: Start) -> None:
     origin, late = closed(), list[Asked]()
     bench = Bench(start, lambda asked: late.append(asked) if asked.method == "HEAD" and not late else origin(asked))
@@ -172,13 +224,50 @@ async def test_a_head_that_was_sent_before_the_loss_does_not_tell_it(start: Star
     assert bench.engine.stream.expiry.is_lost or bench.heads == 2
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-async def test_live_readers_end_at_the_expiry_that_was_known_before(start: Start, is_lost: bool) -> None:
-    bench = Bench(start, text(), tail_fresh_s=60)
-    expires_at = datetime.fromtimestamp(bench.engine.clock.wall(), UTC) + timedelta(seconds=10)
-    bench.origin = text(Stream_Expires_At=f"{expires_at:%Y-%m-%dT%H:%M:%SZ}")
-    await (bench.lose() if is_lost else bench.know())
+class Expiring(Bench):
+    """A text stream that expires after ten seconds."""
+
+    def __init__(self, start: Start, status: int) -> None:
+        super().__init__(start, text(), status, tail_fresh_s=60)
+        expires_at = datetime.fromtimestamp(self.engine.clock.wall(), UTC) + timedelta(seconds=10)
+        self.origin = text(Stream_Expires_At=f"{expires_at:%Y-%m-%dT%H:%M:%SZ}")
+
+    @property
+    def has_expired(self) -> bool:
+        return self.engine.stream.has_expired(self.engine.clock.now(), self.engine.clock.wall())
+
+
+REFUSALS = [403, 405, 429]
+"""For good, and for a while."""
+
+
+@pytest.mark.parametrize("status", [None, *REFUSALS])
+async def test_live_readers_end_at_the_expiry_that_was_known_before(start: Start, status: int | None) -> None:
+    bench = Expiring(start, status or 0)
+    await (bench.lose() if status is not None else bench.know())
     stream = bench.engine.stream
     await bench.engine.poll("/s?offset=0002&live=long-poll")
     await bench.pass_time(20)
     assert stream.ended is not None
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_a_stream_expires_as_was_known_before(start: Start, status: int) -> None:
+    bench = Expiring(start, status)
+    await bench.lose()
+    assert not bench.has_expired
+    bench.engine.clock.advance(20)
+    assert bench.has_expired
+
+
+@pytest.mark.parametrize("status", [401, *REFUSALS])
+async def test_a_head_that_is_refused_leaves_the_lifetime_that_is_known(start: Start, status: int) -> None:
+    """Credentials may have expired."""
+    bench = Expiring(start, status)
+    await bench.know()
+    bench.refuses = True
+    read = bench.engine.read("/s?offset=-1")
+    await bench.engine.engine.fetches.fresh_head(bench.engine.stream, METADATA, read.route, read.source)
+    assert bench.heads == 2
+    bench.engine.clock.advance(20)
+    assert bench.has_expired
