@@ -30,7 +30,7 @@ class Expiry:
     lifetime: Lifetime | None = None
     """None until a HEAD or a PUT reports it, and while it is lost."""
     latest: Lifetime | None = None
-    """The lifetime or, while it is lost, the one that was known before; None if none was."""
+    """The lifetime or, after a loss and until another is told, the one that was known before; None if none was."""
     is_limited: bool = False
     """Whether `latest` ends."""
     is_lost: bool = False
@@ -51,8 +51,12 @@ class Expiry:
         self.asked_at, self.pause_s = -math.inf, 0.0
 
     def not_told(self) -> None:
-        """The origin will not tell it; one that was known before counts on."""
-        self.know(self.latest or UNLIMITED)
+        """The origin will not tell it.  One that is known stays; one that was known before a loss counts on, as the one
+        that the stream may have."""
+        if self.lifetime is None:
+            before, was_limited = self.latest or UNLIMITED, self.is_limited
+            self.know(UNLIMITED)
+            self.latest, self.is_limited = before, was_limited
 
     def lose(self) -> None:
         """The stream may be another from now on.
