@@ -65,7 +65,7 @@ class Measured:
 
     def __str__(self) -> str:
         if not self.points:
-            return "curve: no catch-up reads, so no curve"
+            return "curve: no catch-up reads that tapes have a part in, so no curve"
         found = self.placement
         blocks, tapes = ("all" if rate >= 1 else f"{rate:.2%}" for rate in (self.block_rate, self.tape_rate))
         return (
