@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
+from gateway.pipeline.derived import GOLD_MARK, LAST_OF_GOLD
 from gateway.pipeline.gold.anomalies import DAYS, anomalies
 from gateway.pipeline.gold.closed_loops import closed_loops
 from gateway.pipeline.gold.delivery import delivery
@@ -32,11 +33,6 @@ from gateway.pipeline.lake import Lake, Snapshot
 from gateway.pipeline.session import persisted
 from gateway.pipeline.tables import LATE_DAYS, Table
 
-VERSION: Final = 4
-"""Version of the computation; raising it makes all days out of date."""
-_MARK: Final = f"silver, by computation {VERSION}"
-"""The mark of the last table: the version of silver that all tables are of."""
-_LAST: Final = tables.ANOMALIES
 _DAY: Final = timedelta(days=1)
 
 
@@ -70,7 +66,7 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
     gold = {table: lake.snapshot(table) for table in tables.GOLD}
     silver = lake.snapshot(tables.REQUESTS)
     stored = silver.days()
-    last = gold[_LAST].mark(_MARK)
+    last = gold[LAST_OF_GOLD].mark(GOLD_MARK)
     if not stored and last is None:
         # A missing table reads as an empty one.
         return Aggregated((), (), None, None)
@@ -89,7 +85,7 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
         progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
         followed = _Run(spark, silver, gold, progress).compute(changed, stored, newest)
     elif last != silver.version:
-        gold[_LAST].commit(marks={_MARK: silver.version})
+        gold[LAST_OF_GOLD].commit(marks={GOLD_MARK: silver.version})
     final_before = newest and newest.replace(hour=0, minute=0, second=0, microsecond=0) - LATE_DAYS * _DAY
     return Aggregated(tuple(sorted(changed)), followed, newest, final_before)
 
@@ -140,7 +136,7 @@ class _Run:
         # With its zone: a naive time would be taken as local.
         until = (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
         found = anomalies(by_minute, of_reads, failed, compared, until)
-        self._write(found, _LAST, compared | gone, {_MARK: self.silver.version})
+        self._write(found, LAST_OF_GOLD, compared | gone, {GOLD_MARK: self.silver.version})
         return tuple(sorted((after | compared) - set(changed)))
 
     def _write(

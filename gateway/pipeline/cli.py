@@ -244,7 +244,7 @@ def undo(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Give all tables the content that they had with an older version of bronze.
+    """Give all tables but the curve the content that they had with an older version of bronze.
 
     What was ingested since stays taken in; `pipeline ingest --again FILE` reads a file again.
     """

@@ -94,9 +94,10 @@ class Steps:
 def write_report(lake: Lake, out: Path, **shown: Any) -> None:
     """Gold and the curve to a report, which needs no Spark; `shown` is as `gateway.pipeline.report` has it."""
     from gateway.pipeline import report
+    from gateway.pipeline.derived import outdated
     from gateway.pipeline.report.gather import gold_of
 
-    report.write_report(gold_of(lake), out, **shown)
+    report.write_report(gold_of(lake), out, outdated=outdated(lake), **shown)
     typer.echo(f"report: {out}")
 
 

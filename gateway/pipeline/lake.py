@@ -182,10 +182,6 @@ class Lake:
         written = numbered.mapInArrow(named, WRITTEN).collect()
         return [File(row.path[prefix:], row.size, row.written_at, row.rows) for row in written]
 
-    def replace(self, df: DataFrame, table: Table) -> None:
-        """Replace a whole table."""
-        self.snapshot(table).commit(self.write(df, table), replaces_all=True)
-
     @classmethod
     def of_table(cls, url: str) -> tuple[Lake, str]:
         """The lake of a single table, and the table's place in it.  Raises PipelineFailed for a bucket."""

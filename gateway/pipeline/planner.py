@@ -44,6 +44,7 @@ from gateway.config.values import NodeName, RouteName
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of
+from gateway.pipeline.derived import silver_of_curve
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.session import persisted
@@ -101,13 +102,14 @@ def make_plan(
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
 
-    Raises PipelineFailed for invalid arguments, NothingToPlan if there is no traffic.
+    It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments and a curve of lines
+    that silver has no longer, NothingToPlan if there is no traffic.
     """
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")
     if not 0 <= target_hit_ratio <= 1:
         raise PipelineFailed(f"target: expected a ratio from 0 to 1, got {target_hit_ratio}")
-    silver = lake.snapshot(tables.REQUESTS)
+    silver = silver_of_curve(lake)
     at = f.unix_micros("time")
     # Gateways warm Durable Streams only.
     is_other = f.col("protocol") != tables.DURABLE_STREAMS

@@ -58,25 +58,35 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
             stored = silver.read(spark, columns=("id",), days=days)
             files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
             rows = sum(file.rows for file in files)
-            silver = silver.commit(files, marks={_BRONZE: version}, about={_BRONZE: str(version), "rows": str(rows)})
+            silver = silver.commit(files, marks={_BRONZE: version}, about=_about(version, version, rows))
             count += rows
         if silver.mark(_BRONZE) != bronze.version:
             silver.commit(marks={_BRONZE: bronze.version})
         return count
     days = {*bronze.days(), *silver.days()} if changes is None else {*changes.days}
     files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
-    before = silver.files(days)
-    silver.commit(files, replaces=days, marks={_BRONZE: bronze.version})
-    return sum(file.rows for file in files) - sum(file.rows for file in before)
+    count = sum(file.rows for file in files) - sum(file.rows for file in silver.files(days))
+    first = 0 if since is None else since + 1
+    silver.commit(files, replaces=days, marks={_BRONZE: bronze.version}, about=_about(first, bronze.version, count))
+    return count
+
+
+def _about(first: int, last: int, rows: int) -> dict[str, str]:
+    return {_BRONZE: f"{first}-{last}", "rows": str(rows)}
 
 
 def gained(lake: Lake, versions: Collection[int], since: int) -> int:
-    """How many lines these versions of bronze added to silver after its own version `since`, by whichever run."""
+    """How many lines these versions of bronze added to silver after its own version `since`, by whichever run; with
+    those of other versions that were made anew with them."""
     silver = lake.snapshot(REQUESTS)
     if silver.delta is None or silver.version <= since:
         return 0
-    commits = silver.delta.history(silver.version - since)
-    return sum(int(commit["rows"]) for commit in commits if int(commit.get(_BRONZE, -1)) in versions)
+    count = 0
+    for commit in silver.delta.history(silver.version - since):
+        first, _, last = str(commit.get(_BRONZE, "")).partition("-")
+        if last and any(int(first) <= version <= int(last) for version in versions):
+            count += int(commit["rows"])
+    return count
 
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:

@@ -251,6 +251,22 @@ def test_of_two_ingests_at_once_each_tells_what_it_took(spark: SparkSession, lak
     assert ids(lake) == [1, 2, 3, 4, 5]
 
 
+def test_an_ingest_tells_what_it_took_if_bronze_is_compacted_meanwhile(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2))
+    take(spark, lake, log)
+    log.write_bytes(lines(1, 2, 3, 4))
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("bronze"):
+            assert optimize(lake, lambda _: None, (BRONZE,)) == (2, 1)
+
+    said = str(take(spark, lake, log, progress=meanwhile))
+    assert said.partition(" of ")[0] + said.partition(";")[2] == "ingest: 2 lines 0 had come before"
+    assert ids(lake) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_run_that_loses_the_race_for_silver_at_any_time_tells_what_it_took(
     spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch, lost: int

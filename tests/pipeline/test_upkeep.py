@@ -17,6 +17,9 @@ import pytest
 import zstandard
 
 from gateway.pipeline import upkeep
+from gateway.pipeline.aggregate import aggregate
+from gateway.pipeline.curve.measure import measure_curve
+from gateway.pipeline.derived import outdated
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.ingest import bring_up
 from gateway.pipeline.lake import LEAST_KEEP_S, File, Lake
@@ -220,3 +223,32 @@ def test_a_batch_ends_when_it_is_full_and_a_compressed_file_of_several_is_unpack
     assert (len(found.versions), found.added) == (3, 3)
     assert [len(rows(lake, table)) for table in (LINES, REJECTS)] == [3, 0]
     assert len(opened) == 1
+
+
+def test_what_is_computed_of_other_lines_than_the_lake_has_is_told(spark: SparkSession, lake: Lake, log: Path) -> None:
+    def computed() -> None:
+        aggregate(spark, lake, progress=quiet)
+        measure_curve(spark, lake, policies=["s3-fifo"], sizes=[1 << 20])
+
+    def told() -> list[str]:
+        return [text.partition("`")[2].partition("`")[0] for text in outdated(lake)]
+
+    assert told() == []
+    log.write_bytes(lines(1, 2))
+    take(spark, lake, log)
+    assert told() == []
+    computed()
+    assert told() == []
+    with log.open("ab") as file:
+        file.write(line(3))
+    take(spark, lake, log)
+    assert told() == ["pipeline aggregate", "pipeline curve"]
+    aggregate(spark, lake, progress=quiet)
+    assert told() == ["pipeline curve"]
+    computed()
+    upkeep.optimize(lake, quiet)
+    assert told() == []
+    upkeep.undo(lake, 0)
+    bring_up(spark, lake, quiet)
+    aggregate(spark, lake, progress=quiet)
+    assert told() == ["pipeline curve"]

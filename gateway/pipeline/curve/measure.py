@@ -27,8 +27,9 @@ from gateway.pipeline.curve.kernel import Ints, Misses
 from gateway.pipeline.curve.references import BLOCK_BYTES, Placement
 from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, lru_curve, threshold
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
+from gateway.pipeline.derived import CURVE_MARK
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.lake import Lake
+from gateway.pipeline.lake import Lake, Snapshot
 from gateway.pipeline.session import persisted
 from gateway.tape.eviction import POLICIES
 
@@ -64,7 +65,7 @@ class Measured:
 
     def __str__(self) -> str:
         if not self.points:
-            return "curve: no catch-up reads, so no curve"
+            return "curve: no catch-up reads that tapes have a part in, so no curve"
         found = self.placement
         blocks, tapes = ("all" if rate >= 1 else f"{rate:.2%}" for rate in (self.block_rate, self.tape_rate))
         return (
@@ -98,13 +99,14 @@ def measure_curve(
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     progress("curve: placing offsets")
-    requests = lake.snapshot(tables.REQUESTS).read(spark, columns=references.COLUMNS)
+    silver = lake.snapshot(tables.REQUESTS)
+    requests = silver.read(spark, columns=references.COLUMNS)
     # Names are long, and only a plan needs them.
     asked = references.reads_of(requests).drop("route", "stream", "fetched", "is_apart")
     with persisted(references.placed(asked)) as reads:
         found = references.placement(reads, block_bytes)
         if not found.counted:
-            lake.replace(spark.createDataFrame([], tables.CURVE.ddl), tables.CURVE)
+            _write(spark, silver, [])
             return Measured(found, (), 0, 1.0, 1.0)
         grid = np.array(sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes)), np.int64)
         progress(f"curve: exact distances of {found.blocks:,} blocks")
@@ -120,9 +122,15 @@ def measure_curve(
     rows = _rows(BLOCKS_POLICY, blocks, grid, found.counted_touched)
     for policy, curve in played.items():
         rows += _rows(policy, curve, grid, found.counted)
-    lake.replace(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
+    _write(spark, silver, rows)
     tape_rate = next((curve.rate for curve in played.values()), 1.0)
     return Measured(found, (BLOCKS_POLICY, *played), len(grid), blocks.rate, tape_rate)
+
+
+def _write(spark: SparkSession, silver: Snapshot, rows: list[tuple[object, ...]]) -> None:
+    lake = silver.lake
+    files = lake.write(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
+    lake.snapshot(tables.CURVE).commit(files, replaces_all=True, marks={CURVE_MARK: silver.version})
 
 
 def grid_of(working_bytes: int) -> list[int]:

@@ -32,12 +32,14 @@ def write_report(
     plan: Path | None = None,
     curves: Sequence[str] = (),
     min_span_s: float = SHORT_S,
+    outdated: Sequence[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the report of a lake's gold tables to `out`.
 
     `plan` is the file of a plan to show in it; `curves` names the policies whose curves are drawn, by default the
-    plan's.  The report says that the log is short if it covers less than `min_span_s` seconds.
+    plan's.  The report says that the log is short if it covers less than `min_span_s` seconds, and what
+    of it is `outdated`, in sentences.
 
     Raises PipelineFailed if the plan is invalid, a curve was not measured, or the file cannot be written; `out` is then
     unchanged.
@@ -56,6 +58,9 @@ def write_report(
         raise PipelineFailed(f"curve: {unknown[0]} is none of those in the lake: {', '.join(sorted(known)) or 'none'}")
     curves = tuple(curves) or (DEFAULT_POLICY if chosen is None else chosen.memory.policy,)
     is_short = bool(figures.span_s) and covers_too_little(figures.span_s, min_span_s)
+    for one in outdated:
+        progress(f"report: {one}")
     progress("report: charts")
-    write_whole(out, page(replace(figures, plan=chosen, curves=curves, is_short=is_short), title or TITLE))
+    shown = replace(figures, plan=chosen, curves=curves, is_short=is_short, outdated=tuple(outdated))
+    write_whole(out, page(shown, title or TITLE))
     progress(f"report: {out}")

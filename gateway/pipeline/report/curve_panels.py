@@ -84,8 +84,9 @@ def plan(figures: Figures) -> Content | None:
     says = [
         element("b", size(memory.cache_bytes)),
         f" for tapes with {memory.policy} should hold all bytes of {share(memory.expected_hit_ratio)} of catch-up",
-        f" reads, and {share(memory.expected_byte_hit_ratio)} of the bytes of all of them, give or take",
-        f" {share(memory.error)}. Asked for were {share(made.target_hit_ratio)} of the reads",
+        f" reads, and {share(memory.expected_byte_hit_ratio)} of the bytes of all of them",
+        f", give or take {share(memory.error)}" if memory.error else "",
+        f". Asked for were {share(made.target_hit_ratio)} of the reads",
         "." if reached else ", but nothing better was found.",
     ]
     rows = [{"kind": kind, **entry.model_dump()} for kind in _KINDS for entry in getattr(made, kind)[:_MOST_ENTRIES]]

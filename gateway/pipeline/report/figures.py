@@ -96,6 +96,8 @@ class Figures:
     """Problems, by the names of `findings.FINDINGS`."""
     is_short: bool = False
     """Whether the log covers too little time to judge a day by."""
+    outdated: tuple[str, ...] = ()
+    """What is of other lines than the lake has, in sentences."""
 
     def share(self, name: str) -> Share:
         """The headline figure of that name."""

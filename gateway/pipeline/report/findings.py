@@ -141,7 +141,7 @@ FINDINGS: Final = (
         "slow-consumers",
         "Slow consumers",
         "Live readers that were cut off because they did not keep up.",
-        "Every live reader kept up.",
+        "No live reader was cut off for that.",
         "SELECT route, stream, client, user_agent, sum(cut_off)::BIGINT AS cut_off, "
         "sum(sent_bytes)::BIGINT AS sent_bytes FROM slow_consumers GROUP BY ALL",
         "cut_off DESC, stream, client, user_agent, route",

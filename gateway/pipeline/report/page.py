@@ -54,7 +54,7 @@ def page(figures: Figures, title: str) -> str:
     for name, cards in PARTS.items():
         shown = [card(one, one.make(figures), texts) for one in cards]
         parts.append(element("section", element("h2", name), element("div", shown, class_="cards"), class_="part"))
-    main = [_shortness(figures) if figures.is_short else None, _headlines(figures), _problems(figures), parts]
+    main = [_remarks(figures), _headlines(figures), _problems(figures), parts]
     return Template((files / "report.html").read_text("utf-8")).substitute(
         policy=escaped(policy), style=style, title=escaped(title), reach=escaped(_reach(figures)), main=joined(main)
     )
@@ -69,14 +69,16 @@ def _reach(figures: Figures) -> str:
     )
 
 
-def _shortness(figures: Figures) -> Html:
-    return element(
-        "p",
-        element("b", f"A short log: {wording.span(figures.span_s)}."),
-        " Its figures say little about a day: caches fill in that time, rare streams do not occur, and there are no "
-        "busy and quiet hours to compare.",
-        class_="short-log",
-    )
+def _remarks(figures: Figures) -> list[Html]:
+    """What to know before the figures are read."""
+    said = [("Out of date.", f" {one}") for one in figures.outdated]
+    if figures.is_short:
+        why = (
+            " Its figures say little about a day: caches fill in that time, rare streams do not occur, and there are "
+            "no busy and quiet hours to compare."
+        )
+        said.append((f"A short log: {wording.span(figures.span_s)}.", why))
+    return [element("p", element("b", what), prose(why), class_="remark") for what, why in said]
 
 
 def _headlines(figures: Figures) -> Html:

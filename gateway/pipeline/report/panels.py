@@ -260,7 +260,7 @@ TIME_PANELS: Final = (
         "Time to the first byte",
         "Of catch-up reads, from the request to the beginning of the answer.",
         partial(waits, of="first_byte", counted="Reads"),
-        "There were no catch-up reads that were answered.",
+        "No catch-up read told when its answer began.",
     ),
     Panel(
         "delivery",

@@ -58,8 +58,14 @@ def requests(spark: SparkSession, asked: Iterable[Asked]) -> DataFrame:
 def lake_of(spark: SparkSession, url: str, asked: Iterable[Asked]) -> Lake:
     """A lake with these requests in silver."""
     lake = Lake(url)
-    lake.replace(requests(spark, asked), tables.REQUESTS)
+    add_to(lake, spark, asked, replaces_all=True)
     return lake
+
+
+def add_to(lake: Lake, spark: SparkSession, asked: Iterable[Asked], *, replaces_all: bool = False) -> None:
+    """Have these requests in silver, too."""
+    files = lake.write(requests(spark, asked), tables.REQUESTS)
+    lake.snapshot(tables.REQUESTS).commit(files, replaces_all=replaces_all)
 
 
 def _row(number: int, one: Asked) -> dict[str, Any]:

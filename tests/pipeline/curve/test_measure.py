@@ -153,7 +153,7 @@ def test_two_gateways_need_the_same_memory_each(spark: SparkSession, lake: Lake,
 def test_a_log_without_catch_up_reads_gives_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_of(spark, str(tmp_path / "lake"), [Asked(1, "/a", 0, 10, "longpoll")])
     found = measure_curve(spark, lake)
-    assert str(found) == "curve: no catch-up reads, so no curve"
+    assert str(found) == "curve: no catch-up reads that tapes have a part in, so no curve"
     assert curves(spark, lake) == {}
     assert measure_curve(spark, Lake(str(tmp_path / "none"))).points == 0
 

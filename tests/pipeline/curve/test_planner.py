@@ -21,7 +21,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.planner import PIN_SHARE, WARM_SHARE, Point, budget, decide, make_plan
 from gateway.pipeline.whole_file import write_whole
-from tests.pipeline.curve.silver import EPOCH, Asked, lake_of
+from tests.pipeline.curve.silver import EPOCH, Asked, add_to, lake_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,6 +161,30 @@ def test_a_lake_without_a_basis_for_a_plan_is_one_line(spark: SparkSession, lake
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 POINTS = [Point(1 << 20, 0.2, 0.1, 0.01), Point(4 << 20, 0.6, 0.5, 0.02), Point(16 << 20, 0.61, 0.52, 0.0)]
+
+
+def test_a_plan_is_of_the_lines_of_its_curve(spark: SparkSession, tmp_path: Path) -> None:
+    """Lines that came since would make a short log look long, and its memory enough."""
+    lake = lake_of(spark, str(tmp_path / "lake"), [Asked(at, "/a", 0, 10) for at in range(3)])
+
+    def measured() -> None:
+        measure_curve(spark, lake, policies=["s3-fifo"], sizes=[1 << 20])
+
+    def of() -> tuple[int, bool]:
+        made = plan(spark, lake, 0)
+        return made.made_from.lines, made.is_short
+
+    measured()
+    assert of() == (3, True)
+    add_to(lake, spark, [Asked(90_000, "/a", 0, 10)])
+    assert of() == (3, True)
+    measured()
+    assert of() == (4, False)
+    add_to(lake, spark, [Asked(0, "/a", 0, 10)], replaces_all=True)
+    with pytest.raises(
+        PipelineFailed, match=r"^[^\n]*: its curve is of other lines than it has now: run `pipeline curve` first$"
+    ):
+        of()
 
 
 def test_the_budget_is_the_least_that_reaches_the_target() -> None:
