@@ -77,11 +77,12 @@ class LogStream:
         """All options of the Spark source, with names in lower case."""
         parts = urlsplit(self.url)
         return {
-            "startingoffsets": "earliest",
+            **({} if says_where else {"startingoffsets": "earliest"}),
             "maxbytespertrigger": str(_BATCH_BYTES),
             **self.options,
             "url": f"{parts.scheme}://{parts.netloc}",
             "stream": unquote(parts.path),
+        says_where = any(name.startswith("starting") for name in self.options)
             "format": self.format,
         }
 
