@@ -1,8 +1,8 @@
 """Sources of access-log lines: local files, the stream that a gateway logs to, or late lines that the lake has kept.
 
-A command line names files, folders (all files in and beneath them that are not hidden) and globs, which may be mixed,
-or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet with a column `line`.  The
-log of a running gateway may be among them: new lines come with the next ingest.
+A command line names files, folders (all files in and beneath them that are neither hidden nor a Delta table's) and
+globs, which may be mixed, or the URL of one stream.  Files may be compressed (`.gz`, `.zst`, `.bz2`, `.xz`), or Parquet
+with a column `line`.  The log of a running gateway may be among them: new lines come with the next ingest.
 """
 
 from __future__ import annotations
@@ -41,14 +41,20 @@ class Files:
 
     patterns: tuple[str, ...]
 
-    def found(self) -> list[Path]:
-        """The existing files, each once and sorted.  Raises PipelineFailed for a pattern without a file."""
+    def found(self, lake: Path | None = None) -> list[Path]:
+        """The existing files, each once and sorted; of a folder, without those of a `lake` or a Delta table beneath it.
+
+        Raises PipelineFailed for a pattern without a file.
+        """
         found: dict[Path, None] = {}
         for pattern in self.patterns:
             path = Path(pattern)
             if path.is_dir():
-                every = sorted(path.rglob("*"))
-                candidates = [one for one in every if not any(part[0] in "._" for part in one.relative_to(path).parts)]
+                root = path.resolve()
+                every = sorted(root.rglob("*"))
+                left_out = {lake and lake.resolve(), *(one.parent for one in every if one.name == "_delta_log")}
+                left_out = left_out.difference([root, *root.parents]).union(one for one in every if one.name[0] in "._")
+                candidates = [one for one in every if left_out.isdisjoint([one, *one.parents])]
             elif path.exists():
                 if not path.is_file():
                     raise PipelineFailed(f"{pattern}: is neither a file nor a folder")
@@ -76,8 +82,9 @@ class LogStream:
     def reading(self) -> dict[str, str]:
         """All options of the Spark source, with names in lower case."""
         parts = urlsplit(self.url)
+        says_where = any(name.startswith("starting") for name in self.options)
         return {
-            "startingoffsets": "earliest",
+            **({} if says_where else {"startingoffsets": "earliest"}),
             "maxbytespertrigger": str(_BATCH_BYTES),
             **self.options,
             "url": f"{parts.scheme}://{parts.netloc}",

@@ -29,7 +29,7 @@ from gateway.pipeline.events import Files, LateLines, LogStream, Source
 from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
 from gateway.pipeline.log_files import SPOOL, LogFiles
 from gateway.pipeline.log_stream import each_batch
-from gateway.pipeline.manifest import read_manifest
+from gateway.pipeline.manifest import Manifest, read_manifest
 from gateway.pipeline.sessions import update_sessions
 from gateway.pipeline.silver import gained, update_silver
 from gateway.pipeline.tables import BRONZE, LATE, LATE_DAYS, LINES, REJECTS, REQUESTS
@@ -158,6 +158,8 @@ class _Ingest:
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
     _has_forgotten: bool = False
+    _held: dict[int | None, Manifest] = field(default_factory=dict)
+    """The manifest at the end of the last turn, under the mark of the progress that it goes on from."""
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -191,8 +193,9 @@ class _Ingest:
 
     def _take_files(self, source: Files, *, again: bool) -> None:
         bronze = self.lake.snapshot(BRONZE)
-        paths = source.found()
-        files = LogFiles(self.lake.store, read_manifest(bronze.progress(_FILES)))
+        paths = source.found(self.lake.store.local)
+        held = self._held.pop(bronze.mark(_FILES), None)
+        files = LogFiles(self.lake.store, held or read_manifest(bronze.progress(_FILES, may_lack=again)))
         if again and not self._has_forgotten:
             files.forget(paths)
             bronze = bronze.commit_progress([], _FILES, files.manifest.to_json())
@@ -205,6 +208,7 @@ class _Ingest:
             written = self._written(lines)
             bronze = bronze.commit_progress(written, _FILES, files.manifest.to_json(), named)
             self._taken(bronze, written)
+        self._held = {bronze.mark(_FILES): files.manifest}
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 

@@ -347,15 +347,24 @@ class Snapshot:
         """The error of a run that has lost the race for this table."""
         return Conflict(f"{self.lake.path(self.table)}: another run has written to it meanwhile: run this one again")
 
-    def progress(self, name: str) -> Any:
-        """A source's progress, as it was committed with rows; None if there is none.  Raises Conflict."""
+    def progress(self, name: str, *, may_lack: bool = False) -> Any:
+        """A source's progress, as it was committed with rows; None if there is none.
+
+        Raises Conflict.  A file that is missing raises PipelineFailed, or is None with `may_lack`.
+        """
         if not (number := self.mark(name)):
             return None
         try:
             return orjson.loads(self.lake.store.read(self._progress_path(number)))["state"]
         except FileNotFoundError:
-            # A later commit has removed it.
-            raise self.conflict() from None
+            if self.lake.snapshot(self.table).mark(name) != number:
+                raise self.conflict() from None  # a later commit has removed it
+            if may_lack:
+                return None
+            raise PipelineFailed(
+                f"{self.lake.url}/{self._progress_path(number)}: is missing, so the lake was not copied whole: copy "
+                "it too, or have `pipeline ingest --again` read all files again"
+            ) from None
 
     def commit_progress(
         self, files: Sequence[File], name: str, state: Any, source: str | None = None, *, instead_of: str | None = None

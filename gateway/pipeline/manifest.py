@@ -4,7 +4,8 @@ A file is identified by its first line, which a rotated, copied or compressed lo
 has a time in microseconds, and an id).  For each file the manifest holds the number of ingested bytes, always whole
 lines, and a digest of their end.  If the digest does not match, the file is another one, and gets an entry of its own.
 
-It also holds path, size and age of files that were read to their ends, so that they need not be opened again.
+It also holds path, size and age of files that were read to their ends, so that they need not be opened again.  Without
+a new line nothing is committed: a follow then holds this in memory, and a run of its own opens such a file again.
 """
 
 from __future__ import annotations

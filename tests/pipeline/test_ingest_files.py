@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,11 +182,66 @@ def test_a_file_without_a_line_is_unpacked_once(spark: SparkSession, lake: Lake,
     empty.write_bytes(gzip.compress(b""))
     log.write_bytes(lines(1))
     take(spark, lake, log.parent)
-    # The same file by all that a folder tells of it: to open it would fail.
-    state = empty.stat()
-    empty.write_bytes(b"x" * state.st_size)
-    os.utime(empty, ns=(state.st_atime_ns, state.st_mtime_ns))
+    spoil(empty)
     assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
+
+
+def spoil(path: Path) -> None:
+    """Make it a file that cannot be opened, and the same by all that a folder tells of it."""
+    state = path.stat()
+    path.write_bytes(b"x" * state.st_size)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_a_follow_without_a_new_line_unpacks_a_file_once(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write_bytes(lines(1))
+    take(spark, lake, log)
+    packed = log.with_name("access.log.1.gz")
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    version = lake.snapshot(BRONZE).version
+    told: list[str] = []
+
+    class Stop(threading.Event):
+        turns = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.turns += 1
+            spoil(packed)
+            return self.turns == 2
+
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", lambda *_, **__: None)
+    ingest(spark, source_of([str(packed)]), lake, follow=True, progress=told.append, stop=Stop())
+    assert [line for line in told if "again" in line] == []
+    assert lake.snapshot(BRONZE).version == version
+
+
+def test_a_lake_in_the_folder_of_the_logs_is_no_log(spark: SparkSession, log: Path) -> None:
+    lake = Lake(str(log.parent / "lake"))
+    log.write_bytes(lines(1, 2, id=None))
+    take(spark, lake, log.parent)
+    # Another lake, and what a killed run has left.
+    shutil.copytree(lake.url, log.parent / "deep" / "copy")
+    lake.store.write("spool/left.log", lines(3))
+    for folder in (log.parent, log.parent / "deep" / ".."):
+        assert str(take(spark, lake, folder)) == "ingest: nothing new"
+    (log.parent / "deep" / "more.log").write_bytes(lines(4))
+    assert take(spark, lake, log.parent).added == 1
+
+
+def test_a_lake_that_was_not_copied_whole_says_so_and_reads_files_again(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2))
+    take(spark, lake, log)
+    (lost,) = Path(lake.path(BRONZE), "_progress").iterdir()
+    lost.unlink()
+    log.write_bytes(lines(1, 2, 3))
+    with pytest.raises(PipelineFailed, match=rf"^{lost}: is missing[^\n]* --again[^\n]*$"):
+        take(spark, lake, log)
+    assert take(spark, lake, log, again=True).added == 1
+    assert str(take(spark, lake, log)) == "ingest: nothing new"
 
 
 def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:

@@ -231,6 +231,8 @@ def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said
         "maxrowspertrigger": "9",
         "headers.authorization": "Basic b",
     }
+    for where in ({"startingTimestamp": "2026-09-24T13:00:00Z"}, {"startingOffsetsByTimestamp": '{"a": 9}'}):
+        assert "startingoffsets" not in log_stream("http://host/a", where).reading
     told = log_stream("http://host/a", {"catalogue": "http://host:9437"}, environ).reading
     assert told["headers.authorization"] == "Basic a"
     assert told["catalogueheaders.authorization"] == "Bearer token"

@@ -184,6 +184,15 @@ def test_a_stream_of_bytes_becomes_a_table_of_chunks(spark: SparkSession, orders
     assert sorted(row["value"] for row in rows_of(tmp_path / "t")) == [b"12", b"34", b"5"]
 
 
+def test_a_table_may_begin_at_a_time(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    url = f"{orders}/timed"
+    ask("PUT", url, b'[{"id": 0, "time": 1790251200}, {"id": 1, "time": 1790258400}]')
+    assert taken(spark, url, tmp_path / "t", startingtimestamp="2026-09-24T13:00:00Z") == 1
+    ask("POST", url, b'{"id": 2, "time": 1790258401}')
+    assert taken(spark, url, tmp_path / "t", startingtimestamp="2026-09-24T13:00:00Z") == 1
+    assert sorted(row["id"] for row in rows_of(tmp_path / "t")) == [1, 2]
+
+
 def test_a_schema_that_lacks_columns_of_the_table_is_refused(spark: SparkSession, orders: str, tmp_path: Path) -> None:
     into = tmp_path / "t"
     assert taken(spark, orders, into) == 3
