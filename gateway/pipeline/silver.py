@@ -33,6 +33,7 @@ _LEFT_OUT: Final[dict[str, Any]] = {
     "saved_bytes": 0,
     "origin_requests": 0,
 }
+_KEY: Final = ("day", "id")
 _MARK: Final = "mark"
 _BRONZE: Final = "bronze"
 """The mark of silver: the version of bronze that it has the lines of."""
@@ -55,7 +56,7 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
         for version, group in groupby(changes.added, changes.added.__getitem__):
             paths = list(group)
             days = {day for path in paths if (day := day_of_file[path]) is not None}
-            stored = silver.read(spark, columns=("id",), days=days)
+            stored = silver.read(spark, columns=_KEY, days=days)
             files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
             rows = sum(file.rows for file in files)
             silver = silver.commit(files, marks={_BRONZE: version}, about=_about(version, version, rows))
@@ -64,7 +65,7 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
             silver.commit(marks={_BRONZE: bronze.version})
         return count
     days = {*bronze.days(), *silver.days()} if changes is None else {*changes.days}
-    files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "id string"), lake)
+    files = _write(partial(bronze.read, spark, days=days), spark.createDataFrame([], "day date, id string"), lake)
     count = sum(file.rows for file in files) - sum(file.rows for file in silver.files(days))
     first = 0 if since is None else since + 1
     silver.commit(files, replaces=days, marks={_BRONZE: bronze.version}, about=_about(first, bronze.version, count))
@@ -90,12 +91,13 @@ def gained(lake: Lake, versions: Collection[int], since: int) -> int:
 
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:
-    """Write what `came` adds to the lines whose ids are `stored`."""
-    mark = _mark(f.col("id")).alias(_MARK)
-    with persisted(_doubtful(came(columns=("id",)).select(mark), stored.select(mark))) as doubtful:
+    """Write what `came` adds to the lines whose days and ids are `stored`."""
+    # A hash, which two lines seldom share; NULL without an id.
+    mark = f.when(f.col("id").isNotNull(), f.xxhash64(*_KEY)).alias(_MARK)
+    with persisted(_doubtful(came(columns=_KEY).select(mark), stored.select(mark))) as doubtful:
         if doubtful.isEmpty():
             return lake.write(typed(came(columns=("line",))), REQUESTS)
-        marked = came(columns=("id", "line")).withColumn(_MARK, mark)
+        marked = came(columns=(*_KEY, "line")).withColumn(_MARK, mark)
         sure = marked.join(doubtful, _MARK, "left_anti")
         again = _once(marked.join(doubtful, _MARK, "left_semi"), stored)
         return lake.write(typed(sure.select("line").unionAll(again)), REQUESTS)
@@ -116,11 +118,6 @@ def typed(lines: DataFrame) -> DataFrame:
     return read.select(made)
 
 
-def _mark(id_: Column) -> Column:
-    """A hash of an id; NULL for NULL.  Two ids seldom have the same one."""
-    return f.when(id_.isNotNull(), f.xxhash64(id_))
-
-
 def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
     """Hashes that occur more than once in the batch, or are stored already."""
     counted = came.where(f.col(_MARK).isNotNull()).groupBy(_MARK).agg(f.count("*").alias("times"))
@@ -130,5 +127,5 @@ def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:
 
 def _once(doubtful: DataFrame, stored: DataFrame) -> DataFrame:
     """The new lines among possible duplicates, each once; a repeated run chooses the same ones."""
-    first = doubtful.groupBy("id").agg(f.min("line").alias("line"))
-    return first.join(stored, "id", "left_anti").select("line")
+    first = doubtful.groupBy(*_KEY).agg(f.min("line").alias("line"))
+    return first.join(stored, list(_KEY), "left_anti").select("line")

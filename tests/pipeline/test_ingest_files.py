@@ -127,6 +127,13 @@ def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
     assert [str(day) for day in lake.snapshot(SESSIONS).days()] == sorted(counted)
 
 
+def test_an_id_of_two_days_is_two_lines_in_one_batch_as_in_two(spark: SparkSession, lake: Lake, log: Path) -> None:
+    for text in (line(1), line(1, at=NOON + DAY_S) + line(7), line(1) + line(1, at=NOON + DAY_S) + line(8)):
+        log.with_name(f"log{len(text)}").write_bytes(text)
+        take(spark, lake, log.parent)
+    assert ids(lake) == [1, 1, 7, 8]
+
+
 def test_files_that_came_too_late_can_be_taken_later(spark: SparkSession, lake: Lake, log: Path) -> None:
     """The rejects begin with the same bytes as the files that they came from."""
     log.write_bytes(lines(1))
