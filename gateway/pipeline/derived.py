@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.pipeline import tables
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake, Snapshot
 
 GOLD_VERSION: Final = 4
@@ -17,37 +17,50 @@ LAST_OF_GOLD: Final = tables.ANOMALIES
 GOLD_MARK: Final = f"silver, by computation {GOLD_VERSION}"
 """The mark of the last table: the version of silver that all tables are of."""
 CURVE_MARK: Final = "silver"
+_MOST_READ: Final = 1_000
+"""Commits of silver that are looked at for a report."""
 
 
 def outdated(lake: Lake) -> tuple[str, ...]:
-    """What a report of the lake shows that is of other lines than silver has now; in sentences."""
+    """What a report of the lake shows that is not of the lines that silver has now; in sentences."""
     silver = lake.snapshot(tables.REQUESTS)
     said = []
     for table, mark, what, command in (
-        (LAST_OF_GOLD, GOLD_MARK, "The figures of traffic", "aggregate"),
-        (tables.CURVE, CURVE_MARK, "The curve", "curve"),
+        (LAST_OF_GOLD, GOLD_MARK, "The figures of traffic are", "aggregate"),
+        (tables.CURVE, CURVE_MARK, "The curve is", "curve"),
     ):
         made = lake.snapshot(table)
         of = made.mark(mark)
-        changes = None if of is None else silver.changes(of)
+        # After so many commits it is, without a look at each.
+        changes = None if of is None or silver.version - of > _MOST_READ else silver.changes(of)
         if made.delta is not None and (changes is None or changes.days):
-            are = "is" if command == "curve" else "are"
-            said.append(
-                f"{what} {are} of other lines than the lake has now: run `pipeline {command}`, then this again."
-            )
+            lacks = "without the newest lines" if changes is not None and changes.is_addition else "of other lines"
+            said.append(f"{what} {lacks}: run `pipeline {command}`, then this again.")
     return tuple(said)
 
 
 def silver_of_curve(lake: Lake) -> Snapshot:
     """Silver as the curve was made from it, or as it is now if there is no curve.
 
-    Raises PipelineFailed if the curve is of lines that silver has no longer.
+    Raises NothingToPlan if the curve is of lines that silver has no longer, or cannot show any more.
     """
     silver, curve = lake.snapshot(tables.REQUESTS), lake.snapshot(tables.CURVE)
     if curve.delta is None:
         return silver
+    refused = NothingToPlan(
+        f"{lake.url}: the lines that its curve was made from are not all there: run `pipeline curve`"
+    )
     of = curve.mark(CURVE_MARK)
     changes = None if of is None else silver.changes(of)
     if of is None or changes is None or not changes.is_addition:
-        raise PipelineFailed(f"{lake.url}: its curve is of other lines than it has now: run `pipeline curve` first")
-    return lake.snapshot(tables.REQUESTS, version=of) if changes.added and of >= 0 else silver
+        raise refused
+    if not changes.added or of < 0:
+        return silver
+    try:
+        then = lake.snapshot(tables.REQUESTS, version=of)
+    except PipelineFailed:
+        raise refused from None  # its log has expired
+    replaced = {file.path for file in then.files()} - {file.path for file in silver.files()}
+    if not all(lake.store.has(f"{tables.REQUESTS.place}/{path}") for path in replaced):
+        raise refused  # they were compacted, and vacuum has removed them
+    return then

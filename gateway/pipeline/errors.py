@@ -32,7 +32,7 @@ class PipelineFailed(RuntimeError):
 
 
 class NothingToPlan(PipelineFailed):
-    """There is no traffic to make a plan from."""
+    """There are no lines to make a plan from, or no curve of them."""
 
 
 def brief(error: BaseException) -> str:

@@ -52,7 +52,8 @@ class Files:
             if path.is_dir():
                 root = path.resolve()
                 every = sorted(root.rglob("*"))
-                left_out = {lake and lake.resolve(), *(one.parent for one in every if one.name == "_delta_log")}
+                left_out = {*([lake.resolve(), lake.resolve() / "spool"] if lake else ())}
+                left_out |= {one.parent for one in every if one.name == "_delta_log"}
                 left_out = left_out.difference([root, *root.parents]).union(one for one in every if one.name[0] in "._")
                 candidates = [one for one in every if left_out.isdisjoint([one, *one.parents])]
             elif path.exists():

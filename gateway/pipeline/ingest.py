@@ -107,7 +107,8 @@ def ingest(
     else:
         work.take_all(source, again=again)
     bring_up(spark, lake, progress)
-    work.ingested.added = gained(lake, work.ingested.versions, before)
+    # Versions that were made anew together may be another run's, too, or have lost lines meanwhile.
+    work.ingested.added = min(work.ingested.lines, max(0, gained(lake, work.ingested.versions, before)))
     optimize(lake, progress, many=MANY)
     return work.ingested
 

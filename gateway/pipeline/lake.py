@@ -363,7 +363,7 @@ class Snapshot:
                 return None
             raise PipelineFailed(
                 f"{self.lake.url}/{self._progress_path(number)}: is missing, so the lake was not copied whole: copy "
-                "it too, or have `pipeline ingest --again` read all files again"
+                "it too; of files, `pipeline ingest --again` reads all again"
             ) from None
 
     def commit_progress(

@@ -102,8 +102,8 @@ def make_plan(
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
 
-    It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments and a curve of lines
-    that silver has no longer, NothingToPlan if there is no traffic.
+    It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, NothingToPlan if
+    there is no traffic, or no curve of lines that silver has.
     """
     if policy not in POLICIES:
         raise PipelineFailed(f"policy: {policy} is none of {', '.join(POLICIES)}")

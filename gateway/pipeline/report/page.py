@@ -71,7 +71,7 @@ def _reach(figures: Figures) -> str:
 
 def _remarks(figures: Figures) -> list[Html]:
     """What to know before the figures are read."""
-    said = [("Out of date.", f" {one}") for one in figures.outdated]
+    said = [("Not all of the lake.", f" {one}") for one in figures.outdated]
     if figures.is_short:
         why = (
             " Its figures say little about a day: caches fill in that time, rare streams do not occur, and there are "

@@ -182,7 +182,8 @@ def test_a_plan_is_of_the_lines_of_its_curve(spark: SparkSession, tmp_path: Path
     assert of() == (4, False)
     add_to(lake, spark, [Asked(0, "/a", 0, 10)], replaces_all=True)
     with pytest.raises(
-        PipelineFailed, match=r"^[^\n]*: its curve is of other lines than it has now: run `pipeline curve` first$"
+        PipelineFailed,
+        match=r"^[^\n]*: the lines that its curve was made from are not all there: run `pipeline curve`$",
     ):
         of()
 

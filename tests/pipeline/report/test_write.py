@@ -62,7 +62,7 @@ def test_what_is_out_of_date_is_said_first(tmp_path: Path) -> None:
     out, steps = tmp_path / "report.html", list[str]()
     gold = made_gold.gold(made_gold.tables_of(tables.TRAFFIC))
     write_report(gold, out, outdated=["The curve is old: run `pipeline curve`."], progress=steps.append)
-    said = "<b>Out of date.</b> The curve is old: run <code>pipeline curve</code>."
+    said = "<b>Not all of the lake.</b> The curve is old: run <code>pipeline curve</code>."
     assert said in out.read_text()
     assert out.read_text().index(said) < out.read_text().index("A short log")
     assert "report: The curve is old: run `pipeline curve`." in steps
