@@ -166,11 +166,10 @@ class ReplyClassifier:
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start != METADATA:
             stream.record_caching(headers, up_to_date=up_to_date)
-        elif facts.stale_marks >= stream.ended_mark:
-            # Else it may be of the stream before.
+        elif not _may_be_of_predecessor(stream, facts):
             stream.record_head(headers)
         if is_beyond and not self._is_written(stream.key.group):
-            stream.record_beyond(flight.start)
+            stream.beyond.record(flight.start)
         self._store.weigh(stream)
         if is_beyond:
             return Beyond(offset, up_to_date, is_closed)
@@ -178,8 +177,7 @@ class ReplyClassifier:
 
     def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""
-        # An answer to a request of before the stream may have been replaced says nothing of the one now.
-        tells_lifetime = flight.start == METADATA and facts.stale_marks >= stream.ended_mark
+        tells_lifetime = flight.start == METADATA and not _may_be_of_predecessor(stream, facts)
         match head:
             case OriginError(status=404 | 410):
                 self._missing(stream, flight, source, head.status, facts)
@@ -224,6 +222,12 @@ def is_outdated(stream: Stream, flight: Flight) -> bool:
     """Whether a write was acknowledged, or may have been done, after the flight was sent, so that what the flight did
     not find may exist now."""
     return stream.write_version != flight.write_version
+
+
+def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
+    """Whether the stream may have been replaced since the request was sent; its answer then says nothing of the
+    lifetime."""
+    return facts.stale_marks < stream.ended_mark
 
 
 async def _is_empty(reply: Reply) -> bool:

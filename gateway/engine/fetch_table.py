@@ -275,7 +275,7 @@ class FetchTable:
             if error is None:
                 return
             if flight.head is not None or is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-                # The failure of a request that was sent, if the retry was not.
+                # A retry that the circuit breaker refused does not say why the request failed.
                 flight.fail(sent if sent is not None and isinstance(error, CircuitOpen) else error)
                 return
             sent = error

@@ -126,7 +126,7 @@ class Sse:
             return None
         if topic.stream.has_expired(self.clock.now(), self.clock.wall()) or reads.live.join(topic.stream) is None:
             return None
-        topic.stream.count_reads(1, 0, opening.step.size)
+        topic.stream.count_reads(1, 0)
         return Subscriber(topic, opening.step.end, opening.step.cursor, wire, self, self._lifetime_s(read))
 
     def _lifetime_s(self, read: Read) -> float:

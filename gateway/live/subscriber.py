@@ -134,6 +134,7 @@ class Subscriber:
         """Join the topic at the end of `step`, which the caller writes, and after which there is nothing to write."""
         self.topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
+        self.topic.stream.count_sent(step.size)
 
     def pump(self) -> None:
         """Write from the client's offset on, as far as the tape and the connection allow."""

@@ -138,8 +138,8 @@ class Metrics(Collector):
     def configure(self, routes: Iterable[str], cache_limit_bytes: int, limits: Mapping[str, int]) -> None:
         """Apply a configuration.  Removed routes stay exposed until all of their state is gone."""
         ordered = [*routes, NO_ROUTE]
-        # Each is exposed from the start.
-        self.routes.update({route: self.routes[route] for route in ordered})
+        for route in ordered:
+            self.routes.setdefault(route, RouteFigures())
         wanted = set(ordered)
         self._removed = (self._removed | self._configured) - wanted
         self._configured = wanted

@@ -11,10 +11,10 @@ from gateway.pipeline import tables
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake, Snapshot
 
-GOLD_VERSION: Final = 4
+_GOLD_VERSION: Final = 4
 """Version of the computation of gold; raising it makes all days out of date."""
 LAST_OF_GOLD: Final = tables.ANOMALIES
-GOLD_MARK: Final = f"silver, by computation {GOLD_VERSION}"
+GOLD_MARK: Final = f"silver, by computation {_GOLD_VERSION}"
 """The mark of the last table: the version of silver that all tables are of."""
 CURVE_MARK: Final = "silver"
 _MOST_READ: Final = 1_000
@@ -31,7 +31,7 @@ def outdated(lake: Lake) -> tuple[str, ...]:
     ):
         made = lake.snapshot(table)
         of = made.mark(mark)
-        # After so many commits it is, without a look at each.
+        # So many commits have changed something; to read each of them would take long.
         changes = None if of is None or silver.version - of > _MOST_READ else silver.changes(of)
         if made.delta is not None and (changes is None or changes.days):
             lacks = "without the newest lines" if changes is not None and changes.is_addition else "of other lines"

@@ -107,7 +107,7 @@ def ingest(
     else:
         work.take_all(source, again=again)
     bring_up(spark, lake, progress)
-    # Versions that were made anew together may be another run's, too, or have lost lines meanwhile.
+    # A commit that made days anew counts the lines of other runs with them, and lines that were undone since.
     work.ingested.added = min(work.ingested.lines, max(0, gained(lake, work.ingested.versions, before)))
     optimize(lake, progress, many=MANY)
     return work.ingested

@@ -286,8 +286,7 @@ class Clients:
         if client in self._open:
             del self._open[client]
             self.usage.open_connections -= 1
-        if client.use is not None:
-            self._uncount(client)
+        self._uncount(client)
         if not self._open:
             self._emptied.fire()
 

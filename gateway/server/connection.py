@@ -98,6 +98,7 @@ class Connection(ReadingConnection, Handling):
             return
         # Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer.
         transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
+        # The first deadline, so there is none to clear.
         self._tick = clients.wheel.add(self, clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:

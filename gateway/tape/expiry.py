@@ -51,8 +51,7 @@ class Expiry:
         self.asked_at, self.pause_s = -math.inf, 0.0
 
     def not_told(self) -> None:
-        """The origin will not tell it.  One that is known stays; one that was known before a loss counts on, as the one
-        that the stream may have."""
+        """The origin will not tell it.  A known lifetime stays; after a loss, the one before remains a possibility."""
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
             self.know(UNLIMITED)
@@ -79,7 +78,7 @@ class Expiry:
         return True
 
     def not_asked(self) -> None:
-        """The request that `asks` has counted was not sent, and delayed nobody."""
+        """The request that `asks` has counted was not sent: take back the doubling of the pause."""
         self.pause_s /= 2
 
     def is_wanted(self, now: float) -> bool:

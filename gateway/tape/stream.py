@@ -18,6 +18,7 @@ from gateway.protocol.freshness import lifetime_from_headers, parse_cache_contro
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.beyond import OffsetsBeyond
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.records import RecordTape
@@ -28,9 +29,6 @@ TAIL_READ_BURST = 3
 """Reads in a row that may ask for the tail before the rate limit applies."""
 
 MAX_OTHER_QUERIES = 16
-
-MAX_BEYOND = 16
-"""The most offsets beyond the tail that are remembered for one stream."""
 
 SEVERAL: Final = -1
 """Several have found a stream.  No hash is -1."""
@@ -103,9 +101,7 @@ class Stream:
     """The level of a leaky bucket filled by each read that asks for the tail."""
     tail_read_at: float = 0.0
     """When the bucket was last filled (monotonic seconds)."""
-    beyond: dict[str, None] = field(default_factory=dict)
-    """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
-    `MAX_BEYOND`."""
+    beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, besides what `headers` and the tape provide."""
     stale_marks: int = 0
@@ -149,12 +145,10 @@ class Stream:
         """Keep this record as the record of its key; the caller must call `TapeStore.release`."""
         self.holds += 1
 
-    def count_reads(self, reads: int, hits: int, sent_bytes: int = 0) -> None:
-        """Count reads answered from this record, how many of them without the origin, and the body bytes that they
-        are handed at once."""
+    def count_reads(self, reads: int, hits: int) -> None:
+        """Count reads answered from this record, and how many of them without the origin."""
         self.reads += reads
         self.hits += hits
-        self.sent_bytes += sent_bytes
 
     def count_sent(self, size: int) -> None:
         """Count body bytes handed to clients' connections."""
@@ -365,8 +359,7 @@ class Stream:
             return
         if current is None or current.at != sighting.at:
             self.tail_version += 1
-            for offset in [offset for offset in self.beyond if not is_before(sighting.at, offset)]:
-                del self.beyond[offset]
+            self.beyond.passed(sighting.at)
         self.sighting = sighting
 
     def lost_tail(self) -> None:
@@ -395,14 +388,8 @@ class Stream:
         self.tail_read_level = TAIL_READ_BURST
         return True
 
-    def record_beyond(self, offset: str) -> None:
-        """Record that the origin treats `offset` as beyond its tail."""
-        self.beyond[offset] = None
-        if len(self.beyond) > MAX_BEYOND:
-            del self.beyond[next(iter(self.beyond))]
-
     def forget_beyond(self) -> None:
-        """Whatever was beyond the tail may be an offset of the stream from now on; remembered answers say otherwise."""
+        """Any offset may be one of the stream's from now on, so answers that name the tail are valid no longer."""
         if self.beyond:
             self.beyond.clear()
             self.tail_version += 1

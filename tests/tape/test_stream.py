@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.beyond import MAX_BEYOND
 from gateway.tape.sighting import Sighting
-from gateway.tape.stream import MAX_BEYOND, End, Stream
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples
 
@@ -231,13 +232,13 @@ def test_only_a_sustained_rate_of_tail_reads_counts_as_often() -> None:
 def test_offsets_beyond_the_tail_are_remembered_until_the_tail_passes_them() -> None:
     stream = at_tail("5")
     for offset in ("7", "9"):
-        stream.record_beyond(offset)
+        stream.beyond.record(offset)
     assert [stream.lies_beyond(offset) for offset in ("5", "6", "7", "9")] == [False, False, True, True]
     stream.tape.reached("8")
     stream.saw_tail(Sighting("8", 101.0, 120.0))
     assert [stream.lies_beyond(offset) for offset in ("7", "9")] == [False, True]
     for number in range(100):
-        stream.record_beyond(f"9{number:03d}")
+        stream.beyond.record(f"9{number:03d}")
     assert len(stream.beyond) == MAX_BEYOND
 
 
