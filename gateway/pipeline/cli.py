@@ -119,7 +119,7 @@ Rate = Annotated[
         min=1e-4,
         max=1,
         show_default="chosen to bound the work",
-        help="Share of blocks and tapes to sample.",
+        help="Share of tapes to sample.",
     ),
 ]
 Target = Annotated[

@@ -284,15 +284,13 @@ ANOMALIES: Final = _table("""
 """)
 CURVE: Final = _table("""
     curve/points policy cache_bytes
-    policy           string  s3-fifo, sieve or lru: the gateway's own, which give up whole tapes, in miniature; \
-                             lru-blocks: the exact curve of a least-recently-used cache of blocks, to hold them \
-                             against.
+    policy           string  The policy of `limits.eviction`: s3-fifo, sieve or lru.
     cache_bytes      bigint  `limits.cache_bytes` that the point is for.
-    miss_ratio       double  Catch-up reads of which bytes were missing, of all; of blocks for lru-blocks.
+    miss_ratio       double  Catch-up reads of which bytes were missing, of all.
     byte_miss_ratio  double  Bytes that were missing, of all that catch-up reads asked for.
     error            double  Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact.
-    references       bigint  Catch-up reads (of blocks for lru-blocks) in the log, before sampling.
-    sampled_keys     bigint  Tapes (blocks for lru-blocks) that were kept.
+    references       bigint  Catch-up reads in the log, before sampling.
+    sampled_keys     bigint  Tapes that were replayed.
     rate             double  Sampling rate R; 1 is exact.
 """)
 

@@ -95,4 +95,4 @@ def test_tasks_run_on_workers_that_have_the_zip_and_the_requirements(tmp_path: P
     # spark-submit gives out as one what its program says on either.
     assert "starting Spark on the cluster of spark-submit" in done.stdout
     assert "\ningest: 400 lines" in done.stdout
-    assert "\ncurve: 16 sizes of lru-blocks, s3-fifo, sieve, lru from 400 catch-up reads of 9 tapes" in done.stdout
+    assert "\ncurve: 16 sizes of s3-fifo, sieve, lru from 400 catch-up reads of 9 tapes" in done.stdout

@@ -1,4 +1,4 @@
-"""Turn silver into references: the bytes, and so the blocks, of a tape that each read requested.
+"""Turn silver into references: the bytes of a tape that each read requested.
 
 A tape holds one incarnation of one stream for one route and the readers that share it, in one gateway.  A DELETE, or a
 second PUT that creates the stream, begins another (an expiry in between is not visible).  `scale` gives each offset a
@@ -35,9 +35,6 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 
-BLOCK_BYTES: Final = 64 * 1024
-"""Size of a block in bytes.  Smaller blocks follow the reads more closely but are more to count."""
-
 FROM_TAPE: Final = (
     Outcome.HIT,
     Outcome.REVALIDATED,
@@ -50,7 +47,7 @@ FROM_TAPE: Final = (
 """Outcomes of reads in which the tape took part."""
 
 COLUMNS: Final = (
-    *("id", "time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
+    *("time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
     *("sent_bytes", "saved_bytes", "fetched_bytes", "coding"),
 )
 """The columns of silver that reads are made of."""
@@ -81,20 +78,14 @@ class Placement:
     """Cost of all tapes together."""
     nodes: int
     """Number of gateways that wrote the log."""
-    blocks: int
-    touched: int
-    """References to blocks."""
-    counted_touched: int
-    """References by catch-up reads."""
 
 
 def reads_of(requests: DataFrame) -> DataFrame:
     """The reads of silver's `requests` that name a tape and two offsets.
 
-    Columns: `at` (microseconds), `read` (breaks ties), `node`, `route`, `stream`; `tape`, `scale` (the same for every
-    gateway) and `step` (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`,
-    `is_tail` (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some
-    readers of the route).
+    Columns: `at` (microseconds), `node`, `route`, `stream`; `tape`, `scale` (the same for every gateway) and `step`
+    (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`, `is_tail` (the read's
+    bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some readers of the route).
     """
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
@@ -118,7 +109,6 @@ def reads_of(requests: DataFrame) -> DataFrame:
     )
     return reads.withColumn("scale", scale).select(
         f.unix_micros("time").alias("at"),
-        f.xxhash64(f.coalesce(f.col("id"), f.lit("")), "scale", start, "next_offset", "sent_bytes").alias("read"),
         *("node", "route", "stream"),
         f.xxhash64("scale", "node").alias("tape"),
         "scale",
@@ -182,10 +172,9 @@ def cost(extent: Column, tokens: Column) -> Column:
     return extent + EMPTY_COST + TOKEN_COST * tokens
 
 
-def placement(reads: DataFrame, block_bytes: int) -> Placement:
+def placement(reads: DataFrame) -> Placement:
     """Count how well these placed reads could be placed, and their size."""
     size = f.col("high") - f.col("low")
-    touched = f.expr(f"if(high > low, (high - 1) div {block_bytes} - low div {block_bytes} + 1, 0)")
     tape = reads.groupBy("tape").agg(
         *(f.first(name).alias(name) for name in ("extent", "tokens", "node")),
         f.count("*").alias("reads"),
@@ -193,40 +182,14 @@ def placement(reads: DataFrame, block_bytes: int) -> Placement:
         f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),
         f.count_if("is_loose").alias("loose"),
         f.count_if((size == 0) & (f.col("sent") > 0) & f.col("length").isNull()).alias("empty"),
-        f.sum(touched).alias("touched"),
-        f.sum(f.when(f.col("is_counted"), touched)).alias("counted_touched"),
     )
     row = tape.agg(
         *(f.sum(name).alias(name) for name in ("reads", "counted", "counted_bytes", "loose", "empty")),
         f.count("*").alias("tapes"),
         f.sum(cost(f.col("extent"), f.col("tokens"))).alias("working_bytes"),
         f.count_distinct("node").alias("nodes"),
-        f.sum(f.ceil(f.col("extent") / block_bytes)).alias("blocks"),
-        *(f.sum(name).alias(name) for name in ("touched", "counted_touched")),
     ).collect()[0]
     return Placement(**{name: int(value or 0) for name, value in row.asDict().items()})
-
-
-def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
-    """One row for each block that a placed read touches.
-
-    Columns: `at`, `read`, `block`, `key` (hash of tape and block), `low` and `high` (bytes within the block), `size`
-    (cost of the block: its bytes as far as the log knows them, and its share of the tape's overhead), `is_counted`.
-    """
-    reads = reads.where("high > low").withColumn(
-        "block", f.explode(f.expr(f"sequence(low div {block_bytes}, (high - 1) div {block_bytes})"))
-    )
-    begin = f.col("block") * block_bytes
-    beside = cost(f.lit(0), f.col("tokens"))
-    blocks = f.ceil(f.col("extent") / block_bytes)
-    return reads.select(
-        *("at", "read", "block"),
-        f.xxhash64("tape", "block").alias("key"),
-        f.greatest(f.col("low") - begin, f.lit(0)).alias("low"),
-        f.least(f.col("high") - begin, f.lit(block_bytes)).alias("high"),
-        (f.least(f.col("extent") - begin, f.lit(block_bytes)) + f.ceil(beside / blocks)).alias("size"),
-        "is_counted",
-    )
 
 
 def uses_of(reads: DataFrame, use_us: int) -> DataFrame:

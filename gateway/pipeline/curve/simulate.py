@@ -5,9 +5,6 @@ the reads are replayed through the policies themselves (`gateway.tape.eviction`)
 `gateway.tape.store`: a tape is charged when it is opened, its bytes and offsets when they are stored, other tapes are
 evicted before its own blocks, and requests within `USE_S` are one use.
 
-If the log is too long, a sample of its *tapes* is replayed with a proportionally smaller cache (Waldspurger et al.,
-USENIX ATC 2017); a size at which that cache would hold no tape says little, and its error shows that.
-
 Not modelled: live readers that keep the record of an evicted tape, coded bodies for which the gateway may lend part of
 the budget, and bytes that an origin sends beyond the missing ones.
 """

@@ -17,8 +17,6 @@ from gateway.pipeline.wording import many, share, size, span, times
 
 _LOOKS: Final = (("tape", ""), ("follow", "long"), ("origin", "short"), ("collapse", "mixed"))
 """Colour and dash of each curve."""
-_BLOCKS: Final = "-blocks"
-"""Suffix of the name of a curve over blocks, which has no reads."""
 _KINDS: Final = {
     "pin": "Keep",
     "warm": "Fetch in advance",
@@ -36,7 +34,7 @@ _NO_CURVE: Final = (
 
 def curve(figures: Figures, *, is_bytes: bool) -> Content | None:
     """A curve for each policy, and the point and the target of the plan; the error is known of bytes only."""
-    every = [row for row in figures.curve if is_bytes or not row["policy"].endswith(_BLOCKS)]
+    every = figures.curve
     if not every:
         return None
     ratio = "byte_miss_ratio" if is_bytes else "miss_ratio"

@@ -117,7 +117,7 @@ def sums(key: str, source: str) -> str:
 
 
 def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[[str], None]) -> Figures:
-    curve = _rows(counts, "SELECT * FROM points ORDER BY contains(policy, '-blocks'), policy, cache_bytes")
+    curve = _rows(counts, "SELECT * FROM points ORDER BY policy, cache_bytes")
     (whole,) = _rows(
         counts,
         "SELECT epoch(min(minute))::BIGINT AS first, epoch(max(minute))::BIGINT AS last, "

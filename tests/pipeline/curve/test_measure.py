@@ -10,15 +10,13 @@ import pytest
 
 from gateway.pipeline import tables
 from gateway.pipeline.curve import measure
-from gateway.pipeline.curve.kernel import Ints
-from gateway.pipeline.curve.measure import BLOCKS_POLICY, grid_of, measure_curve
-from gateway.pipeline.curve.shards import SPACE, lru_curve
+from gateway.pipeline.curve.measure import grid_of, measure_curve
+from gateway.pipeline.curve.sampling import SPACE
 from gateway.pipeline.curve.simulate import Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.tape.costs import EMPTY_COST, TOKEN_COST
 from gateway.tape.eviction import POLICIES
-from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.silver import Asked, lake_of
 from tests.pipeline.curve.traces import skewed, trace_of
 
@@ -51,12 +49,12 @@ def curves(spark: SparkSession, lake: Lake) -> dict[str, list[tuple[int, float, 
 def test_the_whole_log_gives_the_policies_own_ratios(spark: SparkSession, lake: Lake) -> None:
     told: list[str] = []
     found = measure_curve(spark, lake, progress=told.append)
-    assert found.block_rate == found.tape_rate == 1
+    assert found.rate == 1
     assert found.placement.counted == COUNT
     assert "1,500 catch-up reads" in str(found)
-    assert len(told) == 3
+    assert len(told) == 2
     rows = curves(spark, lake)
-    assert set(rows) == {BLOCKS_POLICY, *POLICIES}
+    assert set(rows) == set(POLICIES)
     extents = dict(asked())
     reads = [
         Read(2_000_000 * number, name, 0, size, 1 + 2 * TOKEN_COST / size, 1, 1)
@@ -72,14 +70,14 @@ def test_the_whole_log_gives_the_policies_own_ratios(spark: SparkSession, lake: 
     # Everything fits: only first reads miss.
     for policy in rows:
         assert rows[policy][-1][2] == pytest.approx(sum(extents.values()) / sum(size for _, size in asked()), abs=0.002)
-    assert rows[BLOCKS_POLICY][-1][0] == sum(extents.values()) + len(extents) * (EMPTY_COST + 2 * TOKEN_COST)
+    assert rows["lru"][-1][0] == sum(extents.values()) + len(extents) * (EMPTY_COST + 2 * TOKEN_COST)
 
 
 def test_the_same_lake_gives_the_same_table_from_a_sample(spark: SparkSession, lake: Lake) -> None:
     sizes = [200_000, 1_000_000]
     found = measure_curve(spark, lake, sizes=sizes, rate=0.5, policies=["s3-fifo"])
     assert found.points == 2
-    assert found.tape_rate == 0.5
+    assert found.rate == 0.5
     first = curves(spark, lake)
     measure_curve(spark, lake, sizes=sizes, rate=0.5, policies=["s3-fifo"])
     assert curves(spark, lake) == first
@@ -88,40 +86,10 @@ def test_the_same_lake_gives_the_same_table_from_a_sample(spark: SparkSession, l
         assert all(0 <= miss <= 1 and error is not None and error > 0 for _, miss, _, error in rows)
 
 
-def test_spark_and_the_kernel_give_the_same_curve(spark: SparkSession) -> None:
-    import pyarrow as pa
-
-    trace = trace_of(skewed(np.random.default_rng(6), 3_000, 9_000))
-    sizes: Ints = np.array([300_000, 3_000_000, 20_000_000], np.int64)
-    columns = {
-        "at": np.arange(len(trace)) // 3,
-        "read": np.arange(len(trace)),
-        "block": np.zeros(len(trace), np.int64),
-        "key": trace.keys,
-        "low": trace.lows,
-        "high": trace.highs,
-        "size": trace.sizes,
-        "is_counted": trace.is_counted,
-    }
-    shuffled = np.random.default_rng(7).permutation(len(trace))
-    blocks = spark.createDataFrame(pa.table({name: column[shuffled] for name, column in columns.items()}))
-    for rate in (1.0, 0.25):
-        mine = lru_curve(blocks, sizes, references=len(trace), asked_bytes=trace.bytes, rate=rate)
-        expected = sampled(trace, sizes, rate)
-        assert mine.miss_ratio.tolist() == expected.miss_ratio.tolist()
-        assert mine.byte_miss_ratio.tolist() == expected.byte_miss_ratio.tolist()
-        assert mine.sampled_keys == expected.sampled_keys
-        assert (mine.error is None) == (rate == 1.0)
-        if mine.error is not None and expected.error is not None:
-            assert mine.error.tolist() == expected.error.tolist()
-
-
 def test_the_replayed_sample_is_bounded(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_READS", 600)
-    monkeypatch.setattr(measure, "_BLOCKS", 100)
     found = measure_curve(spark, lake, sizes=[1_000_000], policies=["lru"])
-    assert 1 / SPACE < found.tape_rate < 0.5
-    assert 0.1 < found.block_rate < 0.5
+    assert 1 / SPACE < found.rate < 0.5
 
 
 def test_a_few_tapes_with_very_many_reads_are_all_replayed(
@@ -129,7 +97,7 @@ def test_a_few_tapes_with_very_many_reads_are_all_replayed(
 ) -> None:
     monkeypatch.setattr(measure, "_READS", 10)
     lake = lake_of(spark, str(tmp_path / "lake"), [Asked(2 * at, f"/{at % 3}", 0, 50_000) for at in range(90)])
-    assert measure_curve(spark, lake, policies=["lru"], sizes=[60_000, 1 << 20]).tape_rate == 1
+    assert measure_curve(spark, lake, policies=["lru"], sizes=[60_000, 1 << 20]).rate == 1
     (small, large) = curves(spark, lake)["lru"]
     assert (small[1], large[1]) == (1, 3 / 90)
     with pytest.raises(PipelineFailed, match=r"^rate: none of 3 tapes is in a sample of 0\.01%"):
@@ -165,7 +133,6 @@ def test_invalid_arguments_are_refused_in_one_line(spark: SparkSession, tmp_path
         {"rate": 1.1},
         {"sizes": []},
         {"sizes": [0]},
-        {"block_bytes": 0},
         {"policies": ["lfu"]},
     ]
     for arguments in bad:

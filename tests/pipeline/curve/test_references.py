@@ -55,14 +55,12 @@ def test_reads_are_placed_by_the_bytes_sent(spark: SparkSession) -> None:
         (0, 70, True),
     ]
     assert [row.is_loose for row in reads.orderBy("at").collect()] == [False] * 6 + [True, True, False]
-    found = references.placement(reads, 64)
+    found = references.placement(reads)
     reads.unpersist()
     assert (found.reads, found.counted, found.counted_bytes) == (9, 5, 100 + 30 + 160 + 300 + 70)
     assert (found.tapes, found.nodes, found.loose, found.empty) == (4, 1, 2, 1)
     tokens = 4 + 3 + 2 + 2
     assert found.working_bytes == 160 + 300 + 70 + 4 * EMPTY_COST + tokens * TOKEN_COST
-    assert found.blocks == 3 + 5 + 0 + 2
-    assert found.counted_touched == 2 + 1 + 3 + 5 + 2
 
 
 def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSession) -> None:
@@ -73,7 +71,7 @@ def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSessio
     ]
     reads = references.placed(references.reads_of(requests(spark, log)))
     assert runs(reads) == [(0, 900, True), (900, 1_000, False), (0, 1_000, True)]
-    found = references.placement(reads, 64)
+    found = references.placement(reads)
     assert (found.loose, found.empty, found.counted_bytes) == (0, 0, 1_900)
 
 
@@ -99,24 +97,8 @@ def test_each_gateway_has_its_own_tape_and_offsets_are_the_same_for_all(spark: S
     ]
     reads = references.placed(references.reads_of(requests(spark, log)))
     assert runs(reads) == [(0, 100, True), (100, 150, True), (0, 150, True)]
-    found = references.placement(reads, 64)
+    found = references.placement(reads)
     assert (found.tapes, found.nodes) == (2, 2)
-
-
-def test_a_read_references_every_block_that_it_overlaps(spark: SparkSession) -> None:
-    log = [Asked(1, "/a", 0, 150), Asked(2, "/a", 64, 150), Asked(3, "/a", 150, 150)]
-    reads = references.placed(references.reads_of(requests(spark, log)))
-    rows = references.blocks_of(reads, 64).orderBy("at", "block").collect()
-    assert [(row.block, row.low, row.high) for row in rows] == [
-        (0, 0, 64),
-        (1, 0, 64),
-        (2, 0, 22),
-        (1, 0, 64),
-        (2, 0, 22),
-    ]
-    share = -(-(EMPTY_COST + 3 * TOKEN_COST) // 3)
-    assert [row["size"] for row in rows] == [64 + share, 64 + share, 22 + share, 64 + share, 22 + share]
-    assert len({row.key for row in rows}) == 3
 
 
 def test_readers_woken_together_are_one_use(spark: SparkSession) -> None:

@@ -7,28 +7,49 @@ the patterns of object stores and block devices: bursts, loops and drifting popu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from gateway.pipeline.curve.kernel import Ints, Trace
+from gateway.pipeline.curve.simulate import USE_US, Read
+
+Ints = npt.NDArray[np.int64]
 
 LARGEST: Final = 64_000
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Reads of whole tapes in order of time: the hash and the bytes of each read's tape."""
+
+    keys: Ints
+    sizes: Ints
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are read."""
+        return int(self.sizes.sum())
+
+    def reads(self) -> list[Read]:
+        """The reads, each of them a use of its own."""
+        return [
+            Read(2 * number * USE_US, key, 0, size, 1.0, 1, 1)
+            for number, (key, size) in enumerate(zip(self.keys.tolist(), self.sizes.tolist(), strict=True))
+        ]
+
+
 def trace_of(objects: Ints, seed: int = 7) -> Trace:
-    """References to whole blocks of different sizes; a key is a hash, as in the pipeline."""
+    """Reads of whole tapes of different sizes; a key is a hash, as in the pipeline."""
     names, numbers = np.unique(objects, return_inverse=True)
     rng = np.random.default_rng(seed)
     keys = rng.integers(-(2**63), 2**63 - 1, len(names), np.int64)[numbers]
     sizes = np.minimum(LARGEST, rng.lognormal(8.5, 1.2, len(names)).astype(np.int64) + 64)[numbers]
-    return Trace(keys, sizes, np.zeros(len(keys), np.int64), sizes, np.ones(len(keys), np.bool_))
-
-
-def only(trace: Trace, is_kept: np.ndarray) -> Trace:
-    """The references of a sample."""
-    columns = (trace.keys, trace.sizes, trace.lows, trace.highs, trace.is_counted)
-    return Trace(*(column[is_kept] for column in columns))
+    return Trace(keys, sizes)
 
 
 def _zipf(rng: np.random.Generator, objects: int, exponent: float, count: int) -> Ints:

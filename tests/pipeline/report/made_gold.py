@@ -190,12 +190,7 @@ def anomalies() -> list[Row]:
 
 def curve() -> list[Row]:
     rows: list[Row] = []
-    for policy, bend, error in (
-        ("lru", 1.0, 0.012),
-        ("s3-fifo", 0.86, 0.02),
-        ("sieve", 0.9, None),
-        ("lru-blocks", 0.7, 0.004),
-    ):
+    for policy, bend, error in (("lru", 1.0, 0.012), ("s3-fifo", 0.86, 0.02), ("sieve", 0.9, None)):
         for nth in range(24):
             cache_bytes = int(2**20 * 2 ** (nth / 2))
             left = 0.06 + 0.9 * bend * math.exp(-nth / 7)

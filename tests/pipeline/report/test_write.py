@@ -85,7 +85,7 @@ def test_one_curve_is_drawn_unless_more_are_asked_for(tmp_path: Path, curves: tu
 def test_a_curve_that_was_not_measured_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     for gold, known in (
-        (made_gold.gold(made_gold.tables_of(tables.CURVE)), "lru, lru-blocks, s3-fifo, sieve"),
+        (made_gold.gold(made_gold.tables_of(tables.CURVE)), "lru, s3-fifo, sieve"),
         (made_gold.gold({}), "none"),
     ):
         with pytest.raises(PipelineFailed, match=f"^curve: lfu is none of those in the lake: {known}$"):
