@@ -167,7 +167,7 @@ def ingest(
         raise typer.BadParameter("expected one of them", param_hint="SOURCE or --late")
     if late and (option or follow or again):
         raise typer.BadParameter("not with --option, --follow and --again", param_hint="--late")
-    lines = LateLines() if late else _source(source or [], option)
+    lines = LateLines() if late else _source(source or [], option, lake)
     if again and (follow or not isinstance(lines, Files)):
         raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
     with working(lake, master, conf) as steps:
@@ -349,7 +349,7 @@ def run(
     conf: Conf = None,
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
-    lines, min_span_s = _source(source, option), _seconds(min_span, "--min-span")
+    lines, min_span_s = _source(source, option, lake), _seconds(min_span, "--min-span")
     with working(lake, master, conf) as steps:
         steps.ingest(lines)
         steps.aggregate()
@@ -388,14 +388,16 @@ def _seconds(text: str, flag: str) -> float:
     raise typer.BadParameter("expected a number and a unit: s, m, h or d, such as 24h", param_hint=flag)
 
 
-def _source(texts: list[str], options: list[str] | None) -> Source:
+def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
-    if isinstance(source, Files):
-        source.found()
-    else:
-        # Without Spark, `working` raises the error that matters.
-        with suppress(ImportError):
+    # Without what it imports, `working` raises the error that matters.
+    with suppress(ImportError):
+        if isinstance(source, Files):
+            from gateway.pipeline.lake import Lake
+
+            source.found(Lake(lake).store.local)
+        else:
             source.check()
     return source
 

@@ -17,8 +17,8 @@ LAST_OF_GOLD: Final = tables.ANOMALIES
 GOLD_MARK: Final = f"silver, by computation {_GOLD_VERSION}"
 """The mark of the last table: the version of silver that all tables are of."""
 CURVE_MARK: Final = "silver"
-_MOST_READ: Final = 1_000
-"""Commits of silver that are looked at for a report."""
+_MOST_READ: Final = 100
+"""Commits of silver that are looked at for a report; each is a request where the lake is in an object store."""
 
 
 def outdated(lake: Lake) -> tuple[str, ...]:

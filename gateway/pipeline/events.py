@@ -44,18 +44,13 @@ class Files:
     def found(self, lake: Path | None = None) -> list[Path]:
         """The existing files, each once and sorted; of a folder, without those of a `lake` or a Delta table beneath it.
 
-        Raises PipelineFailed for a pattern without a file.
+        Raises PipelineFailed for a pattern without a file, and for a folder that has only Delta tables of others.
         """
         found: dict[Path, None] = {}
         for pattern in self.patterns:
             path = Path(pattern)
             if path.is_dir():
-                root = path.resolve()
-                every = sorted(root.rglob("*"))
-                left_out = {*([lake.resolve(), lake.resolve() / "spool"] if lake else ())}
-                left_out |= {one.parent for one in every if one.name == "_delta_log"}
-                left_out = left_out.difference([root, *root.parents]).union(one for one in every if one.name[0] in "._")
-                candidates = [one for one in every if left_out.isdisjoint([one, *one.parents])]
+                candidates = _logs_in(path, lake, pattern)
             elif path.exists():
                 if not path.is_file():
                     raise PipelineFailed(f"{pattern}: is neither a file nor a folder")
@@ -144,6 +139,22 @@ def source_of(
     if len(texts) > 1:
         raise PipelineFailed("one stream at a time, and no files with it: each source has an ingest of its own")
     return LogStream(urls[0], _with_credentials(options or {}, environ or {}))
+
+
+def _logs_in(folder: Path, lake: Path | None, named: str) -> list[Path]:
+    """What a folder has, neither hidden nor of the lake or a Delta table beneath it."""
+    root = folder.resolve()
+    every = sorted(root.rglob("*"))
+    own = {lake.resolve(), lake.resolve() / "spool"} if lake else set()
+    tables = {one.parent for one in every if one.name == "_delta_log"}
+    hidden = {one for one in every if one.name[0] in "._"}
+    left_out = (own | tables).difference([root, *root.parents]) | hidden
+    found = [one for one in every if left_out.isdisjoint([one, *one.parents])]
+    others = [one for one in tables if own.isdisjoint([one, *one.parents])]
+    if others and not any(one.is_file() for one in found):
+        wanted = "name the folder of one, such as bronze/kind=lines of a lake"
+        raise PipelineFailed(f"{named}: has only Delta tables: {wanted}")
+    return found
 
 
 def with_hint(said: str) -> str:

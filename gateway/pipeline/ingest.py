@@ -56,8 +56,7 @@ class Ingested:
     What other runs take in meanwhile is not among them.
     """
 
-    versions: set[int] = field(default_factory=set)
-    """Versions of bronze that the run has committed, one for each batch."""
+    batches: int = 0
     lines: int = 0
     added: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
@@ -69,7 +68,7 @@ class Ingested:
         return self.lines - self.added
 
     def __str__(self) -> str:
-        if not self.versions:
+        if not self.batches:
             return "ingest: nothing new"
         days = sorted(self.days)
         of = f" of {many(len(days), 'day')}, {days[0]} to {days[-1]}" if days else ""
@@ -98,17 +97,18 @@ def ingest(
     keep writing to the lake.
     """
     late_days = LATE_DAYS if late_days is None and follow else late_days
-    work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days)
     # Lines that an earlier run has left in bronze, when it was killed, are not counted as this run's.
     bring_up(spark, lake, progress)
-    before = lake.snapshot(REQUESTS).version
+    silver = lake.snapshot(REQUESTS).version
+    work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days, silver)
     if follow:
         work.follow(source, stop or threading.Event())
     else:
         work.take_all(source, again=again)
     bring_up(spark, lake, progress)
+    work.settle()
     # A commit that made days anew counts the lines of other runs with them, and lines that were undone since.
-    work.ingested.added = min(work.ingested.lines, max(0, gained(lake, work.ingested.versions, before)))
+    work.ingested.added = min(work.ingested.lines, max(0, work.ingested.added))
     optimize(lake, progress, many=MANY)
     return work.ingested
 
@@ -156,11 +156,15 @@ class _Ingest:
     told: Told
     clock: Clock
     late_days: int | None
+    _settled: int
+    """The version of silver up to which its lines are counted."""
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
     _has_forgotten: bool = False
     _held: dict[int | None, Manifest] = field(default_factory=dict)
     """The manifest at the end of the last turn, under the mark of the progress that it goes on from."""
+    _uncounted: set[int] = field(default_factory=set)
+    """Versions of bronze that this run has committed since then, one for each batch."""
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -189,6 +193,16 @@ class _Ingest:
                 retried(lambda: self._take_stream(source), self.told)
             case LateLines():
                 retried(self._take_late, self.told)
+
+    def settle(self) -> None:
+        """Count what silver, which has all of bronze now, gained by the batches since the last time.
+
+        In time: its log, which tells that, is kept for thirty days, and a source may be followed for longer.
+        """
+        if self._uncounted:
+            silver = self.lake.snapshot(REQUESTS)
+            self.ingested.added += gained(silver, self._uncounted, self._settled)
+            self._uncounted, self._settled = set(), silver.version
 
     # -- the parts
 
@@ -247,6 +261,7 @@ class _Ingest:
         self._count(bronze.version, files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
         self.told(f"silver: {update_silver(self.spark, self.lake):,} lines more")
+        self.settle()
 
     def _compute_now_and_then(self) -> None:
         now = self.clock.now()
@@ -261,10 +276,11 @@ class _Ingest:
         self._computed_at = now
 
     def _count(self, version: int, files: list[File]) -> None:
-        rejected = [file.path for file in files if file.kind == REJECTS.kind]
-        reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
+        if rejected := [file.path for file in files if file.kind == REJECTS.kind]:
+            reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
+            self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         lines = [file for file in files if file.kind == LINES.kind]
-        self.ingested.versions.add(version)
+        self._uncounted.add(version)
+        self.ingested.batches += 1
         self.ingested.lines += sum(file.rows for file in lines)
-        self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         self.ingested.days.update(file.day for file in lines if file.day is not None)

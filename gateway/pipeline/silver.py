@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
-from gateway.pipeline.lake import File, Lake
+from gateway.pipeline.lake import File, Lake, Snapshot
 from gateway.pipeline.session import persisted
 from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
 
@@ -33,7 +33,7 @@ _LEFT_OUT: Final[dict[str, Any]] = {
     "saved_bytes": 0,
     "origin_requests": 0,
 }
-_KEY: Final = ("day", "id")
+_KEY: Final = REQUESTS.key
 _MARK: Final = "mark"
 _BRONZE: Final = "bronze"
 """The mark of silver: the version of bronze that it has the lines of."""
@@ -76,17 +76,15 @@ def _about(first: int, last: int, rows: int) -> dict[str, str]:
     return {_BRONZE: f"{first}-{last}", "rows": str(rows)}
 
 
-def gained(lake: Lake, versions: Collection[int], since: int) -> int:
+def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
     """How many lines these versions of bronze added to silver after its own version `since`, by whichever run; with
     those of other versions that were made anew with them."""
-    silver = lake.snapshot(REQUESTS)
-    if silver.delta is None or silver.version <= since:
-        return 0
     count = 0
-    for commit in silver.delta.history(silver.version - since):
-        first, _, last = str(commit.get(_BRONZE, "")).partition("-")
-        if last and any(int(first) <= version <= int(last) for version in versions):
-            count += int(commit["rows"])
+    if silver.delta is not None and silver.version > since:
+        for commit in silver.delta.history(silver.version - since):
+            first, _, last = str(commit.get(_BRONZE, "")).partition("-")
+            if last and any(int(first) <= version <= int(last) for version in versions):
+                count += int(commit["rows"])
     return count
 
 

@@ -126,7 +126,7 @@ _COMMON_COLUMNS: Final = """
 _COMMON: Final = {column.name: column for column in _columns(_COMMON_COLUMNS.strip().splitlines(), {})}
 
 BRONZE: Final = _table("""
-    bronze id
+    bronze
     kind    string  `lines` or `rejects`; the partition above the day.
     day     date    UTC day, of rejects that on which they were taken in; the partition.
     id
@@ -135,9 +135,9 @@ BRONZE: Final = _table("""
     reason  string  Why it is no event: `gateway.pipeline.bronze` has the reasons.
 """)
 LINES: Final = replace(BRONZE.with_columns(("day", "id", "source", "line")), kind="lines")
-REJECTS: Final = replace(BRONZE.with_columns(("day", "source", "line", "reason")), kind="rejects", key=())
+REJECTS: Final = replace(BRONZE.with_columns(("day", "source", "line", "reason")), kind="rejects")
 REQUESTS: Final = _table("""
-    silver/requests id
+    silver/requests day id
     day id
     time             timestamp  When the request ended, or the line was written.
     node             string     Gateway that wrote the line.

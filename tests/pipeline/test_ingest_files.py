@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
+from deltalake import DeltaTable
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
@@ -235,6 +236,14 @@ def test_a_lake_in_the_folder_of_the_logs_is_no_log(spark: SparkSession, log: Pa
         assert str(take(spark, lake, folder)) == "ingest: nothing new"
     (log.parent / "deep" / "more.log").write_bytes(lines(4))
     assert take(spark, lake, log.parent).added == 1
+    # Its own lake alone is a folder without new logs; that of others is a mistake.
+    shutil.rmtree(log.parent / "deep")
+    log.unlink()
+    lake.store.remove("spool/left.log")
+    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
+    with pytest.raises(PipelineFailed, match=r"lake: has only Delta tables: name the folder of one, such as bronze/k"):
+        take(spark, Lake(str(log.parent / "other")), Path(lake.url))
+    assert take(spark, Lake(str(log.parent / "other")), Path(lake.url, "bronze", "kind=lines")).lines == 3
 
 
 def test_a_lake_that_was_not_copied_whole_says_so_and_reads_files_again(
@@ -373,11 +382,35 @@ def test_files_are_followed_until_told_to_stop_whatever_happens_meanwhile(
 
     monkeypatch.setattr("gateway.pipeline.ingest.aggregate", aggregate)
     found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
-    assert (len(found.versions), found.added) == (3, 3)
+    assert (found.batches, found.added) == (3, 3)
     assert sum("no such file" in line for line in told) == 1
     assert sum("another run has written" in line for line in told) == 1
     assert ids(lake) == [1, 2, 3]
     assert take(spark, lake, log).added == 1
+
+
+def test_a_follow_counts_its_lines_however_short_the_log_of_silver_is_kept(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write_bytes(lines(1))
+
+    class Stop(threading.Event):
+        turns = 1
+
+        def wait(self, timeout: float | None = None) -> bool:
+            silver = DeltaTable(lake.path(REQUESTS))
+            silver.create_checkpoint()
+            for commit in Path(lake.path(REQUESTS), "_delta_log").glob("*.json"):
+                if int(commit.stem) < silver.version():
+                    commit.unlink()
+            self.turns += 1
+            with log.open("ab") as file:
+                file.write(lines(self.turns))
+            return self.turns == 4
+
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", lambda *_, **__: None)
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=Stop())
+    assert (found.batches, found.added) == (3, 3)
 
 
 def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_an_undisturbed_one(

@@ -220,7 +220,7 @@ def test_a_batch_ends_when_it_is_full_and_a_compressed_file_of_several_is_unpack
     log.with_name("access.log.gz").write_bytes(gzip.compress(lines(1, 2)))
     log.with_name("more").write_bytes(lines(3))
     found = take(spark, lake, log.parent)
-    assert (len(found.versions), found.added) == (3, 3)
+    assert (found.batches, found.added) == (3, 3)
     assert [len(rows(lake, table)) for table in (LINES, REJECTS)] == [3, 0]
     assert len(opened) == 1
 

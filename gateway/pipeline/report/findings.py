@@ -66,7 +66,7 @@ def advice_for(error: Row) -> str:
     return f"{_status(error['status'])}: {_ADVICE.get(error['status'], other)}"
 
 
-def measured(measure: str, value: float) -> str:
+def in_its_unit(measure: str, value: float) -> str:
     """A measure's value in its unit, which the suffix of its name tells."""
     if measure.endswith("_bytes"):
         return size(value)
@@ -192,8 +192,8 @@ FINDINGS: Final = (
         (
             Column("Hour (UTC)", lambda row: moment(row["began"])),
             *named("Route", "Measure"),
-            Column("Value", lambda row: measured(row["measure"], row["value"])),
-            Column("Usual", lambda row: measured(row["measure"], row["before"])),
+            Column("Value", lambda row: in_its_unit(row["measure"], row["value"])),
+            Column("Usual", lambda row: in_its_unit(row["measure"], row["before"])),
             *named("Days", write=count),
             *named("Score", write=times),
         ),
@@ -201,8 +201,8 @@ FINDINGS: Final = (
             f"{moment(row['began'])}, ",
             name(row["route"]),
             f": {row['measure'].replace('_', ' ')} ",
-            element("b", measured(row["measure"], row["value"])),
-            f", where {measured(row['measure'], row['before'])} is usual at this hour",
+            element("b", in_its_unit(row["measure"], row["value"])),
+            f", where {in_its_unit(row['measure'], row['before'])} is usual at this hour",
             f" (of {many(row['days'], 'day')} before)",
         ],
         (

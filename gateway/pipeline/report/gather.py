@@ -25,7 +25,7 @@ from gateway.pipeline import tables
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.report.figures import MOST_STEPS, Figures, Found, Percentiles, Rows
 from gateway.pipeline.report.findings import FINDINGS
-from gateway.pipeline.report.headlines import READS, SPARED, measured
+from gateway.pipeline.report.headlines import READS, SPARED, shares_of
 from gateway.protocol.mode import Mode
 
 Gold = Callable[[tables.Table, Sequence[str]], pa.RecordBatchReader]
@@ -145,7 +145,7 @@ def _gathered(gold: Gold, counts: duckdb.DuckDBPyConnection, progress: Callable[
         step_s=step_s,
         requests=whole["requests"],
         route_count=whole["routes"],
-        shares=measured(counts),
+        shares=shares_of(counts),
         total=total,
         moments=_rows(counts, f"{sums('began', each_step)} ORDER BY began"),
         routes=_rows(counts, f"{sums('route, protocol', 'of_reads')} {busiest}"),

@@ -80,7 +80,7 @@ DEFINITIONS: Final = (
 )
 
 
-def measured(gold: duckdb.DuckDBPyConnection) -> dict[str, Share]:
+def shares_of(gold: duckdb.DuckDBPyConnection) -> dict[str, Share]:
     """Every defined figure, by name, from a connection that knows the gold tables."""
     found = {}
     for one in DEFINITIONS:

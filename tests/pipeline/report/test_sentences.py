@@ -11,7 +11,7 @@ import pytest
 from gateway.config.cache_plan import CachePlan, parse_plan
 from gateway.pipeline.report.curve_panels import plan
 from gateway.pipeline.report.figures import Figures, Found, Percentiles, Row, Share
-from gateway.pipeline.report.findings import PANELS, advice_for, measured
+from gateway.pipeline.report.findings import PANELS, advice_for, in_its_unit
 from gateway.pipeline.report.headlines import Headline, headlines
 from gateway.pipeline.report.panel import Content, shortened
 from gateway.pipeline.report.panels import WHO_PANELS, fan_out
@@ -172,7 +172,7 @@ def test_a_storm_without_an_hour_before_has_no_usual() -> None:
 
 
 def test_measures_are_shown_in_their_units() -> None:
-    assert [measured(name, 0.5) for name in ("hit_ratio", "sent_bytes", "errors")] == ["50 %", "0 B", "0.5"]
+    assert [in_its_unit(name, 0.5) for name in ("hit_ratio", "sent_bytes", "errors")] == ["50 %", "0 B", "0.5"]
 
 
 def test_long_names_keep_both_ends() -> None:
