@@ -214,8 +214,8 @@ def table(
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")
-    # Before Spark starts; without Spark, `working` raises the error that matters.
-    with suppress(ImportError):
+    # Before Spark starts.
+    with failing():
         from gateway.pipeline.stream_table import checked
 
         checked(stream, schema)
@@ -391,13 +391,15 @@ def _seconds(text: str, flag: str) -> float:
 def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
-    # Without what it imports, `working` raises the error that matters.
-    with suppress(ImportError):
-        if isinstance(source, Files):
+    if isinstance(source, Files):
+        with failing():
             from gateway.pipeline.lake import Lake
 
-            source.found(Lake(lake).store.local)
-        else:
+            folder = Lake(lake).store.local
+        source.found(folder)
+    else:
+        # Without Spark, `working` raises the error that matters.
+        with suppress(ImportError):
             source.check()
     return source
 

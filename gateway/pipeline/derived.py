@@ -16,9 +16,11 @@ _GOLD_VERSION: Final = 4
 LAST_OF_GOLD: Final = tables.ANOMALIES
 GOLD_MARK: Final = f"silver, by computation {_GOLD_VERSION}"
 """The mark of the last table: the version of silver that all tables are of."""
-CURVE_MARK: Final = "silver"
-_MOST_READ: Final = 100
-"""Commits of silver that are looked at for a report; each is a request where the lake is in an object store."""
+_CURVE_VERSION: Final = 2
+"""Version of the computation of the curve; raising it makes the curve out of date."""
+CURVE_MARK: Final = f"silver, by computation {_CURVE_VERSION}"
+_MOST_READ: Final = 1_000
+"""Commits of silver that are looked at for a report."""
 
 
 def outdated(lake: Lake) -> tuple[str, ...]:
@@ -31,10 +33,13 @@ def outdated(lake: Lake) -> tuple[str, ...]:
     ):
         made = lake.snapshot(table)
         of = made.mark(mark)
-        # So many commits have changed something; to read each of them would take long.
+        # To read the log of more would take long; they may all have been compactions.
         changes = None if of is None or silver.version - of > _MOST_READ else silver.changes(of)
         if made.delta is not None and (changes is None or changes.days):
-            lacks = "without the newest lines" if changes is not None and changes.is_addition else "of other lines"
+            if changes is None:
+                lacks = "of an older version of the lake"
+            else:
+                lacks = "without the newest lines" if changes.is_addition else "of other lines"
             said.append(f"{what} {lacks}: run `pipeline {command}`, then this again.")
     return tuple(said)
 

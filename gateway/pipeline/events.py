@@ -50,7 +50,7 @@ class Files:
         for pattern in self.patterns:
             path = Path(pattern)
             if path.is_dir():
-                candidates = _logs_in(path, lake, pattern)
+                candidates = _beneath(path, lake, pattern)
             elif path.exists():
                 if not path.is_file():
                     raise PipelineFailed(f"{pattern}: is neither a file nor a folder")
@@ -141,16 +141,20 @@ def source_of(
     return LogStream(urls[0], _with_credentials(options or {}, environ or {}))
 
 
-def _logs_in(folder: Path, lake: Path | None, named: str) -> list[Path]:
-    """What a folder has, neither hidden nor of the lake or a Delta table beneath it."""
+def _beneath(folder: Path, lake: Path | None, named: str) -> list[Path]:
+    """Everything beneath a folder, without hidden files, the lake, and Delta tables.
+
+    Raises PipelineFailed if nothing but Delta tables of others is left out.
+    """
     root = folder.resolve()
+    above = {root, *root.parents}
     every = sorted(root.rglob("*"))
-    own = {lake.resolve(), lake.resolve() / "spool"} if lake else set()
-    tables = {one.parent for one in every if one.name == "_delta_log"}
     hidden = {one for one in every if one.name[0] in "._"}
-    left_out = (own | tables).difference([root, *root.parents]) | hidden
+    own = {lake.resolve(), lake.resolve() / "spool"} - above if lake else set()
+    tables = {one.parent for one in every if one.name == "_delta_log"} - above
+    left_out = hidden | own | tables | {table.parent / "spool" for table in tables}
     found = [one for one in every if left_out.isdisjoint([one, *one.parents])]
-    others = [one for one in tables if own.isdisjoint([one, *one.parents])]
+    others = [one for one in tables if (hidden | own).isdisjoint([one, *one.parents])]
     if others and not any(one.is_file() for one in found):
         wanted = "name the folder of one, such as bronze/kind=lines of a lake"
         raise PipelineFailed(f"{named}: has only Delta tables: {wanted}")

@@ -107,8 +107,6 @@ def ingest(
         work.take_all(source, again=again)
     bring_up(spark, lake, progress)
     work.settle()
-    # A commit that made days anew counts the lines of other runs with them, and lines that were undone since.
-    work.ingested.added = min(work.ingested.lines, max(0, work.ingested.added))
     optimize(lake, progress, many=MANY)
     return work.ingested
 
@@ -156,15 +154,15 @@ class _Ingest:
     told: Told
     clock: Clock
     late_days: int | None
-    _settled: int
-    """The version of silver up to which its lines are counted."""
+    _counted_to: int
+    """The version of silver up to which the lines that it gained are counted."""
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
     _has_forgotten: bool = False
     _held: dict[int | None, Manifest] = field(default_factory=dict)
     """The manifest at the end of the last turn, under the mark of the progress that it goes on from."""
-    _uncounted: set[int] = field(default_factory=set)
-    """Versions of bronze that this run has committed since then, one for each batch."""
+    _uncounted: dict[int, int] = field(default_factory=dict)
+    """Lines of the batches that are not counted so far, by the version of bronze that each made."""
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -195,14 +193,17 @@ class _Ingest:
                 retried(self._take_late, self.told)
 
     def settle(self) -> None:
-        """Count what silver, which has all of bronze now, gained by the batches since the last time.
+        """Count what silver, which has all of bronze now, gained by the batches that are not counted so far.
 
-        In time: its log, which tells that, is kept for thirty days, and a source may be followed for longer.
+        Silver's log tells that, and is kept for thirty days; a source may be followed for longer.
         """
-        if self._uncounted:
-            silver = self.lake.snapshot(REQUESTS)
-            self.ingested.added += gained(silver, self._uncounted, self._settled)
-            self._uncounted, self._settled = set(), silver.version
+        if not self._uncounted:
+            return
+        silver = self.lake.snapshot(REQUESTS)
+        count = gained(silver, self._uncounted, self._counted_to)
+        # A commit that made days anew counts the lines of other runs with them, and lines that were undone since.
+        self.ingested.added += min(sum(self._uncounted.values()), max(0, count))
+        self._uncounted, self._counted_to = {}, silver.version
 
     # -- the parts
 
@@ -280,7 +281,7 @@ class _Ingest:
             reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
             self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         lines = [file for file in files if file.kind == LINES.kind]
-        self._uncounted.add(version)
+        self._uncounted[version] = sum(file.rows for file in lines)
         self.ingested.batches += 1
-        self.ingested.lines += sum(file.rows for file in lines)
+        self.ingested.lines += self._uncounted[version]
         self.ingested.days.update(file.day for file in lines if file.day is not None)

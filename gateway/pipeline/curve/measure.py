@@ -34,8 +34,8 @@ from gateway.tape.eviction import POLICIES
 
 _TAPES: Final = 50_000
 _READS: Final = 200_000
-"""Approximate numbers of replayed tapes and reads, for an error of 0.01; each is replayed once for every policy and
-size, and once more in a part: a minute's work of one core."""
+"""Approximate bounds on replayed tapes and reads; each read is replayed once for every policy and size, and once more
+in a part: a minute's work of one core."""
 _LEAST_TAPES: Final = 32
 """Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
 _POINTS: Final = 16
@@ -54,6 +54,7 @@ class Measured:
     points: int
     """Number of sizes of each curve."""
     rate: float
+    """Share of the tapes that were replayed."""
 
     def __str__(self) -> str:
         if not self.points:

@@ -1,9 +1,9 @@
 """Hit ratios of the gateway's own eviction policies, from a miniature of its tape store.
 
-The gateway evicts whole tapes, and its policies count *uses*, not requests; no stack distance describes that order.  So
-the reads are replayed through the policies themselves (`gateway.tape.eviction`), with the accounting of
-`gateway.tape.store`: a tape is charged when it is opened, its bytes and offsets when they are stored, other tapes are
-evicted before its own blocks, and requests within `USE_S` are one use.
+The gateway evicts whole tapes, and its policies count *uses*, not requests.  So the reads are replayed through the
+policies themselves (`gateway.tape.eviction`), with the accounting of `gateway.tape.store`: a tape is charged when it is
+opened, its bytes and offsets when they are stored, other tapes are evicted before its own blocks, and requests within
+`USE_S` are one use.
 
 Not modelled: live readers that keep the record of an evicted tape, coded bodies for which the gateway may lend part of
 the budget, and bytes that an origin sends beyond the missing ones.

@@ -118,6 +118,16 @@ def test_two_gateways_need_the_same_memory_each(spark: SparkSession, lake: Lake,
             assert left[1:3] == pytest.approx(right[1:3], abs=0.01)
 
 
+def test_a_sample_of_two_gateways_is_replayed_in_memory_for_two(spark: SparkSession, tmp_path: Path) -> None:
+    log = [Asked(2 * n, f"/{name}", 0, size, node="ab"[n % 2]) for n, (name, size) in enumerate(asked())]
+    two = lake_of(spark, str(tmp_path / "two"), log)
+    found = []
+    for rate in (1.0, 0.5):
+        measure_curve(spark, two, sizes=[400_000, 1_000_000], policies=["lru"], rate=rate)
+        found.append(np.array([row[1] for row in curves(spark, two)["lru"]]))
+    assert np.abs(found[0] - found[1]).max() < 0.06
+
+
 def test_a_log_without_catch_up_reads_gives_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_of(spark, str(tmp_path / "lake"), [Asked(1, "/a", 0, 10, "longpoll")])
     found = measure_curve(spark, lake)
