@@ -428,7 +428,7 @@ def test_a_batch_counts_no_more_than_its_own_lines(
     calls = count(1)
 
     def disturbed(*args: Any) -> int:
-        if next(calls) == 3:
+        if next(calls) == 4:
             others = spark.createDataFrame([(line(number).decode().strip(),) for number in (7, 8, 9)], "line string")
             came = others.withColumns({"source": f.lit("other"), "taken": f.current_timestamp()})
             lake.snapshot(BRONZE).commit_progress(lake.write(classified(came), BRONZE), "other", {})
