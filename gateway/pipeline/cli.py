@@ -214,7 +214,7 @@ def table(
     stream = source_of([source], settings(option or [], "--option", "NAME=VALUE"), os.environ)
     if not isinstance(stream, LogStream):
         raise PipelineFailed(f"{source}: expected a stream's http:// or https:// URL")
-    # Before Spark starts.
+    # It is checked before Spark starts, because that takes a while.
     with failing():
         from gateway.pipeline.stream_table import checked
 
@@ -391,16 +391,15 @@ def _seconds(text: str, flag: str) -> float:
 def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
-    if isinstance(source, Files):
-        with failing():
-            from gateway.pipeline.lake import Lake
+    with failing():
+        from gateway.pipeline.lake import Lake
 
-            folder = Lake(lake).store.local
-        source.found(folder)
-    else:
-        # Without Spark, `working` raises the error that matters.
-        with suppress(ImportError):
+        its_folder = Lake(lake).store.local
+        if not isinstance(source, Files):
             source.check()
+    if isinstance(source, Files):
+        # An error of theirs is not one of the lake's store.
+        source.found(its_folder)
     return source
 
 

@@ -103,7 +103,7 @@ def write_report(lake: Lake, out: Path, **shown: Any) -> None:
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn failures of a command that needs no Spark into PipelineFailed."""
+    """Turn failures of a command's part that needs no Spark session into PipelineFailed."""
     # delta-rs logs at length what its errors say in short.
     os.environ.setdefault("RUST_LOG", "off")
     try:

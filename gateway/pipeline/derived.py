@@ -19,28 +19,29 @@ GOLD_MARK: Final = f"silver, by computation {_GOLD_VERSION}"
 _CURVE_VERSION: Final = 2
 """Version of the computation of the curve; raising it makes the curve out of date."""
 CURVE_MARK: Final = f"silver, by computation {_CURVE_VERSION}"
-_MOST_READ: Final = 1_000
-"""Commits of silver that are looked at for a report."""
+_MOST_READ: Final = 100
+"""Most commits of silver that are looked at for a report; in an object store each takes two requests."""
 
 
 def outdated(lake: Lake) -> tuple[str, ...]:
     """What a report of the lake shows that is not of the lines that silver has now; in sentences."""
     silver = lake.snapshot(tables.REQUESTS)
     said = []
-    for table, mark, what, command in (
-        (LAST_OF_GOLD, GOLD_MARK, "The figures of traffic are", "aggregate"),
-        (tables.CURVE, CURVE_MARK, "The curve is", "curve"),
+    for table, mark, what, verb, command in (
+        (LAST_OF_GOLD, GOLD_MARK, "The figures of traffic", "are", "aggregate"),
+        (tables.CURVE, CURVE_MARK, "The curve", "is", "curve"),
     ):
         made = lake.snapshot(table)
         of = made.mark(mark)
-        # To read the log of more would take long; they may all have been compactions.
+        # More may all be compactions.
         changes = None if of is None or silver.version - of > _MOST_READ else silver.changes(of)
-        if made.delta is not None and (changes is None or changes.days):
-            if changes is None:
-                lacks = "of an older version of the lake"
-            else:
-                lacks = "without the newest lines" if changes.is_addition else "of other lines"
-            said.append(f"{what} {lacks}: run `pipeline {command}`, then this again.")
+        if made.delta is None or (changes is not None and not changes.days):
+            continue
+        if changes is None:
+            lacks = "may not be of the lines that the lake has now"
+        else:
+            lacks = f"{verb} without the newest lines" if changes.is_addition else f"{verb} of other lines"
+        said.append(f"{what} {lacks}: run `pipeline {command}`, then this again.")
     return tuple(said)
 
 
@@ -56,8 +57,10 @@ def silver_of_curve(lake: Lake) -> Snapshot:
         f"{lake.url}: the lines that its curve was made from are not all there: run `pipeline curve`"
     )
     of = curve.mark(CURVE_MARK)
-    changes = None if of is None else silver.changes(of)
-    if of is None or changes is None or not changes.is_addition:
+    if of is None:
+        raise NothingToPlan(f"{lake.url}: its curve is of an earlier release: run `pipeline curve`")
+    changes = silver.changes(of)
+    if changes is None or not changes.is_addition:
         raise refused
     if not changes.added or of < 0:
         return silver

@@ -142,19 +142,20 @@ def source_of(
 
 
 def _beneath(folder: Path, lake: Path | None, named: str) -> list[Path]:
-    """Everything beneath a folder, without hidden files, the lake, and Delta tables.
+    """Everything beneath a folder, without hidden files, the lake, other lakes' spools, or Delta tables.
 
-    Raises PipelineFailed if nothing but Delta tables of others is left out.
+    Raises PipelineFailed if no file is left, and Delta tables of others are among what is left out.
     """
     root = folder.resolve()
     above = {root, *root.parents}
     every = sorted(root.rglob("*"))
     hidden = {one for one in every if one.name[0] in "._"}
-    own = {lake.resolve(), lake.resolve() / "spool"} - above if lake else set()
     tables = {one.parent for one in every if one.name == "_delta_log"} - above
-    left_out = hidden | own | tables | {table.parent / "spool" for table in tables}
+    spools = {table.with_name("spool") for table in tables if table.name == "bronze"}
+    own = {lake.resolve(), lake.resolve() / "spool"} if lake else set()
+    left_out = (hidden | tables | spools | own) - above
     found = [one for one in every if left_out.isdisjoint([one, *one.parents])]
-    others = [one for one in tables if (hidden | own).isdisjoint([one, *one.parents])]
+    others = [one for one in tables if root not in own and (hidden | (own - above)).isdisjoint([one, *one.parents])]
     if others and not any(one.is_file() for one in found):
         wanted = "name the folder of one, such as bronze/kind=lines of a lake"
         raise PipelineFailed(f"{named}: has only Delta tables: {wanted}")

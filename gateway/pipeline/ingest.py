@@ -270,6 +270,7 @@ class _Ingest:
             return
         try:
             bring_up(self.spark, self.lake, self.told)
+            self.settle()
             aggregate(self.spark, self.lake, progress=self.told)
             optimize(self.lake, self.told, many=MANY)
         except Conflict as error:
@@ -281,7 +282,7 @@ class _Ingest:
             reasons = self.lake.snapshot(REJECTS).arrow(["reason"], rejected).read_all().column(0)
             self.ingested.rejects.update(str(reason).partition(":")[0] for reason in reasons.to_pylist())
         lines = [file for file in files if file.kind == LINES.kind]
-        self._uncounted[version] = sum(file.rows for file in lines)
+        rows = self._uncounted[version] = sum(file.rows for file in lines)
         self.ingested.batches += 1
-        self.ingested.lines += self._uncounted[version]
+        self.ingested.lines += rows
         self.ingested.days.update(file.day for file in lines if file.day is not None)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import starmap
@@ -52,8 +51,6 @@ _CLEANED_AT: Final = 100
 """Each commit of so many removes expired ones from the log; it is one that also writes a checkpoint."""
 _MOST_READERS: Final = 64
 """Most tasks that read files of an object store."""
-_MOST_AT_ONCE: Final = 16
-"""Most commits that are read at once."""
 _TYPES: Final = {
     "bigint": pa.int64(),
     "binary": pa.binary(),
@@ -256,15 +253,11 @@ class Snapshot:
         added: dict[str, int] = {}
         days: set[date] = set()
         is_addition = True
-        versions = range(since + 1, self.version + 1)
-        paths = [f"{self.table.place}/_delta_log/{version:020d}.json" for version in versions]
-        try:
-            # Each is a request where the lake is in an object store.
-            with ThreadPoolExecutor(_MOST_AT_ONCE) as threads:
-                logs = list(threads.map(self.lake.store.read, paths))
-        except FileNotFoundError:
-            return None
-        for version, log in zip(versions, logs, strict=True):
+        for version in range(since + 1, self.version + 1):
+            try:
+                log = self.lake.store.read(f"{self.table.place}/_delta_log/{version:020d}.json")
+            except FileNotFoundError:
+                return None
             for action, about in (next(iter(orjson.loads(line).items())) for line in log.splitlines()):
                 if action not in ("add", "remove") or not about["dataChange"]:
                     continue

@@ -249,7 +249,16 @@ def test_a_lake_in_the_folder_of_the_logs_is_no_log(spark: SparkSession, log: Pa
     lake.store.write("spool/left.log", lines(3))
     with pytest.raises(PipelineFailed, match="has only Delta tables"):
         take(spark, Lake(str(log.parent.parent)), log.parent)
+    assert str(take(spark, lake, Path(lake.url))) == "ingest: nothing new"
     assert take(spark, Lake(str(log.parent / "other")), Path(lake.url, "bronze", "kind=lines")).lines == 3
+
+
+def test_only_a_lake_has_a_spool(log: Path) -> None:
+    for place in ("orders/_delta_log", "spool", "lake/bronze/_delta_log", "lake/spool"):
+        (log.parent / place).mkdir(parents=True)
+    for name in ("spool", "lake/spool"):
+        (log.parent / name / "a.log").write_bytes(lines(1))
+    assert Files((str(log.parent),)).found() == [log.parent / "spool" / "a.log"]
 
 
 def test_a_lake_that_was_not_copied_whole_says_so_and_reads_files_again(

@@ -19,8 +19,8 @@ import zstandard
 from gateway.pipeline import upkeep
 from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.curve.measure import measure_curve
-from gateway.pipeline.derived import outdated
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.derived import outdated, silver_of_curve
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.ingest import bring_up
 from gateway.pipeline.lake import LEAST_KEEP_S, File, Lake
 from gateway.pipeline.silver import update_silver
@@ -251,10 +251,14 @@ def test_what_is_computed_of_other_lines_than_the_lake_has_is_told(
     upkeep.optimize(lake, quiet)
     assert told() == []
     # A report does not look through a long log, and does not say more than it knows.
-    monkeypatch.setattr("gateway.pipeline.derived._MOST_READ", 0)
-    assert outdated(lake)[0].startswith("The figures of traffic are of an older version of the lake: ")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.pipeline.derived._MOST_READ", 0)
+        assert outdated(lake)[0].startswith("The figures of traffic may not be of the lines that the lake has now: ")
     upkeep.undo(lake, 0)
     bring_up(spark, lake, quiet)
     aggregate(spark, lake, progress=quiet)
     assert told() == ["pipeline curve"]
+    monkeypatch.setattr("gateway.pipeline.derived.CURVE_MARK", "silver, by a later computation")
+    assert told() == ["pipeline curve"]
+    with pytest.raises(NothingToPlan, match=r"its curve is of an earlier release: run `pipeline curve`$"):
+        silver_of_curve(lake)

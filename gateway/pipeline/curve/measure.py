@@ -33,9 +33,9 @@ from gateway.pipeline.session import persisted
 from gateway.tape.eviction import POLICIES
 
 _TAPES: Final = 50_000
-_READS: Final = 200_000
-"""Approximate bounds on replayed tapes and reads; each read is replayed once for every policy and size, and once more
-in a part: a minute's work of one core."""
+_USES: Final = 200_000
+"""Approximate bounds on replayed tapes and their uses; each use is replayed once for every policy and size, and once
+more in a part: a minute's work of one core."""
 _LEAST_TAPES: Final = 32
 """Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
 _POINTS: Final = 16
@@ -156,7 +156,7 @@ def _curves(
 
 
 def _affordable(uses: DataFrame, tapes: int) -> int:
-    """The sampling threshold that keeps about `_TAPES` tapes and `_READS` uses, and at least `_LEAST_TAPES` tapes, or
+    """The sampling threshold that keeps about `_TAPES` tapes and `_USES` uses, and at least `_LEAST_TAPES` tapes, or
     all."""
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
@@ -169,7 +169,7 @@ def _affordable(uses: DataFrame, tapes: int) -> int:
     reads_so_far, tapes_so_far = by_step.cumsum(axis=0).T
     if tapes_so_far[-1] <= _LEAST_TAPES:
         return kept
-    affordable = int(np.searchsorted(reads_so_far, _READS, side="right"))
+    affordable = int(np.searchsorted(reads_so_far, _USES, side="right"))
     needed = int(np.searchsorted(tapes_so_far, _LEAST_TAPES, side="left")) + 1
     return max(1, -(-kept * max(affordable, needed) // steps))
 

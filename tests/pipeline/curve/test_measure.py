@@ -87,7 +87,7 @@ def test_the_same_lake_gives_the_same_table_from_a_sample(spark: SparkSession, l
 
 
 def test_the_replayed_sample_is_bounded(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_READS", 600)
+    monkeypatch.setattr(measure, "_USES", 600)
     found = measure_curve(spark, lake, sizes=[1_000_000], policies=["lru"])
     assert 1 / SPACE < found.rate < 0.5
 
@@ -95,7 +95,7 @@ def test_the_replayed_sample_is_bounded(spark: SparkSession, lake: Lake, monkeyp
 def test_a_few_tapes_with_very_many_reads_are_all_replayed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "_READS", 10)
+    monkeypatch.setattr(measure, "_USES", 10)
     lake = lake_of(spark, str(tmp_path / "lake"), [Asked(2 * at, f"/{at % 3}", 0, 50_000) for at in range(90)])
     assert measure_curve(spark, lake, policies=["lru"], sizes=[60_000, 1 << 20]).rate == 1
     (small, large) = curves(spark, lake)["lru"]
@@ -116,16 +116,6 @@ def test_two_gateways_need_the_same_memory_each(spark: SparkSession, lake: Lake,
     for policy in one:
         for left, right in zip(one[policy], two[policy], strict=True):
             assert left[1:3] == pytest.approx(right[1:3], abs=0.01)
-
-
-def test_a_sample_of_two_gateways_is_replayed_in_memory_for_two(spark: SparkSession, tmp_path: Path) -> None:
-    log = [Asked(2 * n, f"/{name}", 0, size, node="ab"[n % 2]) for n, (name, size) in enumerate(asked())]
-    two = lake_of(spark, str(tmp_path / "two"), log)
-    found = []
-    for rate in (1.0, 0.5):
-        measure_curve(spark, two, sizes=[400_000, 1_000_000], policies=["lru"], rate=rate)
-        found.append(np.array([row[1] for row in curves(spark, two)["lru"]]))
-    assert np.abs(found[0] - found[1]).max() < 0.06
 
 
 def test_a_log_without_catch_up_reads_gives_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
