@@ -391,15 +391,16 @@ def _seconds(text: str, flag: str) -> float:
 def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
     """The source of the lines.  It is checked before Spark starts, because that takes a while."""
     source = source_of(texts, settings(options or [], "--option", "NAME=VALUE"), os.environ)
+    if isinstance(source, LogStream):
+        with failing():
+            source.check()
+        return source
     with failing():
         from gateway.pipeline.lake import Lake
 
         its_folder = Lake(lake).store.local
-        if not isinstance(source, Files):
-            source.check()
-    if isinstance(source, Files):
-        # An error of theirs is not one of the lake's store.
-        source.found(its_folder)
+    # Outside: an error of a log file is not one of the lake's store.
+    source.found(its_folder)
     return source
 
 

@@ -79,12 +79,13 @@ def _about(first: int, last: int, rows: int) -> dict[str, str]:
 def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
     """How many lines these versions of bronze added to silver after its own version `since`, by whichever run; with
     those of other versions that were made anew with them."""
+    if silver.delta is None or silver.version <= since:
+        return 0
     count = 0
-    if silver.delta is not None and silver.version > since:
-        for commit in silver.delta.history(silver.version - since):
-            first, _, last = str(commit.get(_BRONZE, "")).partition("-")
-            if last and any(int(first) <= version <= int(last) for version in versions):
-                count += int(commit["rows"])
+    for commit in silver.delta.history(silver.version - since):
+        first, _, last = str(commit.get(_BRONZE, "")).partition("-")
+        if last and any(int(first) <= version <= int(last) for version in versions):
+            count += int(commit["rows"])
     return count
 
 
