@@ -44,6 +44,8 @@ def _origin_url(text: str) -> str:
         raise ValueError("an origin URL is printable ASCII without spaces: percent-encode the rest")
     if any(segment in (".", "..") for segment in url.path.split("/")):
         raise ValueError("an origin URL has no dot segments")
+    if url.path.rstrip("/").startswith("//"):
+        raise ValueError("the path of an origin URL does not begin with two slashes")
     try:
         port = url.port
     except ValueError:

@@ -19,7 +19,7 @@ from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.protocol.target import Target, unescaped_delimiters
+from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.origin_pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
@@ -139,9 +139,13 @@ class Route:
 
         S2 decodes the name of a stream, and its SDKs escape it each in its own way: all spellings get one path, or what
         one client does to the stream would not be noticed by the readers that spell it otherwise.
+
+        Raises BadTarget if the path at the origin would begin with two slashes, because the route strips its prefix.
         """
         below = path if self._is_path_kept else path[len(self._prefix) :] or "/"
-        return self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
+        asked = self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
+        check_path(asked)
+        return asked
 
     def upstream_base(self, path: str) -> str:
         """The route's URL for a canonical request path; the upstream client sends it to one of the route's origins."""

@@ -79,11 +79,11 @@ def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
         return None
     try:
         target = parse_target(entry.stream)
+        if target.offset is not None or target.live is not None or not route.covers(target.path):
+            return None
+        return KeyedEntry(entry, route, target, route.key(target, route.partition(CIMultiDict())))
     except BadTarget:
         return None
-    if target.offset is not None or target.live is not None or not route.covers(target.path):
-        return None
-    return KeyedEntry(entry, route, target, route.key(target, route.partition(CIMultiDict())))
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:

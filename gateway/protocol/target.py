@@ -5,6 +5,10 @@ dot segments are removed, other parameters are sorted by name.  Spellings that a
 `%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line message for the
 client.
 
+A path that begins with `//` is refused, also if removed dot segments or a removed prefix make it so.  An origin that
+resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on the host
+`x`: it would serve a stream that the gateway knows by another path, past routes and rate limits.
+
 `offset`, `live` and `cursor` are decoded and removed from the query; each may appear once.  Names are compared after
 decoding, so `%6Fffset` does not evade that rule.
 """
@@ -76,6 +80,7 @@ def parse_target(raw: str) -> Target:
     path, question_mark, query = raw.partition("?")
     if _PLAIN_PATH.fullmatch(path) is None:
         path = _canonical_path(path)
+    check_path(path)
     if not question_mark:
         return Target(path, "", None, None, None, authority)
     if (plain := _PLAIN_OFFSET.fullmatch(query)) is not None:
@@ -84,6 +89,12 @@ def parse_target(raw: str) -> Target:
     return Target(
         path, others, parameters.get(QUERY_OFFSET), parameters.get(QUERY_LIVE), parameters.get(QUERY_CURSOR), authority
     )
+
+
+def check_path(path: str) -> None:
+    """Raise `BadTarget` for a canonical path that some origins read as an authority and another path."""
+    if path.startswith("//"):
+        raise BadTarget("The path of a request must not begin with two slashes")
 
 
 def unescaped_delimiters(path: str) -> str:

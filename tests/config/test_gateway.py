@@ -130,6 +130,7 @@ def test_an_origin_loses_its_trailing_slash(written: str, kept: str) -> None:
         "http://origin/#a",
         "http://origin/a b",
         "http://origin/a/../b",
+        "http://origin//a",
         "http://[::1",
         "http://[::x]/",
         "http://-x-/",

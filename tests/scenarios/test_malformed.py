@@ -127,7 +127,7 @@ async def test_a_broken_chunk_makes_no_write(edge: Edge, counters: Counters, chu
         ("/./s", "/s"),
         ("/%73", "/s"),
         ("http://EDGE.test/s", "/s"),
-        ("//s", "//s"),
+        ("/a//s", "/a//s"),
         ("/a%2Fs", "/a%2Fs"),
         ("/a%2fs", "/a%2Fs"),
         ("/../../etc/passwd", "/etc/passwd"),
@@ -143,6 +143,22 @@ async def test_one_stream_has_one_name_here_and_at_the_origin(
     for spelling in (target, path, f"{target}?", f"{path}?offset=-1"):
         assert (await edge.get(spelling)).body == b"0123456789"
     assert counters.requests[Kind.CATCHUP] == reads
+
+
+async def test_a_path_that_begins_with_two_slashes_without_its_prefix_is_refused(
+    start: Start, origin: RunningOrigin, counters: Counters
+) -> None:
+    prefix = "/a/b"
+    edge = await start(origin.url, prefix=prefix, strip_prefix=True)
+    below = await start(f"{origin.url}/v1", prefix=prefix, strip_prefix=True)
+    assert (await edge.put(f"{prefix}/s", b"0123456789")).status == 201
+    asked = counters.total_requests
+    for method in ("GET", "PUT", "DELETE"):
+        refused = await edge.send(method, f"{prefix}//x/s", {"Content-Type": "text/plain"})
+        assert (refused.status, refused.is_one_line_of_text) == (400, True)
+    assert counters.total_requests == asked
+    # Behind the path of the origin's URL, no origin reads them as the begin of an authority.
+    assert (await below.put(f"{prefix}//x/s", b"0123456789")).status == 201
 
 
 async def test_parameters_in_any_order_are_one_key_and_unknown_ones_another(edge: Edge, counters: Counters) -> None:

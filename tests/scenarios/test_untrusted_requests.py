@@ -45,10 +45,23 @@ async def test_a_trace_is_refused_and_echoes_nothing(edge: Edge, counters: Count
     assert not counters.total_requests
 
 
+async def test_a_path_that_an_origin_may_resolve_to_another_is_refused(edge: Edge, counters: Counters) -> None:
+    """An origin that resolves targets as URL references reads `//x/s` as `/s` on the host `x`."""
+    await edge.put("/s", b"0123456789")
+    asked = counters.total_requests
+    for target in ("//x/s", "//x/s?offset=-1&live=sse", "///s", "/.//x/s", "/a/..//x/s", "/%2e//x/s"):
+        for method in ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"):
+            refused = await edge.send(method, target, {"Content-Type": "text/plain"})
+            assert refused.status == 400, f"{method} {target}"
+            assert method == "HEAD" or refused.is_one_line_of_text
+    assert counters.total_requests == asked
+
+
 @pytest.mark.http_1
 @pytest.mark.parametrize(
     "raw",
     [
+        b"DELETE http://h//x/s HTTP/1.1\r\nHost: h\r\n\r\n",
         b"GET /s%zz HTTP/1.1\r\nHost: h\r\n\r\n",
         b"nonsense\r\n\r\n",
         b"POST /s HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
