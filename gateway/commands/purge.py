@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -22,19 +23,48 @@ def purge(
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Every stream that the origin gave this surrogate key.")
     ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every stream; asks first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     soft: Annotated[
         bool, typer.Option("--soft", help="Keep the bytes; revalidate with the origin before the next hit.")
     ] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Purge one stream, all below a prefix, or all with a surrogate key."""
-    path = stream_path(stream, "PATH") if stream is not None else None
-    below = stream_path(prefix, "--prefix") if prefix is not None else None
-    asked = {name: value for name, value in (("stream", path), ("prefix", below), ("key", key)) if value is not None}
-    if len(asked) != 1:
-        raise typer.BadParameter("give exactly one of them", param_hint="PATH / '--prefix' / '--key'")
-    if not run(_purge(admin_url(admin), {**asked, "soft": soft})):
+    """Purge one stream, all below a prefix, all with a surrogate key, or everything."""
+    selected = {
+        name: value for name, value in (("stream", stream), ("prefix", prefix), ("key", key)) if value is not None
+    }
+    if len(selected) + all_ != 1:
+        raise typer.BadParameter("give exactly one of them", param_hint="PATH / '--prefix' / '--key' / '--all'")
+    url = admin_url(admin)
+    asked: dict[str, object] = {name: _selector(name, value) for name, value in selected.items()}
+    if all_:
+        asked["all"] = True
+        if not yes:
+            _confirm(f"{'Revalidate' if soft else 'Purge'} every stream of {url}?")
+    if not run(_purge(url, {**asked, "soft": soft})):
         raise CommandFailed("stopped; the purge may have been done")
+
+
+def _selector(name: str, value: str) -> str:
+    """`value` as the API takes it.  A usage error if it is empty, as an unset variable is, or covers every stream."""
+    hint = "PATH" if name == "stream" else f"--{name}"
+    if not value:
+        raise typer.BadParameter("is empty: --all purges every stream", param_hint=f"'{hint}'")
+    if name == "key":
+        return value
+    path = stream_path(value, hint)
+    if name == "prefix" and path == "/":
+        raise typer.BadParameter("/ is every stream: --all purges them", param_hint=f"'{hint}'")
+    return path
+
+
+def _confirm(question: str) -> None:
+    """Ask on the terminal.  Raises CommandFailed if the answer is no, or if there is no terminal."""
+    if not sys.stdin.isatty():
+        raise CommandFailed("purging every stream needs --yes where no terminal can ask for it")
+    if not typer.confirm(question, err=True):
+        raise CommandFailed("nothing was purged")
 
 
 async def _purge(url: str, body: dict[str, object]) -> None:

@@ -19,6 +19,7 @@ from tests.commands.conftest import Client
 from tests.commands.runs import Run, finished, running, shows
 
 TOKEN = "DURABLE_GATEWAY_ADMIN_TOKEN"
+PURGES = "PATH / '--prefix' / '--key' / '--all'"
 
 
 @pytest.fixture
@@ -93,13 +94,48 @@ async def test_on_a_terminal_streams_are_a_table(streams: dict[str, str], admin:
         (["--prefix", "a/"], "purged 2 streams", ["/b/three"]),
         (["--prefix", "/a/"], "purged 2 streams", ["/b/three"]),
         (["--key", "nobody"], "purged 0 streams", ["/a/one", "/a/two", "/b/three"]),
-        (["--prefix", "/", "--soft"], "marked 3 streams stale", ["/a/one", "/a/two", "/b/three"]),
+        (["--all", "--soft", "--yes"], "marked 3 streams stale", ["/a/one", "/a/two", "/b/three"]),
+        (["--all", "--yes"], "purged 3 streams", []),
     ],
 )
 async def test_purging(streams: dict[str, str], admin: str, what: list[str], said: str, left: list[str]) -> None:
     assert await finished("purge", *what, "--admin", admin) == (0, f"{said}\n", "")
     _, out, _ = await finished("streams", "--json", "--admin", admin)
     assert [json.loads(line)["path"] for line in out.splitlines()] == left
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (["--prefix", ""], "Invalid value for '--prefix': is empty: --all purges every stream"),
+        (["--prefix", "/"], "Invalid value for '--prefix': / is every stream: --all purges them"),
+        (["--key", ""], "Invalid value for '--key': is empty: --all purges every stream"),
+        ([""], "Invalid value for 'PATH': is empty: --all purges every stream"),
+        (["--prefix", "/a/../"], "prefix: /a/../ is every stream: send all"),
+        (["--all"], "purging every stream needs --yes where no terminal can ask for it"),
+        (["--all", "--prefix", "/a/"], f"Invalid value for {PURGES}: give exactly one of them"),
+    ],
+)
+async def test_a_purge_of_everything_by_an_empty_variable_is_refused(
+    streams: dict[str, str], admin: str, what: list[str], why: str
+) -> None:
+    status, out, err = await finished("purge", *what, "--admin", admin)
+    assert status in (1, 2)
+    assert (out, err) == ("", f"durable-gateway: {why}\n")
+    _, out, _ = await finished("streams", "--json", "--admin", admin)
+    assert len(out.splitlines()) == len(streams)
+
+
+@pytest.mark.parametrize(("typed", "said"), [(b"n\n", "nothing was purged"), (b"y\n", "purged 3 streams")])
+async def test_a_purge_of_everything_asks_on_a_terminal(
+    streams: dict[str, str], admin: str, typed: bytes, said: str
+) -> None:
+    async with running("purge", "--all", "--admin", admin, on_terminal=True) as run:
+        await run.until(shows(f"Purge every stream of {admin}? [y/N]: "))
+        await run.write(typed)
+        status, _, _ = await run.finished()
+    assert run.shown.rstrip().endswith(said)
+    assert status == (0 if typed == b"y\n" else 1)
 
 
 async def test_a_stale_stream_is_revalidated_before_the_next_hit(
@@ -274,8 +310,8 @@ async def test_an_unreachable_port_is_one_line(command: list[str], url: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["purge"], "Invalid value for PATH / '--prefix' / '--key': give exactly one of them"),
-        (["purge", "/s", "--key", "k"], "Invalid value for PATH / '--prefix' / '--key': give exactly one of them"),
+        (["purge"], f"Invalid value for {PURGES}: give exactly one of them"),
+        (["purge", "/s", "--key", "k"], f"Invalid value for {PURGES}: give exactly one of them"),
         (["purge", "http://a/s"], "Invalid value for 'PATH': expected a path such as /demo, got 'http://a/s'"),
         (["top", "--by", "mood"], "Invalid value for '--by'"),
         (["top", "--admin", "ftp://x"], "Invalid value for '--admin': expected an http:// or https:// URL"),

@@ -20,7 +20,7 @@ OPTIONS = {
     "bench": ["URL", "--seconds", "--connections", "--subscribers", "--json", "--header"],
     "top": ["--by", "--limit", "--interval", "--once", "--admin"],
     "streams": ["PREFIX", "--limit", "--json", "--admin"],
-    "purge": ["PATH", "--prefix", "--key", "--soft", "--admin"],
+    "purge": ["PATH", "--prefix", "--key", "--all", "--yes", "--soft", "--admin"],
     "drain": ["--within", "--wait", "--no-wait", "--admin"],
     "reload": ["--admin"],
 }

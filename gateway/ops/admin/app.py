@@ -14,7 +14,7 @@ from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.controls import controls_endpoints
 from gateway.ops.admin.counts import counts_endpoints
 from gateway.ops.admin.directory import Directory
-from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_response, refusal_response
+from gateway.ops.admin.endpoint import AUDITED, MOST_BODY_BYTES, Endpoint, Refused, json_response, refusal_response
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
@@ -103,7 +103,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
                 audit.refused(request.method, path, request.remote, refused)
             return refusal_response(refused)
         if is_change:
-            audit.done(request.method, path, request.remote, response.status)
+            audit.done(request.method, path, request.remote, response.status, request.get(AUDITED, ""))
         return response
 
     application = web.Application(middlewares=[guarded], client_max_size=MOST_BODY_BYTES)

@@ -90,21 +90,46 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
 
     return [
         Endpoint("GET", "/api/config", "The configuration in effect, secrets hidden", config, dict[str, Any]),
-        Endpoint("POST", "/api/drain", "Drain the live readers", drain, Draining, body=DrainBody, status=202),
+        Endpoint(
+            "POST",
+            "/api/drain",
+            "Drain the live readers",
+            drain,
+            Draining,
+            body=DrainBody,
+            status=202,
+            audited=_drained,
+        ),
         Endpoint("GET", "/api/log-level", "The log level", log_level, LogLevel),
-        Endpoint("PUT", "/api/log-level", "Set the log level", set_log_level, LogLevel, body=LogLevel),
+        Endpoint(
+            "PUT", "/api/log-level", "Set the log level", set_log_level, LogLevel, body=LogLevel, audited=_level_set
+        ),
         Endpoint(
             "POST",
             "/api/reload",
             "Read the configuration again",
             reload,
             Reloaded,
+            audited=_reloaded,
             refusals={
                 409: "There is no configuration file to read again.",
                 422: "The configuration is invalid; the old one stays in effect.",
             },
         ),
     ]
+
+
+def _drained(body: DrainBody, _: Draining) -> str:
+    return f"within {body.within_s:g} s" if body.within_s is not None else ""
+
+
+def _level_set(_: LogLevel, now: LogLevel) -> str:
+    return now.level
+
+
+def _reloaded(_: Nothing, done: Reloaded) -> str:
+    waiting = [f"needs a restart: {', '.join(done.needs_restart)}"] if done.needs_restart else []
+    return "; ".join([", ".join(done.changed) or "nothing changed", *waiting])
 
 
 def _level_now() -> Level:

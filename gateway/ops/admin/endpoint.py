@@ -35,6 +35,9 @@ _MOST_ERRORS: Final = 1_000
 """With more errors than these, none is picked: spelling them out would take a second."""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
+AUDITED: Final = web.RequestKey("audited", str)
+"""On a request: the audit log's name of the change that it made."""
+
 API_TYPE: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """Configuration of every query, body and answer type: its docstrings describe it, and unknown keys are refused."""
 
@@ -91,6 +94,8 @@ class Endpoint:
     """What the body should be; for bodies with several forms."""
     most_bytes: int = _BODY_BYTES
     """The largest body, in bytes."""
+    audited: Callable[[Any, Any], str] | None = None
+    """Name a change in the audit log, given the body and the answer."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Error statuses beyond those of every endpoint, and what each means."""
 
@@ -111,7 +116,10 @@ class Endpoint:
                 _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
-            return json_response(await self.handle(asked), self.status)
+            answer = await self.handle(asked)
+            if self.audited is not None:
+                request[AUDITED] = self.audited(asked.body, answer)
+            return json_response(answer, self.status)
 
         return web.route(self.method, self.path, handle) if self.changes else web.get(self.path, handle)
 

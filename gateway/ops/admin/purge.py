@@ -1,4 +1,7 @@
-"""Purging by stream, by prefix, by surrogate key or by id.  A soft purge keeps the bytes but revalidates them.
+"""Purging by stream, by prefix, by surrogate key, by id, or of everything.  A soft purge keeps the bytes but
+revalidates them.
+
+An empty selector is refused rather than read as "everything": it is most often a variable that was never set.
 
 The streams are selected here and removed by `gateway.engine.purge`.
 """
@@ -6,11 +9,20 @@ The streams are selected here and removed by `gateway.engine.purge`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
+from gateway.ops.admin.audit import shortened
+from gateway.ops.admin.directory import (
+    Directory,
+    PrefixText,
+    TargetText,
+    in_turns,
+    name_of_id,
+    read_prefix,
+    read_target,
+)
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
@@ -34,8 +46,8 @@ class PurgeStream:
 class PurgePrefix:
     """Every path with this prefix."""
 
-    prefix: Annotated[PrefixText, Field(min_length=1)]
-    """The prefix need not end at a segment's end."""
+    prefix: Annotated[PrefixText, Field(json_schema_extra={"minLength": 2})]
+    """The prefix need not end at a segment's end.  An empty one and `/` are refused: `all` purges every stream."""
     soft: bool = False
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
@@ -62,7 +74,17 @@ class PurgeId:
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class PurgeAll:
+    """Every stream."""
+
+    all: Literal[True]
+    soft: bool = False
+    """Keep the bytes, and revalidate with the origin before the next hit."""
+
+
+PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId | PurgeAll
 
 
 @with_config(API_TYPE)
@@ -88,15 +110,23 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         async def purged(streams: list[Stream]) -> Purged:
             return Purged(sum([act(stream) async for stream in in_turns(streams)]))
 
+        async def below(prefix: str) -> Purged:
+            count = 0
+            async for streams in directory.slices():
+                count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
+            return Purged(count)
+
         match body:
             case PurgeStream(target, origin):
                 path, query = read_target(target)
                 return await purged(directory.by_target(target, origin) if query else directory.by_path(path, origin))
-            case PurgePrefix(prefix):
-                prefix, count = read_prefix(prefix), 0
-                async for streams in directory.slices():
-                    count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
-                return Purged(count)
+            case PurgePrefix(text):
+                prefix = read_prefix(text)
+                if prefix in ("", "/"):
+                    raise Refused(422, f"prefix: {text or 'an empty one'} is every stream: send all")
+                return await below(prefix)
+            case PurgeAll():
+                return await below("/")
             case PurgeKey(key):
                 return await purged(engine.store.tagged(key))
             case PurgeId(id_):
@@ -113,6 +143,32 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             purge,
             Purged,
             body=PurgeBody,
-            expects="one of stream, prefix, key and id, and soft where that is wanted",
+            audited=_audited,
+            expects="one of stream, prefix, key, id and all, and soft where that is wanted",
         )
     ]
+
+
+def _audited(body: PurgeBody, done: Purged) -> str:
+    """The selection and its count."""
+    return f"{'marked stale' if body.soft else 'purged'} {shortened(_selection(body))}: {done.purged}"
+
+
+def _selection(body: PurgeBody) -> str:
+    match body:
+        case PurgeStream(target):
+            return f"stream {_without_query(target)}"
+        case PurgePrefix(prefix):
+            return f"prefix {prefix}"
+        case PurgeKey(key):
+            return f"key {key}"
+        case PurgeId(id_):
+            name = name_of_id(id_)
+            return f"stream {_without_query(name.target)}" if name is not None else "no stream: the id is none"
+        case PurgeAll():
+            return "every stream"
+
+
+def _without_query(target: str) -> str:
+    path, mark, _ = target.partition("?")
+    return f"{path}?…" if mark else path

@@ -57,8 +57,8 @@ def test_refusal_lines_are_bounded_and_omitted_ones_counted(caplog: pytest.LogCa
         audit.refused("GET", f"/{'x' * 1_000}", "192.0.2.1", Refused(401, "no"))
     assert len(lines(caplog)) == REFUSALS_PER_WINDOW
     assert max(map(len, lines(caplog))) < 300
-    audit.done("POST", "/api/drain", "192.0.2.1", 202)
-    assert lines(caplog)[-1] == "POST /api/drain by 192.0.2.1: 202"
+    audit.done("POST", "/api/drain", "192.0.2.1", 202, "within 30 s")
+    assert lines(caplog)[-1] == "POST /api/drain by 192.0.2.1: 202: within 30 s"
     clock.advance(WINDOW_S)
     with caplog.at_level(logging.INFO):
         audit.refused("GET", "/", "192.0.2.1", Refused(401, "no"))

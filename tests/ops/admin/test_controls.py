@@ -98,10 +98,15 @@ def test_every_setting_named_like_a_secret_has_a_secret_type() -> None:
     assert fields["partition_key"] is SecretStr
 
 
+@pytest.mark.usefixtures("level")
 async def test_changes_are_logged_with_the_client(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "gateway.admin"):
         await bench.post("/api/purge", {"key": "k"})
+        await bench.ask("PUT", "/api/log-level", {"level": "info"})
+        await bench.post("/api/drain", {"within_s": 7})
         await bench.get("/api/overview")
     assert [record.getMessage() for record in caplog.records if record.name == "gateway.admin.audit"] == [
-        "POST /api/purge by 127.0.0.1: 200"
+        "POST /api/purge by 127.0.0.1: 200: purged key k: 0",
+        "PUT /api/log-level by 127.0.0.1: 200: info",
+        "POST /api/drain by 127.0.0.1: 202: within 7 s",
     ]

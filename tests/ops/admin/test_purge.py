@@ -60,9 +60,9 @@ async def test_purges_are_counted_by_kind(bench: Bench) -> None:
         return bench.gateway.metrics.registry.get_sample_value("durable_gateway_purges_total", {"kind": kind})
 
     assert (counted("hard"), counted("soft")) == (0, 0)
-    await bench.post("/api/purge", {"prefix": "/"})
+    await bench.post("/api/purge", {"all": True})
     await bench.post("/api/purge", {"key": "group"})
-    await bench.post("/api/purge", {"prefix": "/", "soft": True})
+    await bench.post("/api/purge", {"all": True, "soft": True})
     assert (counted("hard"), counted("soft")) == (2, 1)
 
 
@@ -72,7 +72,7 @@ async def test_a_prefix_purges_every_path_that_begins_with_it(bench: Bench) -> N
         await bench.read(f"{path}?offset=-1")
     assert await bench.post("/api/purge", {"prefix": "/chat/"}) == {"purged": 2}
     assert await held(bench) == ["/chatter", "/news"]
-    assert await bench.post("/api/purge", {"prefix": "/"}) == {"purged": 2}
+    assert await bench.post("/api/purge", {"all": True}) == {"purged": 2}
     assert await held(bench) == []
 
 
@@ -161,11 +161,26 @@ async def test_a_purge_during_a_read_does_not_fail_it(bench: Bench, origin: Runn
 
 
 async def test_a_purge_is_audited_at_any_log_level(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    await bench.post("/api/purge", {"prefix": "/"})
+    for path in ("/a/1", "/a/2?signature=secret"):
+        await bench.put(path)
+        await bench.read(path)
+    id_ = (await bench.stream("/a/1"))["id"]
+    for body in (
+        {"stream": "/a/2?signature=secret"},
+        {"id": id_, "soft": True},
+        {"prefix": f"/a/{'x' * 1_000}"},
+        {"key": "red"},
+        {"all": True},
+    ):
+        await bench.post("/api/purge", body)
     await bench.post("/api/tails", {"streams": []})
     await bench.ask("POST", "/api/nothing%0Ahere", {})
     assert [record.getMessage() for record in caplog.records if record.name.startswith("gateway.admin")] == [
-        "POST /api/purge by 127.0.0.1: 200"
+        "POST /api/purge by 127.0.0.1: 200: purged stream /a/2?…: 1",
+        "POST /api/purge by 127.0.0.1: 200: marked stale stream /a/1: 1",
+        f"POST /api/purge by 127.0.0.1: 200: purged prefix /a/{'x' * 190}…: 0",
+        "POST /api/purge by 127.0.0.1: 200: purged key red: 0",
+        "POST /api/purge by 127.0.0.1: 200: purged every stream: 1",
     ]
 
 
@@ -190,6 +205,11 @@ async def test_a_path_purges_all_its_queries_and_partitions_and_a_query_only_its
         {"stream": "/a?offset=1"},
         {"stream": "/a\n"},
         {"prefix": "relative"},
+        {"prefix": ""},
+        {"prefix": "/"},
+        {"prefix": "/a/../"},
+        {"all": False},
+        {"all": True, "prefix": "/a"},
         {"key": ""},
         {"key": 7},
         {"stream": "/a", "soft": "yes"},

@@ -106,7 +106,7 @@ async def test_a_stream_is_read_anew_after_a_purge_in_the_middle(edge: Edge) -> 
     session = asyncio.ensure_future(edge.client.session("seq_num=2&count=2"))
     await gate.waiting(1)
     await eventually(lambda: [one.users for one in edge.gateway.engine.s2.streams] == [2])
-    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"all": True}) as purged:
         assert purged.status == 200, await purged.text()
     gate.release()
     assert (await reading).texts == list("abcd")
@@ -156,7 +156,7 @@ async def test_a_read_that_waits_goes_on_after_a_purge(edge: Edge) -> None:
     waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=60"))
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     await eventually(lambda: [one.topic is not None for one in edge.gateway.engine.s2.streams] == [True])
-    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"all": True}) as purged:
         assert purged.status == 200, await purged.text()
     async with asyncio.timeout(BOUND_S):
         await edge.counters.reached(Call.READ_SESSION, 2)

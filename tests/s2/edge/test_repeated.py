@@ -90,7 +90,7 @@ async def test_it_ends_with_a_trim(repeated: Edge) -> None:
 
 async def test_it_ends_with_a_purge(repeated: Edge) -> None:
     edge = repeated
-    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+    async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"all": True}) as purged:
         assert purged.status == 200
     assert (await read(edge.client)).texts == ["a", "b"]
     assert edge.counters.requests[Call.READ] == 1

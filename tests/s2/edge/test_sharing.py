@@ -117,7 +117,7 @@ class TestClients:
         session = await edge.client.session("seq_num=0&count=11&wait=60", "a", **mine)
         assert len(await session.texts(10)) == 10
         await edge.counters.sessions_are(Call.READ_SESSION, 1)
-        async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"prefix": "/"}) as purged:
+        async with edge.client.http.post(edge.gateway.admin_url + "/api/purge", json={"all": True}) as purged:
             assert purged.status == 200, await purged.text()
         session.close()
         await eventually(lambda: edge.gateway.engine.s2.sessions == 0)
