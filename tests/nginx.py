@@ -18,8 +18,8 @@ EXIT_S = 10.0
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
-def _configuration(folder: Path, port: int, upstream: str, more: str, listen: str) -> str:
-    """A site that passes everything on; beside that nothing but where files go is said."""
+def _configuration(folder: Path, port: int, locations: str, listen: str) -> str:
+    """A site with these locations; all else is nginx's defaults, except for the places of its files."""
     user = "user root;\n" if os.geteuid() == 0 else ""
     places = "".join(f"  {name}_temp_path {folder / name};\n" for name in _TEMPORARY)
     return f"""{user}worker_processes 1;
@@ -32,21 +32,27 @@ http {{
 {places}
   server {{
     listen 127.0.0.1:{port}{listen};
-    location / {{ proxy_pass {upstream}; {more} }}
+{locations}
   }}
 }}
 """
 
 
 @asynccontextmanager
-async def running_nginx(folder: Path, upstream: str, more: str = "", listen: str = "") -> AsyncIterator[str]:
-    """The URL of an nginx before `upstream` (a URL), until the block ends; `more` stands in its `location`, `listen`
-    behind its address."""
+async def running_nginx(
+    folder: Path, upstream: str = "", more: str = "", listen: str = "", locations: str = ""
+) -> AsyncIterator[str]:
+    """The URL of an nginx, until the block ends.
+
+    It passes everything to `upstream` (a URL), with `more` in its `location`, unless `locations` are given; `listen`
+    stands behind its address.
+    """
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
     config, said = folder / "nginx.conf", folder / "error.log"
-    config.write_text(_configuration(folder, port, upstream, more, listen))
+    locations = locations or f"location / {{ proxy_pass {upstream}; {more} }}"
+    config.write_text(_configuration(folder, port, locations, listen))
     command = [str(program("nginx", "nginx")), "-p", str(folder), "-e", str(said), "-c", str(config)]
     process = subprocess.Popen(command)  # noqa: ASYNC220 - it begins at once
     try:
