@@ -98,7 +98,7 @@ def _noting(access_log: AccessLog, requests: list[bytes]) -> float:
     def work() -> None:
         repeat = access_log.repeat
         for request in requests:
-            repeat(hit, now, "192.0.2.17", request)
+            repeat(hit, now, now, "192.0.2.17", request)
 
     return _best(work, len(requests))
 
@@ -124,7 +124,7 @@ async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
     for at in range(0, len(requests), 100):
         turn = time.perf_counter_ns()
         for request in requests[at : at + 100]:
-            log.repeat(hit, clock.now(), "192.0.2.17", request)
+            log.repeat(hit, clock.now(), clock.now(), "192.0.2.17", request)
         await asyncio.sleep(0)
         longest = max(longest, time.perf_counter_ns() - turn)
     await log.close(60.0)
@@ -169,7 +169,8 @@ def main() -> int:
     table.add_row("the same, each with a trace of its own", f"{asyncio.run(_noting_kept(traced)):.0f}")
     hit, lines = Repeated(_record()), _lines()
     hits: list[Record | Hit] = [
-        (hit, number / 1e5, "192.0.2.17", lines.ending(request)) for number, request in enumerate(same)
+        (hit, number / 1e5 - 1e-5, number / 1e5, "192.0.2.17", lines.ending(request))
+        for number, request in enumerate(same)
     ]
     table.add_row("hit: made a line", f"{_making(hits):.0f}")
     table.add_row("other request: made a line", f"{_making([_record()] * _RECORDS):.0f}")

@@ -176,9 +176,9 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted in the metrics yet."""
-        self.on_hit: Callable[[RememberedAnswer, Peer, bytes], None] | None = None
-        """Called with each remembered answer that is sent, its connection and its request, if hits are logged or
-        traced one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, float], None] | None = None
+        """Called with each remembered answer that was sent, its connection, its request, and when the request was read
+        (monotonic seconds), if hits are logged or traced one by one."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False

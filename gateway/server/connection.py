@@ -107,7 +107,7 @@ class Connection(ReadingConnection, Handling):
         if (
             answer is None
             or self._is_busy
-            or self._now() >= answer.until
+            or (began := self._now()) >= answer.until
             or answer.stale_marks != answer.stream.stale_marks
             or ((tail := answer.tail) is not None and tail.version != answer.stream.tail_version)
             or self.transport is None
@@ -122,7 +122,7 @@ class Connection(ReadingConnection, Handling):
             self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self, data)
+            self._clients.on_hit(answer, self, data, began)
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
@@ -407,14 +407,16 @@ class Connection(ReadingConnection, Handling):
 
     def _serve(self, answer: RememberedAnswer, request: bytes) -> None:
         assert self.transport is not None
+        on_hit = self._clients.on_hit
+        began = 0.0 if on_hit is None else self._now()
         answer.hits += 1
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
             self._shared_bytes = answer.body_bytes
             self.transport.writelines(answer.pieces)
-        if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self, request)
+        if on_hit is not None:
+            on_hit(answer, self, request, began)
 
 
 class SecureConnection(Connection):

@@ -196,13 +196,14 @@ class Frontend:
     def _meaningful_names(self) -> list[frozenset[str]]:
         return [route.meaningful_names for route in self.routes.routes]
 
-    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
-        """Log and trace a remembered answer that was sent, if there is a log or a tracer."""
+    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, began: float) -> None:
+        """Log and trace a remembered answer that was sent, if there is a log or a tracer.  Its request was read at
+        `began`."""
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
                 client = proxies.client_of(client, request)
-            self._access_log.repeat(answer.repeated, self._engine.clock.now(), client, request)
+            self._access_log.repeat(answer.repeated, began, self._engine.clock.now(), client, request)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 

@@ -13,7 +13,7 @@ its record, and the `note_*` functions below write to it.  Without an access log
 request, they do nothing.
 
 A connection can repeat the same hit faster than records can be filled in.  A `Repeated` holds what such answers have in
-common; each of them adds only its time, its client and the bytes of its request.
+common; each of them adds only its times, its client and the bytes of its request.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Repeated:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """Without time, client, user agent and trace."""
+        """Without times, client, user agent and trace."""
         self.line: bytes | None = None
 
 
@@ -274,8 +274,6 @@ def note_repeated(
             is_s2=record.is_s2,
             partition=record.partition,
             status=status,
-            # Repetitions are answered in the same step in which they are read.
-            first_byte_s=0.0,
             start=record.start,
             next_offset=next_offset or record.next_offset,
             sent_bytes=sent_bytes,
@@ -302,8 +300,9 @@ class AccessLog(Protocol):
     def record(self, record: Record) -> None:
         """A request has ended, or continues if the record is not final.  The access log owns the record from now on."""
 
-    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        """A remembered answer was sent again at `now` (monotonic seconds), in response to these request bytes."""
+    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
+        """A remembered answer was sent again: these request bytes were read at `began`, and the answer was handed to
+        the connection at `ended` (monotonic seconds)."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
         """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
@@ -321,7 +320,7 @@ class NoAccessLog:
     def record(self, record: Record) -> None:
         """Do nothing."""
 
-    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
         """Do nothing."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:

@@ -1,7 +1,7 @@
 """The lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
-A repeated hit is written from a piece made once, plus its time and id and the looked-up pieces for its client and user
-agent; every other line goes through orjson.  Both ways give the same fields, which a test checks.
+A repeated hit is written from a piece made once, plus its time and id and the looked-up pieces for its duration, client
+and user agent; every other line goes through orjson.  Both ways give the same fields, which a test checks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 _AGENT_LINE: Final = re.compile(rb"\r\nuser-agent:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _TRACE_VALUE: Final = re.compile(rb"[ \t]*" + TRACEPARENT.encode() + rb"[ \t]*")
 _TRACE_LINE: Final = b"\r\ntraceparent:"
+_THOUSANDTHS: Final = tuple(b'%03d,"id":"' % number for number in range(1_000))
 _PROCESS_BYTES: Final = 6
 """Random bytes in an id: the chance that any two of a hundred thousand gateway starts draw the same is 1 in 50,000."""
 
 
-Hit = tuple[Repeated, float, str | None, bytes]
-"""One more repetition of a remembered answer: the part it shares with others, its time (monotonic seconds), the client,
-and the end of its line (from `Lines.ending`).  A plain tuple, because it is made on the hottest path."""
+Hit = tuple[Repeated, float, float, str | None, bytes]
+"""One more repetition of a remembered answer: the part it shares with others, when its request was read and when it was
+answered (monotonic seconds), the client, and the end of its line (from `Lines.ending`).  A plain tuple, because it is
+made on the hottest path."""
 
 
 def cut(record: Record) -> None:
@@ -64,6 +66,8 @@ class Lines:
         self._indexes: list[bytes] = []
         """The last parts of ids, by position in a batch."""
         self._clients: dict[str | None, bytes] = {}
+        self._durations: dict[int, bytes] = {}
+        """Pieces of hits by their duration in microseconds."""
         self.endings: dict[bytes, bytes] = {}
         """What `ending` has made, by the bytes of the request.  Callers look here first to save the call."""
 
@@ -71,7 +75,7 @@ class Lines:
         """The lines of `items`, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
         # One growing buffer: keeping orjson's lines and joining them takes eight times as long.
         text = bytearray()
-        clients = self._clients
+        clients, durations = self._clients, self._durations
         self._forget()
         batch = self._batch()
         begin = batch.encode()
@@ -83,12 +87,17 @@ class Lines:
             if isinstance(item, Record):
                 text += self._line(item, batch + index[:-1].decode())
                 continue
-            repeated, now, client, ending = item
+            repeated, began, ended, client, ending = item
             # Hits within one millisecond share its text: formatting a number costs as much as the rest of the line.
-            if (millis := int((now + wall_lead_s) * 1_000)) != stamped:
-                stamped, stamp = millis, b'{"time":%d.%03d,"id":"%b' % (*divmod(millis, 1_000), begin)
+            micros = int((ended + wall_lead_s) * 1e6 + 0.5)
+            if (millis := micros // 1_000) != stamped:
+                stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
             text += stamp
+            text += _THOUSANDTHS[micros % 1_000]
+            text += begin
             text += index
+            took = int((ended - began) * 1e6 + 0.5)
+            text += durations.get(took) or self._duration_piece(took)
             text += repeated.line or self._prepare(repeated)
             text += clients.get(client) or self._client_piece(client)
             text += ending
@@ -97,11 +106,11 @@ class Lines:
     @property
     def remembered(self) -> int:
         """The size of the largest of the memories."""
-        return max(len(self._clients), len(self._masked), len(self.endings))
+        return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings))
 
     def _forget(self) -> None:
         # Plain dictionaries, cleared when full: keeping them in LRU order costs more than making the pieces again.
-        for remembered in (self._clients, self._masked):
+        for remembered in (self._clients, self._masked, self._durations):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
 
@@ -117,11 +126,14 @@ class Lines:
     def _line(self, record: Record, id_: str) -> bytes:
         fields: dict[str, Any] = {"time": _micros(record.ended_at), "id": id_}
         self._add_facts(record, fields)
+        fields["duration_s"] = _micros(record.duration_s)
+        if record.first_byte_s is not None:
+            fields["first_byte_s"] = _micros(record.first_byte_s)
         self._add_client(record, fields)
         return _dumped(fields)
 
     def _add_facts(self, record: Record, fields: dict[str, Any]) -> None:
-        """Add every field except the time, the id and those that identify the client."""
+        """Add every field except the id, those that tell times, and those that identify the client."""
         fields["v"] = VERSION
         fields["node"] = self._node
         if record.route is not None:
@@ -136,9 +148,6 @@ class Lines:
         if record.status:
             fields["status"] = record.status
         fields["outcome"] = record.outcome
-        fields["duration_s"] = _micros(record.duration_s)
-        if record.first_byte_s is not None:
-            fields["first_byte_s"] = _micros(record.first_byte_s)
         if record.start is not None:
             fields["start"] = record.start
         if record.next_offset is not None:
@@ -194,6 +203,12 @@ class Lines:
         self._add_facts(repeated.record, fields)
         repeated.line = line = b"," + _dumped(fields)[1:-2]
         return line
+
+    def _duration_piece(self, micros: int) -> bytes:
+        seconds = b"%d.%06d" % divmod(micros, 1_000_000)
+        # The answer is handed to the connection whole, its first byte with its last.
+        piece = self._durations[micros] = b',"duration_s":%b,"first_byte_s":%b' % (seconds, seconds)
+        return piece
 
     def _client_piece(self, client: str | None) -> bytes:
         address = self._loggable_client(client)

@@ -47,7 +47,7 @@ _LONGEST_UNCLAIMED_S = 300.0
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
 """Memory of a record without its texts, and of its slot in the queue."""
-_HIT_BYTES = 160
+_HIT_BYTES = 192
 """Memory of a hit without the end of its line; the part shared with other hits is not counted."""
 
 
@@ -140,11 +140,11 @@ class LogWriter:
             self._queued_bytes += _weight(record)
             self._queue.append(record)
 
-    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
         if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             ending = self._lines.endings.get(request) or self._lines.ending(request)
             self._queued_bytes += _HIT_BYTES + len(ending)
-            self._queue.append((hit, now, client, ending))
+            self._queue.append((hit, began, ended, client, ending))
 
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
         cut(record)
@@ -383,7 +383,7 @@ def _weight(item: Record | Hit) -> int:
         readers = item.partition.readers if item.partition is not None else None
         texts = (item.stream, item.user_agent, readers, item.start, item.next_offset)
         return _RECORD_BYTES + sum(len(text) for text in texts if text is not None)
-    return _HIT_BYTES + len(item[3])
+    return _HIT_BYTES + len(item[4])
 
 
 def _parts(lines: bytes, most: int) -> Iterator[bytes]:

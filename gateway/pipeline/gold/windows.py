@@ -7,7 +7,7 @@ of its neighbours.  A ratio is negative if the origin was asked for more than wa
 that left).
 
 Latency leaves long-polls and SSE connections out, because their duration is the time they waited; `delivery` covers
-them.  A remembered answer takes 0 s in the log, which rounds down to microseconds.
+them.  Remembered answers count with the microseconds that they took.
 
 Fan-out is how many readers one answer of the origin served, as a distribution by powers of two.  A live read shares the
 stream's one live request with its `subscribers`; a catch-up read shares its fetch with those it was `collapsed` with.

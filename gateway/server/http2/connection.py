@@ -285,10 +285,12 @@ class Http2Connection(TimedHttp2Connection):
             return False
         if clients.admits is not None and not clients.admits(answer, self, alias):
             return False
+        on_hit = clients.on_hit
+        began = 0.0 if on_hit is None else clients.now()
         answer.hits += 1
         self._send_remembered(stream, answer, request)
-        if clients.on_hit is not None:
-            clients.on_hit(answer, self, alias)
+        if on_hit is not None:
+            on_hit(answer, self, alias, began)
         return True
 
     def _send_remembered(self, stream: Stream, answer: RememberedAnswer, request: Http2Request) -> None:

@@ -152,7 +152,7 @@ def test_every_fact_of_a_record_is_written() -> None:
 
 def test_no_two_lines_have_the_same_id() -> None:
     # More than are ever made into lines at once, and as many of either kind.
-    items: list[Record | Hit] = [(Repeated(READY), 1.0, None, b"}\n"), FULL] * 300
+    items: list[Record | Hit] = [(Repeated(READY), 1.0, 1.0, None, b"}\n"), FULL] * 300
     written_now = [
         line for writer in (lines(), lines()) for _ in range(3) for line in _each(writer.written(items, 0.0))
     ]
@@ -244,7 +244,7 @@ def test_a_query_is_written_whole_by_its_names_or_not_at_all(stream: str, names:
     for wanted, expected in (("full", stream[:2_048]), ("names", names), ("none", none)):
         writer = Lines("edge", "masked", PartitionIds(KEY), query=wanted)  # type: ignore[arg-type]
         record = replace(READY, stream=stream)
-        hit = (Repeated(record), 1.0, None, writer.ending(request()))
+        hit = (Repeated(record), 1.0, 1.0, None, writer.ending(request()))
         assert read(writer.line(record))["stream"] == expected
         assert read(writer.written([hit], 0.0))["stream"] == expected
 
@@ -301,9 +301,8 @@ def test_a_trace_is_taken_from_a_valid_traceparent_only(traceparent: str | None,
 
 # -- hits from remembered answers --------------------------------------------------------------------------------------
 
-READY = replace(
-    FULL, mode=Mode.CATCHUP, outcome=Outcome.HIT, duration_s=0.0, close_reason=None, subscribers=None, collapsed=0
-)
+READY = replace(FULL, mode=Mode.CATCHUP, outcome=Outcome.HIT, close_reason=None, subscribers=None, collapsed=0)
+TOOK_S = 0.000317
 
 
 def request(*headers: bytes) -> bytes:
@@ -311,7 +310,7 @@ def request(*headers: bytes) -> bytes:
 
 
 def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
-    hit = (Repeated(READY), 1_000.1239, client, writer.ending(request(*headers)))
+    hit = (Repeated(READY), 1_000.123456 - TOOK_S, 1_000.123456, client, writer.ending(request(*headers)))
     found = read(writer.written([hit], 1_789_999_000.0))
     again = read(writer.written([hit], 1_789_999_000.0))
     assert found.pop("id") != again.pop("id")
@@ -327,10 +326,24 @@ def without_id(line: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("client", ["192.0.2.77", "2001:db8::1", "nowhere", None])
 def test_a_hits_line_has_the_fields_of_a_records_line(masking: Any, client: str | None) -> None:
     headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
-    record = replace(READY, client=client, ended_at=1_790_000_000.123)
+    times: dict[str, Any] = {"ended_at": 1_790_000_000.123456, "duration_s": TOOK_S, "first_byte_s": TOOK_S}
+    record = replace(READY, client=client, **times)
     assert of_hit(lines(masking), *headers, client=client) == without_id(written(record, masking))
     record = replace(record, user_agent=None, trace_id=None)
     assert of_hit(lines(masking), client=client) == without_id(written(record, masking))
+
+
+def test_a_hits_times_are_written_to_the_microsecond() -> None:
+    writer = lines()
+    items: list[Record | Hit] = [
+        (Repeated(READY), 7.000_001, 7.000_001 + took_s, None, b"}\n") for took_s in (0.000_009, 0.000_998, 1.5, 0.0)
+    ]
+    made = _each(writer.written(items, 1_790_000_000.0))
+    assert [line["time"] - 1_790_000_007 for line in made] == pytest.approx(
+        [1e-5, 0.000_999, 1.500_001, 1e-6], abs=5e-7
+    )
+    assert [line["duration_s"] for line in made] == [0.000_009, 0.000_998, 1.5, 0.0]
+    assert [line["first_byte_s"] for line in made] == [0.000_009, 0.000_998, 1.5, 0.0]
 
 
 def test_user_agent_and_trace_are_read_from_the_requests_own_bytes() -> None:
@@ -358,7 +371,7 @@ def test_any_headers_give_a_line_of_one_json_object(headers: list[tuple[bytes, b
     of_hit(lines(), *cleaned)
 
 
-def test_the_memory_of_clients_and_agents_is_bounded() -> None:
+def test_the_memory_of_clients_agents_and_durations_is_bounded() -> None:
     writer = lines("full")
     hit = Repeated(READY)
     for number in range(40):
@@ -366,6 +379,7 @@ def test_the_memory_of_clients_and_agents_is_bounded() -> None:
             (
                 hit,
                 1.0,
+                1.0 + (number * 256 + n) / 1e6,
                 f"10.{number}.{n // 256}.{n % 256}",
                 writer.ending(request(b"User-Agent: %d" % (number * 256 + n))),
             )
@@ -373,5 +387,6 @@ def test_the_memory_of_clients_and_agents_is_bounded() -> None:
         ]
         made = [orjson.loads(line) for line in writer.written(of_some, 0.0).splitlines()]
         assert [int(line["user_agent"]) for line in made] == list(range(number * 256, number * 256 + 256))
-        assert [line["client"] for line in made] == [item[2] for item in of_some]
+        assert [line["client"] for line in made] == [item[3] for item in of_some]
+        assert [line["duration_s"] for line in made] == [n / 1e6 for n in range(number * 256, number * 256 + 256)]
     assert writer.remembered < 5_000

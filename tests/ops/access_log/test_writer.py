@@ -133,7 +133,7 @@ async def test_records_and_hits_keep_their_order(
     hits = [Repeated(numbered(number)) for number in range(3_000)]
     for number, hit in enumerate(hits):
         if number % 3:
-            log.repeat(hit, 1.0, "192.0.2.1", REQUEST)
+            log.repeat(hit, 1.0, 1.0, "192.0.2.1", REQUEST)
         else:
             log.record(numbered(number))
     await log.close(BOUND_S)
@@ -146,7 +146,7 @@ async def test_a_hit_is_written_with_the_time_of_day_at_which_it_was_given(
 ) -> None:
     log = open_log(file)
     given_at = clock.wall()
-    log.repeat(Repeated(numbered(0)), clock.now(), None, REQUEST)
+    log.repeat(Repeated(numbered(0)), clock.now(), clock.now(), None, REQUEST)
     clock.advance(7)
     await log.close(BOUND_S)
     assert noted(tmp_path)[0]["time"] == pytest.approx(given_at, abs=0.002)
@@ -177,7 +177,7 @@ async def test_a_full_queue_drops_and_counts_new_records_without_blocking(
         if number % 2:
             log.record(numbered(number))
         else:
-            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
+            log.repeat(Repeated(numbered(number)), 1.0, 1.0, None, REQUEST)
     assert drops(counts) == 199
     gate.release()
     async with time_passing(clock):
@@ -197,7 +197,7 @@ async def test_the_queue_is_bounded_in_bytes_and_drops_are_counted(
             log.record(replace(numbered(number), partition=Partition("default", 0, "p" * 2_000)))
         else:
             agent = b"User-Agent: %d%b\r\n\r\n" % (number, b"a" * 2_000)
-            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST[:-2] + agent)
+            log.repeat(Repeated(numbered(number)), 1.0, 1.0, None, REQUEST[:-2] + agent)
     dropped = drops(counts)
     assert 100 < dropped < 160
     await log.close(BOUND_S)
@@ -211,7 +211,7 @@ async def test_written_records_make_room_for_new_ones(
     async with time_passing(clock):
         for number in range(100):
             log.record(numbered(number))
-            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
+            log.repeat(Repeated(numbered(number)), 1.0, 1.0, None, REQUEST)
             await eventually(lambda: not log.queued)
     await log.close(BOUND_S)
     assert drops(counts) == 0
@@ -243,7 +243,7 @@ async def test_a_queued_hit_keeps_only_the_written_part_of_its_request(open_log:
     try:
         before = tracemalloc.take_snapshot()
         for _ in range(100):
-            log.repeat(hit, 1.0, None, b"".join((REQUEST[:-2], cookie)))
+            log.repeat(hit, 1.0, 1.0, None, b"".join((REQUEST[:-2], cookie)))
         grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     finally:
         tracemalloc.stop()
