@@ -8,8 +8,9 @@ fixed: they never contain anything that an origin or a client sent.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable
 from enum import StrEnum
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -196,13 +197,22 @@ class UpstreamUnavailable(GatewayError):
     text = "Origin unavailable"
 
 
+class Recovery(Protocol):
+    """An announcement that an origin is back: `gateway.aio.signal.Signal`."""
+
+    def wait_within(self, clock: Any, delay_s: float) -> Awaitable[bool]:
+        """Wait for it for at most `delay_s` seconds of `clock`; the result says whether it came."""
+
+
 class CircuitOpen(UpstreamUnavailable):
     """The origin's circuit breaker is open, or its connections are at their bound.  Nothing was sent to the origin, and
     the client is answered at once."""
 
-    def __init__(self, retry_in_s: float = 0.0) -> None:
+    def __init__(self, retry_in_s: float = 0.0, recovered: Recovery | None = None) -> None:
         super().__init__(is_unsent=True)
         self._retry_in_s = retry_in_s
+        self.recovered = recovered
+        """Fires when the origin may be asked again; None if that is not announced."""
 
     @property
     def retry_after_s(self) -> int:

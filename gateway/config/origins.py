@@ -111,7 +111,8 @@ class OriginsConfig(Model):
         default=5,
         ge=0,
         le=1_000_000,
-        description="Consecutive failed requests that open an origin's circuit breaker; 0 never opens it.",
+        description="Consecutive failed requests that open an origin's circuit breaker; a lost connection counts half. "
+        "0 never opens it.",
     )
     breaker_ratio: float = Field(
         default=0.5,
@@ -129,14 +130,17 @@ class OriginsConfig(Model):
         default=1,
         ge=0.01,
         le=3_600,
-        description="First pause before an open breaker probes the origin; each further pause is twice as long. "
-        "Pauses are jittered.",
+        description="First pause of an open breaker, and the longest time between two of its probes; jittered down to "
+        "half. A breaker that opens again at once pauses for twice as long.",
     )
     breaker_longest_open_s: float = Field(
-        default=15, ge=0.01, le=3_600, description="Longest pause before an open breaker probes the origin."
+        default=2, ge=0.01, le=3_600, description="Longest pause before an open breaker probes the origin."
     )
     breaker_probes: int = Field(
-        default=1, ge=1, le=1_000, description="Requests that a half-open breaker lets through at once as probes."
+        default=1,
+        ge=1,
+        le=1_000,
+        description="Clients' requests that a half-open breaker lets through at once as probes.",
     )
     waiting_requests: int = Field(
         default=4_096,

@@ -77,6 +77,9 @@ NAMES: Final = {
 class ReplyBroken(Exception):
     """The bytes are not a valid reply, not one that may be forwarded, or were not requested."""
 
+    is_reported = False
+    """Whether another request reports the same failure of a shared connection."""
+
 
 class Head(NamedTuple):
     """The head of a final reply."""

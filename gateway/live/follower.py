@@ -7,7 +7,8 @@ adds only two heads.  A data event counts only once its control event has arrive
 incomplete is dropped and requested again.
 
 An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  When
-the origin is lost, the follower reconnects after growing, jittered pauses; readers notice only a pause.
+the origin is lost, the follower reconnects after growing, jittered pauses, or soon after a probe has found the origin
+back; readers notice only a pause.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_SPREAD_S = 0.5
+"""Time within which all followers of an origin that is back open their live requests."""
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
@@ -162,7 +165,13 @@ class Follower:
                 if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
-                await pause(self._clock, self._rng.uniform(longest / 2, longest))
+                pause_s = self._rng.uniform(longest / 2, longest)
+                if isinstance(failure, CircuitOpen) and failure.recovered is not None:
+                    if await failure.recovered.wait_within(self._clock, pause_s):
+                        failures = 0
+                        await pause(self._clock, self._rng.uniform(0, _SPREAD_S))
+                else:
+                    await pause(self._clock, pause_s)
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
                 # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True

@@ -9,6 +9,16 @@ arguments; the events are `admit`, `succeeded`, `failed` and `abandoned`.  Each 
                not return at the same moment.
     half-open  a bounded number of probes pass.  A success closes the breaker, a failure opens it again for longer.
 
+A lost connection counts as half a failure.  A network that resets one connection in five produces five losses in a row
+every few thousand connections, and ten practically never.
+
+The gateway's own probes (`gateway.upstream.health`) and clients' requests both serve as probes.  While own probes are
+sent (`watched`), clients' requests have to wait: a client would wait until its timeout for an origin that is silent.
+Own probes do not take the places of clients' requests, so a client's request without an answer does not delay the
+recovery either.  A failed own probe does not lengthen the open time.  The origin may answer everything but the path of
+the own probes.  Therefore one client's request may probe as well after `CLIENTS_WAIT_S`, or as soon as an own probe is
+answered with a status that reports a failure.
+
 Each admitted request holds a `Permit` and returns it with its result.  A permit carries the term of the state in which
 it was given: a request sent before the breaker opened can neither close nor reopen it, because its result describes an
 earlier time.  The open time is reset only after the breaker has stayed closed for the longest open time.  An origin
@@ -22,6 +32,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final, NamedTuple
 
 _BUCKETS: Final = 10
@@ -29,6 +40,10 @@ _BUCKETS: Final = 10
 _LEAST_JITTER: Final = 0.5
 """The open time is drawn between this share of its full length and the whole."""
 _MOST_DOUBLINGS: Final = 30
+_LOSS: Final = 0.5
+"""The share of a failure that a lost connection counts for."""
+CLIENTS_WAIT_S: Final = 10.0
+"""Time between two requests of clients that probe an origin which is watched."""
 
 
 class State(StrEnum):
@@ -74,9 +89,9 @@ class Policy:
     """Requests within the window before the share counts."""
     open_s: float = 1.0
     """The first open time; each further one doubles."""
-    longest_open_s: float = 15.0
+    longest_open_s: float = 2.0
     probes: int = 1
-    """Concurrent requests that pass while it is half-open."""
+    """Concurrent requests of clients that pass while it is half-open."""
 
 
 class Permit(NamedTuple):
@@ -84,6 +99,8 @@ class Permit(NamedTuple):
 
     term: int
     is_probe: bool
+    is_own: bool = False
+    """Whether the probe is one of the gateway's own."""
 
 
 class _Window:
@@ -93,25 +110,27 @@ class _Window:
 
     def __init__(self, length_s: float) -> None:
         self._width_s = length_s / _BUCKETS
-        self._buckets: deque[tuple[int, list[int]]] = deque()
+        self._buckets: deque[tuple[int, list[float]]] = deque()
         """The number of each bucket, and its successes and failures."""
 
-    def add(self, now: float, *, is_failure: bool) -> None:
+    def add(self, now: float, *, successes: float = 0, failures: float = 0) -> None:
         buckets, number = self._buckets, int(now // self._width_s)
         if not buckets or buckets[-1][0] != number:
             buckets.append((number, [0, 0]))
             while buckets[0][0] <= number - _BUCKETS:
                 buckets.popleft()
-        buckets[-1][1][is_failure] += 1
+        counts = buckets[-1][1]
+        counts[False] += successes
+        counts[True] += failures
 
     def take_back(self) -> None:
         """Remove one success that turned out to be a failure."""
         for _, counts in reversed(self._buckets):
-            if counts[False]:
+            if counts[False] >= 1:
                 counts[False] -= 1
                 return
 
-    def counts(self, now: float) -> tuple[int, int]:
+    def counts(self, now: float) -> tuple[float, float]:
         """Requests and failures."""
         oldest = int(now // self._width_s) - _BUCKETS
         kept = [counts for number, counts in self._buckets if number > oldest]
@@ -126,6 +145,7 @@ class Breaker:
     """The breaker of one origin.  Owner of its state; a plain object of one thread."""
 
     __slots__ = (
+        "_clients_from",
         "_closed_at",
         "_consecutive",
         "_policy",
@@ -153,11 +173,13 @@ class Breaker:
         self._until = now
         self._closed_at = now
         self._probes = 0
-        self._consecutive = 0
+        self._clients_from = -inf
+        """When the next request of a client may probe."""
+        self._consecutive = 0.0
         self._window = _Window(policy.window_s)
 
     def __repr__(self) -> str:
-        return f"<Breaker {self.state}, {self._consecutive} failures in a row, {self._probes} probes out>"
+        return f"<Breaker {self.state}, {self._consecutive:g} failures in a row, {self._probes} probes out>"
 
     def configure(self, policy: Policy) -> None:
         """Use another policy from now on; the state does not change."""
@@ -165,22 +187,39 @@ class Breaker:
             self._policy = policy
             self._window = _Window(policy.window_s)
 
-    def admit(self, now: float) -> Permit | None:
-        """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result."""
-        if self.state is State.OPEN and now >= self._until:
-            self._move(Event.DUE, now)
+    @property
+    def first_pause_s(self) -> float:
+        """The first open time, in seconds."""
+        return self._policy.open_s
+
+    def watched(self, now: float) -> None:
+        """Own probes are sent from now on until it closes."""
+        self._clients_from = now + CLIENTS_WAIT_S
+
+    def admit(self, now: float, *, is_own: bool = False) -> Permit | None:
+        """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result.
+        `is_own` means a probe of the gateway's own."""
         if self.state is State.CLOSED:
             return Permit(self._term, is_probe=False)
-        if self.state is State.HALF_OPEN and self._probes < self._policy.probes:
+        if not is_own and not self.would_admit(now):
+            return None
+        if self.state is State.OPEN and now >= self._until:
+            self._move(Event.DUE, now)
+        if self.state is not State.HALF_OPEN:
+            return None
+        if not is_own:
             self._probes += 1
-            return Permit(self._term, is_probe=True)
-        return None
+            if self._clients_from > -inf:
+                self._clients_from = now + CLIENTS_WAIT_S
+        return Permit(self._term, is_probe=True, is_own=is_own)
 
     def would_admit(self, now: float) -> bool:
-        """Whether `admit` would give a permit; takes none."""
-        if self.state is State.HALF_OPEN:
-            return self._probes < self._policy.probes
-        return self.state is State.CLOSED or now >= self._until
+        """Whether `admit` would give a permit to a client's request; takes none."""
+        if self.state is State.CLOSED:
+            return True
+        if now < self._clients_from:
+            return False
+        return self._probes < self._policy.probes if self.state is State.HALF_OPEN else now >= self._until
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until the next probe may be sent; None while closed, 0 if it is due or under way."""
@@ -194,18 +233,34 @@ class Breaker:
             self._move(Event.RECOVERED, now)
         else:
             self._consecutive = 0
-            self._window.add(now, is_failure=False)
+            self._window.add(now, successes=1)
 
-    def failed(self, permit: Permit, now: float, *, had_succeeded: bool = False) -> None:
-        """The origin could not be reached, did not answer in time, or reported a failure.  `had_succeeded`: the request
-        was counted as a success before."""
+    def failed(
+        self,
+        permit: Permit,
+        now: float,
+        *,
+        had_succeeded: bool = False,
+        is_loss: bool = False,
+        is_answer: bool = False,
+    ) -> None:
+        """The origin could not be reached, did not answer in time, or reported a failure.
+
+        `had_succeeded`: the request was counted as a success before.  `is_loss`: its connection was lost.  `is_answer`:
+        the origin reported the failure itself.
+        """
         if permit.term != self._term:
             return
-        if permit.is_probe:
-            self._move(Event.RELAPSED, now)
+        if permit.is_own and is_answer:
+            # Whether it serves streams, only a stream's request can tell.
+            self._clients_from = min(self._clients_from, now)
             return
-        self._consecutive += 1
-        self._window.add(now, is_failure=True)
+        if permit.is_probe:
+            self._move(Event.RELAPSED, now, is_own=permit.is_own)
+            return
+        weight = _LOSS if is_loss else 1.0
+        self._consecutive += weight
+        self._window.add(now, successes=1 - weight, failures=weight)
         if had_succeeded:
             self._window.take_back()
         requests, failures = self._window.counts(now)
@@ -215,10 +270,10 @@ class Breaker:
 
     def abandoned(self, permit: Permit) -> None:
         """The request has no result through no fault of the origin, such as a client that left."""
-        if permit.is_probe and permit.term == self._term:
+        if permit.is_probe and not permit.is_own and permit.term == self._term:
             self._probes -= 1
 
-    def _move(self, event: Event, now: float) -> None:
+    def _move(self, event: Event, now: float, *, is_own: bool = False) -> None:
         state = TRANSITIONS.get((self.state, event))
         if state is None:
             return
@@ -230,13 +285,17 @@ class Breaker:
         self._probes = 0
         self._consecutive = 0
         if state is State.OPEN:
-            self._open(event, now)
+            self._open(event, now, is_own=is_own)
         elif state is State.CLOSED:
             self._closed_at = now
+            self._clients_from = -inf
             self._window.clear()
 
-    def _open(self, event: Event, now: float) -> None:
+    def _open(self, event: Event, now: float, *, is_own: bool) -> None:
         policy = self._policy
+        if is_own:
+            self._until = now + policy.open_s * self._rng.uniform(_LEAST_JITTER, 1.0)
+            return
         if event is Event.TRIPPED and now - self._closed_at >= policy.longest_open_s:
             self._trips = 0
         longest = min(policy.longest_open_s, policy.open_s * 2 ** min(self._trips, _MOST_DOUBLINGS))

@@ -60,14 +60,14 @@ class Connection(asyncio.Protocol):
         "deadline",
         "endpoint",
         "is_reading",
-        "is_used",
+        "is_reused",
         "made_at",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.made_at = loop.time()
-        self.is_used = False
+        self.is_reused = False
         """Whether an exchange has completed on it."""
         self.deadline: Deadline
         self._loop = loop
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             return
         if not self.is_reading:
             self.resume()
-        self.is_used = True
+        self.is_reused = True
         self.deadline.move(self._loop.time() + KEEP_S)
         self._owner.freed(self)
 
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
 
     def may_repeat(self) -> bool:
         """Whether a request that got no byte of an answer may be sent once more, on another connection."""
-        return self.is_used
+        return self.is_reused
 
     def leave(self) -> None:
         """Abandon the reply: drop what comes of it.  The connection is kept if the reply ends soon."""

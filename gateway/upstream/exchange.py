@@ -275,9 +275,16 @@ class Exchange:
         elif (error := incoming.error) is not None:
             if not incoming.has_received and self._is_repeatable(error) and connection.may_repeat():
                 incoming.on_change = no_op
+                self._connection = None
                 self._connect(connection.endpoint, is_repeat=True)
             else:
                 self._fail(error)
+
+    @property
+    def _was_reused(self) -> bool:
+        """Whether the connection had carried other exchanges, and no byte of the reply has arrived on it."""
+        connection, incoming = self._connection, self._incoming
+        return bool(connection and connection.is_reused and incoming and not incoming.has_received)
 
     def _is_repeatable(self, error: BaseException) -> bool:
         has_body, is_streamed = self._body is not None, self._upload is not None
@@ -290,7 +297,7 @@ class Exchange:
         failure = _failure(error, is_unsent=self._incoming is None)
         if self._sending is not None:
             by_client = self._upload is not None and self._upload.is_at_fault(error)
-            if self._sending.failed(error, by_client=by_client):
+            if self._sending.failed(error, by_client=by_client, is_reused=self._was_reused):
                 failure = UpstreamUnreachable()
         failure.__cause__ = bare(error)
         if self._span is not None:

@@ -27,6 +27,9 @@ class ConnectTimedOut(NotConnected):
 class ConnectionLost(OSError):
     """The connection ended before the reply did; the cause, if any, is the operating system's error."""
 
+    is_reported = False
+    """Whether another request reports the loss of the same connection."""
+
 
 class NoHttp2(NotConnected):
     """The origin does not speak HTTP/2, or takes no request over it."""

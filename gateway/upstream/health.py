@@ -5,8 +5,10 @@ origin is asked for one path.  A configured number of consecutive failures eject
 readmits it.  Checks are not stream requests: they bypass the circuit breaker and are counted separately.  Checks and
 probes go by the connections for live requests, so that a crowd of requests cannot make an origin look down.
 
-An origin with an open breaker is probed by the client requests that arrive for it.  If none arrives, a probe from here
-finds out that the origin is back, so that an idle gateway does not report a healthy origin as down.
+An origin with an open breaker is probed from here, once or twice a second.  An origin that is back is thus used again
+soon, and clients do not wait for an origin that is silent.  The probe is a HEAD for the path of the route's health
+check, by default `/`.  An answer that does not report a failure shows that the origin is back, whatever it says of the
+path.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from gateway.upstream.reasons import reason_of, reason_of_status
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply
 
 _JITTER: Final = (0.8, 1.2)
-_WATCH_S: Final = 5.0
-"""Interval between checks on origins in trouble; also how long a due probe is left to client requests."""
+_WATCH_JITTER: Final = (0.5, 1.0)
+"""Time between two probes of an origin that reports failures, as a share of the breaker's first open time."""
 _PROBE_S: Final = 3.0
 """Bound on the probes of this module, including those at start."""
 
@@ -69,6 +71,8 @@ class Health:
         self._tasks = Tasks()
         self._running: dict[Check, asyncio.Task[None]] = {}
         self._probing: dict[Origin, asyncio.Task[None]] = {}
+        self._paths: dict[str, str] = {}
+        """The path that probes ask for, by authority, where a route configures one."""
         origins.on_open = self._watch
 
     def __repr__(self) -> str:
@@ -77,6 +81,12 @@ class Health:
     def configure(self, routes: Sequence[RouteConfig]) -> None:
         """Run the checks of these routes from now on.  A check that stops no longer ejects its origin."""
         wanted = checks_of(routes)
+        self._paths = {
+            authority_of(one.url): route.health_check.path
+            for route in routes
+            if route.health_check is not None
+            for one in route.members
+        }
         for check in self._running.keys() - wanted:
             self._running.pop(check).cancel()
             self._origins.readmit(check.authority, check)
@@ -126,6 +136,7 @@ class Health:
 
     def _watch(self, origin: Origin) -> None:
         """Probe an origin whose breaker has opened until it closes."""
+        origin.breaker.watched(self._clock.now())
         if origin not in self._probing:
             task = self._probing[origin] = self._tasks.start(
                 self._probe_until_well(origin), f"watch {origin.authority}"
@@ -137,19 +148,19 @@ class Health:
             due_in_s = origin.breaker.retry_in_s(self._clock.now())
             if due_in_s is None or self._origins.find(origin.authority) is not origin:
                 return
-            await pause(self._clock, due_in_s + _WATCH_S * self._rng.uniform(*_JITTER))
+            await pause(self._clock, due_in_s or origin.breaker.first_pause_s * self._rng.uniform(*_WATCH_JITTER))
             if origin.breaker.state is not State.CLOSED:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
-        """Send a HEAD that counts as one of the origin's own requests; returns the problem, None if there is none."""
-        sent = origin.admit(self._clock.now(), is_live=True)
+        """Send a HEAD whose outcome the origin's breaker counts; returns the problem, None if there is none."""
+        sent = origin.probe(self._clock.now())
         if sent is None:
             return None
         try:
             reply: Reply = await self._exchanges.send(
                 "HEAD",
-                f"{origin.authority}/",
+                origin.authority + self._paths.get(origin.authority, "/"),
                 _headers(),
                 _bounds(_PROBE_S),
                 None,

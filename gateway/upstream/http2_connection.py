@@ -74,6 +74,8 @@ class Http2Connection(asyncio.Protocol):
         self.deadline = Deadline(loop, self._on_deadline)
         self.exchanges = 0
         """Exchanges that are not over."""
+        self.is_reused = False
+        """Whether an exchange has completed on it."""
         self._counts = counts
         self._loop = loop
         self._owner = owner
@@ -121,6 +123,7 @@ class Http2Connection(asyncio.Protocol):
         """An exchange is over."""
         self.exchanges -= 1
         self._repetitions += is_complete
+        self.is_reused |= is_complete
         if carrier.stream is not None:
             self._carriers.pop(carrier.stream, None)
         if not self.exchanges and not self._is_lost:
@@ -180,7 +183,7 @@ class Http2Connection(asyncio.Protocol):
         self.session.leave()
         self._close(ConnectionLost)
 
-    def _close(self, why: Callable[[], Exception]) -> None:
+    def _close(self, why: Callable[[], ConnectionLost | ReplyBroken]) -> None:
         """Write what is left and close; the exchanges fail."""
         self.flush()
         if self._transport is not None:
@@ -193,7 +196,7 @@ class Http2Connection(asyncio.Protocol):
             self._has_left = True
             self._owner.left(self)
 
-    def _lose(self, why: Callable[[], Exception], *, is_http2: bool = True) -> None:
+    def _lose(self, why: Callable[[], ConnectionLost | ReplyBroken], *, is_http2: bool = True) -> None:
         """Fail the exchanges, each with an error of its own; `is_http2` is False if the origin does not speak it."""
         if self._is_lost:
             return
@@ -203,8 +206,11 @@ class Http2Connection(asyncio.Protocol):
         self._leave_owner()
         if not self.greeting.done():
             self.greeting.set_result(NotConnected if is_http2 else NoHttp2)
-        for carrier in tuple(self._carriers.values()):
-            carrier.fail(why())
+        for number, carrier in enumerate(tuple(self._carriers.values())):
+            failure = why()
+            # One lost connection is one failure of the origin, however many exchanges it ends.
+            failure.is_reported = number > 0
+            carrier.fail(failure)
 
     def _on_deadline(self) -> None:
         if self._is_lost:
@@ -285,7 +291,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.lost_by = error
 
-        def lost() -> Exception:
+        def lost() -> ConnectionLost:
             failure = ConnectionLost()
             failure.__cause__ = error
             return failure
@@ -302,5 +308,5 @@ class Http2Connection(asyncio.Protocol):
         self.flush()
 
 
-def _broken() -> Exception:
+def _broken() -> ReplyBroken:
     return ReplyBroken("HTTP/2 broken")

@@ -44,6 +44,10 @@ class StreamOwner(Protocol):
     def ended(self, carrier: Http2Stream, *, is_complete: bool) -> None:
         """The exchange is over; `is_complete` if its reply has arrived whole.  Called once."""
 
+    @property
+    def is_reused(self) -> bool:
+        """Whether an exchange has completed on it."""
+
     def take_repetition(self) -> bool:
         """Whether one more failed request may be repeated: each complete reply allows one."""
 
@@ -95,6 +99,11 @@ class Http2Stream:
     def is_open(self) -> bool:
         """Whether a request may be sent on it, as far as is known."""
         return not self._is_over and self.connection.is_open
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the connection has carried a complete exchange before."""
+        return self.connection.is_reused
 
     # -- the request
 

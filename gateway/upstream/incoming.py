@@ -36,6 +36,10 @@ class Carrier(Protocol):
     def is_open(self) -> bool:
         """Whether a request may be sent on it, as far as is known."""
 
+    @property
+    def is_reused(self) -> bool:
+        """Whether its connection has carried a complete exchange before."""
+
     def ask(
         self, request: bytes, body: bytes | None, by: float, *, is_head: bool, is_upload: bool = False
     ) -> IncomingReply:

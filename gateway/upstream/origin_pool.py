@@ -131,7 +131,7 @@ class OriginPool:
         if not wanted:
             raise UpstreamUnreachable(is_unsent=True)
         wanted[0].refused += 1
-        raise CircuitOpen(min(origin.breaker.retry_in_s(now) or 0.0 for origin in wanted))
+        raise CircuitOpen(min(origin.breaker.retry_in_s(now) or 0.0 for origin in wanted), wanted[0].recovered)
 
     def has_untried(self, tried: Sequence[Origin]) -> bool:
         """Whether an origin is left that was not tried and may be used."""

@@ -8,6 +8,9 @@ These count as failures: no connection, silence before the head, an answer that 
 statuses 502, 503 and 504.  A 500 does not: it answers one request, and one stream that an origin cannot serve must not
 cut off all others.  A 4xx, a client that leaves and local resource shortages do not count either.
 
+Nor does a failure that says nothing about the origin now (`gateway.upstream.reasons.is_no_sign`): a kept connection
+that was lost before the reply began, a live read that was given up, a connection whose loss another request reports.
+
 This module does no I/O; all changes are plain functions.  The operator gets one line when an origin becomes unreachable
 and one when it is back.
 """
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.upstream.breaker import Breaker, Permit, Policy, State
@@ -131,6 +135,8 @@ class Origin:
         self.heard_at: float | None = None
         """When data last arrived from it."""
         self._reason: str | None = None
+        self.recovered = Signal()
+        """Fires when its breaker closes."""
 
     def __repr__(self) -> str:
         ejected = ", ejected" if self.is_ejected else ""
@@ -180,6 +186,11 @@ class Origin:
         """Whether a request would be sent to it even if other origins are available."""
         return not self._ejected and self.breaker.would_admit(now)
 
+    def probe(self, now: float) -> OriginRequest | None:
+        """A probe of the gateway's own that may be sent now; None if it is not due."""
+        permit = self.breaker.admit(now, is_own=True)
+        return None if permit is None else OriginRequest(self, permit, is_live=True)
+
     def admit(self, now: float, *, is_live: bool, is_upload: bool = False) -> OriginRequest | None:
         """A request that may be sent now; None if the breaker is open.
 
@@ -192,14 +203,24 @@ class Origin:
 
     # -- outcomes
 
-    def failed(self, permit: Permit, reason: str, now: float, *, is_lost: bool, had_succeeded: bool = False) -> None:
-        """A request failed; `is_lost`: no complete answer came; `had_succeeded`: its head had counted as a success."""
+    def failed(
+        self,
+        permit: Permit,
+        reason: str,
+        now: float,
+        *,
+        is_answer: bool = False,
+        is_loss: bool = False,
+        had_succeeded: bool = False,
+    ) -> None:
+        """A request failed.  `is_answer`: the origin reported it.  `is_loss`: its connection was lost.
+        `had_succeeded`: its head had counted as a success."""
         self.failures += 1
         self._reason = reason
         was_closed = self.breaker.state is State.CLOSED
-        self.breaker.failed(permit, now, had_succeeded=had_succeeded)
+        self.breaker.failed(permit, now, had_succeeded=had_succeeded, is_loss=is_loss, is_answer=is_answer)
         if was_closed and self.breaker.state is State.OPEN:
-            self._events.say(f"origin {self.authority} {'is unreachable' if is_lost else 'fails'}: {reason}")
+            self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
             self._events.on_open(self)
             self._end_live_requests()
 
@@ -209,6 +230,7 @@ class Origin:
         self.breaker.succeeded(permit, now)
         if not was_closed and self.breaker.state is State.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
+            self.recovered.fire()
 
     # -- health checks
 
@@ -284,18 +306,23 @@ class OriginRequest:
         self._is_reported = True
         origin.heard_at = now
         if status in FAILING:
-            origin.failed(self._permit, reason_of_status(status), now, is_lost=False)
+            origin.failed(self._permit, reason_of_status(status), now, is_answer=True)
         else:
             origin.succeeded(self._permit, now)
 
-    def failed(self, reason: str, now: float) -> None:
-        """No answer arrived, or none that could be parsed."""
+    @property
+    def is_patient(self) -> bool:
+        """Whether the origin may rightly be silent for long before it answers."""
+        return self.is_live and not self._permit.is_own
+
+    def failed(self, reason: str, now: float, *, is_loss: bool = False) -> None:
+        """No answer arrived, or none that could be parsed; `is_loss`: its connection was lost."""
         self._no_longer_waits()
         if self.has_ended:
             self.abandoned()
         elif not self._is_reported:
             self._is_reported = True
-            self.origin.failed(self._permit, reason, now, is_lost=True)
+            self.origin.failed(self._permit, reason, now, is_loss=is_loss)
 
     def abandoned(self) -> None:
         """It has no result through no fault of the origin."""
@@ -308,10 +335,11 @@ class OriginRequest:
         """A part of its answer has arrived."""
         self.origin.heard_at = now
 
-    def broke(self, now: float) -> None:
-        """Its answer ended early.  For a live request this does not count: proxies cut those off after a while."""
+    def broke(self, now: float, *, is_loss: bool = False) -> None:
+        """Its answer ended early; `is_loss`: its connection was lost.  For a live request this does not count: proxies
+        cut those off after a while."""
         if not self.is_live and not self.has_ended:
-            self.origin.failed(self._permit, "answer cut off", now, is_lost=True, had_succeeded=True)
+            self.origin.failed(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
 
     def end(self) -> None:
         """Fail the request now, so that it restarts elsewhere."""

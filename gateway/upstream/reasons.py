@@ -11,7 +11,16 @@ import ssl
 from typing import Final
 
 from gateway.http.outgoing import InvalidRequest
-from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoHttp2, NoSlot, NotConnected, RequestReset
+from gateway.http.reply import ReplyBroken
+from gateway.upstream.failures import (
+    ConnectionLost,
+    ConnectTimedOut,
+    NoHttp2,
+    NoSlot,
+    NotConnected,
+    RequestReset,
+    Unprocessed,
+)
 
 _BY_ERRNO: Final = {
     errno.ECONNREFUSED: "connection refused",
@@ -30,6 +39,27 @@ def is_local_fault(error: BaseException) -> bool:
     if isinstance(error, NotConnected):
         return isinstance(error.__cause__, OSError) and error.__cause__.errno in _LOCAL_SHORTAGES
     return isinstance(error, InvalidRequest | NoSlot)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether the connection was lost, rather than the request reset on a connection that goes on."""
+    return isinstance(error, ConnectionLost) and not isinstance(error, RequestReset)
+
+
+def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
+    """Whether a request that failed like this, before the head of its answer, says nothing about the origin's health.
+
+    `is_patient`: the origin may rightly be silent for long, as to a live read, so its silence is no failure.
+    `is_reused`: the connection had served other requests and was lost before a byte of the reply.  An origin closes
+    idle connections whenever it likes, and the next request on a new connection shows whether it is there.  An origin
+    of HTTP/2 that is about to close a connection says so of the requests that it has not processed.
+    """
+    if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
+        return True
+    if isinstance(error, Unprocessed) or (is_reused and is_loss(error)):
+        return True
+    is_silence = isinstance(error, TimeoutError) and not isinstance(error, NotConnected)
+    return (is_silence and is_patient) or is_local_fault(error)
 
 
 def reason_of(error: BaseException) -> str:

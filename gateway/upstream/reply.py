@@ -21,7 +21,7 @@ from gateway.http.reply import Head, ReplyBroken
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.reasons import is_local_fault, reason_of
+from gateway.upstream.reasons import is_loss, is_no_sign, reason_of
 
 Body = AsyncIterator[bytes] | bytes | None
 """A request's body: streamed, complete, or none."""
@@ -77,12 +77,13 @@ class OutcomeReport:
         self._sent.on_end = reply.cut
         self._sent.answered(reply.status, self._now())
 
-    def failed(self, error: BaseException, *, by_client: bool) -> bool:
-        """No head has arrived; returns whether the origin ended the request itself."""
-        if by_client or is_local_fault(error):
+    def failed(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
+        """No head has arrived; returns whether the origin ended the request itself.  `is_reused`: its connection had
+        served other requests, and no byte of the reply has arrived."""
+        if by_client or is_no_sign(error, is_patient=self._sent.is_patient, is_reused=is_reused):
             self._sent.abandoned()
         else:
-            self._sent.failed(reason_of(error), self._now())
+            self._sent.failed(reason_of(error), self._now(), is_loss=is_loss(error))
         self._sent.close()
         return self._sent.has_ended
 
@@ -90,9 +91,10 @@ class OutcomeReport:
         """A part of the body has arrived."""
         self._sent.heard(self._now())
 
-    def broke(self) -> bool:
+    def broke(self, error: BaseException) -> bool:
         """The body ended early; returns whether the origin ended the request itself."""
-        self._sent.broke(self._now())
+        if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
+            self._sent.broke(self._now(), is_loss=is_loss(error))
         return self._sent.has_ended
 
     def set_cancel(self, cancel: Callable[[], None]) -> None:
@@ -168,7 +170,7 @@ class Reply:
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
             # The reply keeps the error, and its traceback would keep the reader's frames alive.
             error.with_traceback(None)
-            if self._sending is not None and self._sending.broke():
+            if self._sending is not None and self._sending.broke(error):
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
         if chunk is None:

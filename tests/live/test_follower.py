@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.aio.signal import Signal
 from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
-from gateway.errors import UpstreamUnreachable
+from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from tests.engine.bench import EngineBench, part_of_stream
@@ -104,6 +105,19 @@ async def test_pauses_between_failed_connections_grow_up_to_a_bound(followed: Fo
         pauses.append(followed.bench.clock.now() - began)
     assert pauses[0] < 1.0
     assert all(2.4 < pause < 6.0 for pause in pauses[-3:])
+
+
+async def test_a_follower_goes_on_when_its_origin_is_back(followed: Followed) -> None:
+    """It does not wait for the end of its pause, which may be seconds away."""
+    followed.join()
+    recovered = Signal()
+    for number in range(1, 10):
+        (await followed.asked(number)).fail(CircuitOpen(1.0, recovered))
+    await eventually(lambda: len(recovered) == 1)
+    recovered.fire()
+    await pass_turns()
+    followed.bench.clock.advance(0.5)
+    await eventually(lambda: len(followed.live) == 10)
 
 
 async def test_a_lost_connection_is_resumed_where_it_ended(followed: Followed) -> None:

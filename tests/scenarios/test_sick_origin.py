@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -212,6 +213,45 @@ async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, o
             await eventually(lambda: look(edge).state is State.CLOSED)
     finally:
         await again.stop(grace_s=0)
+
+
+async def test_an_origin_that_is_away_is_probed_each_second_and_used_again_by_the_next_probe(
+    edge: Edge, origin: RunningOrigin
+) -> None:
+    await edge.put("/s", b"hello")
+    port = origin.port
+    await origin.stop(grace_s=0)
+    await eventually(lambda: refused(edge))
+    for number in range(look(edge).requests, look(edge).requests + 30):
+        due_in_s = look(edge).retry_in_s
+        assert due_in_s is not None
+        assert due_in_s <= 1.0
+        # Clients are answered at once, and none of their requests is the probe.
+        assert (await edge.post("/s", b"more")).status == 503
+        assert look(edge).requests == number
+        edge.clock.advance(due_in_s)
+        await eventually(partial(has_probed, edge, number + 1))
+        if look(edge).state is State.HALF_OPEN:
+            edge.clock.advance(1.0)
+    again = await start_origin(OriginSettings(port=port), origin=origin.origin)
+    try:
+        edge.clock.advance(look(edge).retry_in_s or 0.0)
+        await eventually(lambda: look(edge).state is State.CLOSED)
+        assert (await edge.post("/s", b" again")).status == 204
+    finally:
+        await edge.leave()
+        await again.stop(grace_s=0)
+
+
+def has_probed(edge: Edge, requests: int) -> bool:
+    """Whether this many requests were sent to the origin, and all of them are over."""
+    return look(edge).requests == requests and not look(edge).in_flight
+
+
+async def refused(edge: Edge) -> bool:
+    """Whether a request finds the origin's circuit breaker open."""
+    await edge.send("HEAD", "/s")
+    return look(edge).state is State.OPEN
 
 
 @pytest.mark.http_1_origin

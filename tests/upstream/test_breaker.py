@@ -243,3 +243,127 @@ def test_probes_are_bounded_and_recovery_is_always_possible(life: list[tuple[flo
     assert permit is not None
     breaker.succeeded(permit, clock.now())
     assert breaker.state is CLOSED
+
+
+# -- lost connections
+
+
+def test_ten_lost_connections_in_a_row_open_it_where_five_failures_do() -> None:
+    breaker, clock = closed()
+    for number in range(10):
+        assert breaker.state is CLOSED, number
+        permit = breaker.admit(clock.now())
+        assert permit is not None
+        breaker.failed(permit, clock.now(), is_loss=True)
+    assert breaker.state is OPEN
+
+
+@pytest.mark.parametrize("per_s", [1, 20, 1_000])
+def test_a_network_that_loses_every_fifth_connection_does_not_open_it(per_s: int) -> None:
+    breaker, clock = closed()
+    rng = random.Random(per_s)
+    for _ in range(50_000):
+        clock.advance(1 / per_s)
+        permit = breaker.admit(clock.now())
+        assert permit is not None
+        if rng.random() < 0.2:
+            breaker.failed(permit, clock.now(), is_loss=True)
+        else:
+            breaker.succeeded(permit, clock.now())
+    assert breaker.transitions == {}
+
+
+def test_answers_that_are_cut_off_open_it_only_if_they_are_most() -> None:
+    for share, state in ((0.2, CLOSED), (1.0, OPEN)):
+        breaker, clock = closed()
+        rng = random.Random(1)
+        for _ in range(2_000):
+            if (permit := breaker.admit(clock.now())) is None:
+                break
+            breaker.succeeded(permit, clock.now())
+            if rng.random() < share:
+                breaker.failed(permit, clock.now(), had_succeeded=True, is_loss=True)
+        assert breaker.state is state
+
+
+# -- own probes
+
+
+def tripped(**policy: Any) -> tuple[Breaker, ManualClock]:
+    """An open breaker whose origin is watched, at the end of its pause."""
+    breaker, clock = closed(failures=1, **policy)
+    ask(breaker, clock, is_good=False)
+    breaker.watched(clock.now())
+    clock.advance(breaker.first_pause_s)
+    return breaker, clock
+
+
+def probe(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
+    permit = breaker.admit(clock.now(), is_own=True)
+    assert permit is not None
+    (breaker.succeeded if is_good else breaker.failed)(permit, clock.now())
+
+
+def test_own_probes_go_on_at_the_same_pace_however_long_the_origin_is_away() -> None:
+    breaker, clock = tripped()
+    for _ in range(100):
+        probe(breaker, clock, is_good=False)
+        assert breaker.admit(clock.now(), is_own=True) is None
+        assert breaker.retry_in_s(clock.now()) == 1.0
+        clock.advance(1.0)
+    probe(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+
+
+def test_a_watched_origin_is_probed_by_one_client_in_ten_seconds() -> None:
+    breaker, clock = tripped()
+    admitted = []
+    for second in range(40):
+        probe(breaker, clock, is_good=False)
+        clock.advance(1.0)
+        if breaker.would_admit(clock.now()):
+            assert breaker.admit(clock.now()) is not None
+            assert breaker.admit(clock.now()) is None
+            admitted.append(second)
+    assert len(admitted) == 4
+    assert admitted[0] > 5
+
+
+def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
+    breaker, clock = tripped()
+    clock.advance(10)
+    silent = breaker.admit(clock.now())
+    assert silent is not None
+    assert breaker.admit(clock.now()) is None
+    probe(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+    breaker.failed(silent, clock.now())
+    assert breaker.state is CLOSED
+
+
+def test_a_client_may_probe_at_once_where_own_probes_are_answered_with_a_failure() -> None:
+    """The path of own probes may be the one that the origin does not serve."""
+    breaker, clock = tripped()
+    assert breaker.admit(clock.now()) is None
+    permit = breaker.admit(clock.now(), is_own=True)
+    assert permit is not None
+    breaker.failed(permit, clock.now(), is_answer=True)
+    assert breaker.state is HALF_OPEN
+    ask(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+
+
+def test_an_origin_that_goes_again_at_once_is_paused_for_two_seconds_at_most() -> None:
+    breaker, clock = tripped()
+    pauses = []
+    for _ in range(5):
+        probe(breaker, clock, is_good=True)
+        ask(breaker, clock, is_good=False)
+        breaker.watched(clock.now())
+        pauses.append(breaker.retry_in_s(clock.now()))
+        clock.advance(2.0)
+    assert pauses == [2.0, 2.0, 2.0, 2.0, 2.0]
+    probe(breaker, clock, is_good=True)
+    clock.advance(2.0)
+    ask(breaker, clock, is_good=False)
+    assert breaker.retry_in_s(clock.now()) == 1.0

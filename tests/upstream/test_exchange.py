@@ -17,6 +17,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream import connection as connection_module
+from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
@@ -401,6 +402,72 @@ async def test_a_write_that_is_left_drops_its_connection_at_once(
     async with origin(script) as running:
         await left(exchanges, running, "POST", body=b"x")
         assert exchanges.open_connections == 0
+
+
+def books_of(running: Origin) -> Books:
+    """The state of this origin."""
+    return Books(running.url, OriginsConfig(), random.Random(1), 0.0, News())
+
+
+async def recorded(exchanges: Exchanges, running: Origin, books: Books, method: str = "GET", **more: Any) -> Reply:
+    """Send a request whose outcome the origin's state records."""
+    sent = books.admit(0.0, is_live=more.pop("is_live", False))
+    assert sent is not None
+    return await send(exchanges, running.url, method, sending=OutcomeReport(sent, lambda: 0.0), **more)
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+async def test_a_write_lost_on_a_kept_connection_is_no_failure_of_the_origin(
+    exchanges: Exchanges, is_reset: bool
+) -> None:
+    """The origin closes kept connections whenever it likes, and the write may have crossed the close."""
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(GOOD)
+        await peer.asked()
+        if is_reset:
+            peer.hang_up()
+
+    async with origin(script) as running:
+        books = books_of(running)
+        for _ in range(20):
+            await body_of(await recorded(exchanges, running, books, "POST", body=b"x"))
+            with pytest.raises(UpstreamUnreachable):
+                await recorded(exchanges, running, books, "POST", body=b"x")
+        assert (books.failures, books.breaker.state) == (0, State.CLOSED)
+
+
+async def test_a_read_that_fails_on_a_new_connection_too_is_a_failure_of_the_origin(exchanges: Exchanges) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        if peer.number == 1:
+            await peer.says(GOOD)
+            await peer.asked()
+
+    async with origin(script) as running:
+        books = books_of(running)
+        await body_of(await recorded(exchanges, running, books))
+        with pytest.raises(UpstreamUnreachable):
+            await recorded(exchanges, running, books)
+        assert books.failures == 1
+
+
+@pytest.mark.parametrize(("is_live", "failures"), [(True, 0), (False, 1)])
+async def test_a_live_read_that_is_given_up_is_no_failure_of_the_origin(
+    exchanges: Exchanges, is_live: bool, failures: int
+) -> None:
+    """An origin may hold it for longer than the gateway waits."""
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        books, bounds = books_of(running), replace(PATIENT, first_byte_s=0.05)
+        with pytest.raises(UpstreamTimeout):
+            await recorded(exchanges, running, books, bounds=bounds, is_live=is_live)
+        assert books.failures == failures
 
 
 class News:

@@ -17,7 +17,9 @@ from gateway.http.http2 import frames
 from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
+from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.origins import Origin as Books
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, Reply
@@ -25,7 +27,7 @@ from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import OK, data, goaway, reply, reset, setting, window
 from tests.server.test_garbage import collecting
 from tests.upstream.http2_peer import Asked, Http2Peer, good, http2_origin
-from tests.upstream.test_exchange import PATIENT, Origin, Peer, bounded, origin
+from tests.upstream.test_exchange import PATIENT, Origin, Peer, books_of, bounded, origin, recorded
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -408,6 +410,38 @@ async def test_repetitions_are_bounded_by_complete_replies(exchanges: Exchanges)
         lost = await asyncio.gather(*(sending(exchanges, running) for _ in range(4)), return_exceptions=True)
         assert [type(one) for one in lost] == [UpstreamUnreachable] * 4
         assert asked == [1, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("has_head", [False, True], ids=["unanswered", "in the body"])
+async def test_a_lost_connection_is_one_failure_of_its_origin_however_many_exchanges_it_ends(
+    exchanges: Exchanges, has_head: bool
+) -> None:
+    async def script(peer: Http2Peer) -> None:
+        for asked in [await peer.asked() for _ in range(12)]:
+            if has_head:
+                await peer.says(reply(asked.id, ends=False))
+        if has_head:
+            await peer.idles()
+
+    async def one(running: Origin, books: Books) -> None:
+        reply = await recorded(exchanges, running, books)
+        heads.append(None)
+        await everyone.wait()
+        await body_of(reply)
+
+    async with http2_origin(script) as running:
+        exchanges.configure_http2([running.url])
+        heads: list[None] = []
+        everyone = asyncio.Event()
+        books = books_of(running)
+        asking = [asyncio.ensure_future(one(running, books)) for _ in range(12)]
+        if has_head:
+            await eventually(lambda: len(heads) == 12)
+            await running.stop()
+            everyone.set()
+        failures = await bounded(asyncio.gather(*asking, return_exceptions=True))
+        assert {type(failure) for failure in failures} == {UpstreamBroken if has_head else UpstreamUnreachable}
+        assert (books.failures, books.breaker.state) == (1, State.CLOSED)
 
 
 async def test_a_streamed_body_is_never_repeated(exchanges: Exchanges) -> None:
