@@ -2,7 +2,10 @@
 
 As in Spark's Kafka sink, the option `stream` takes precedence over the column `stream`, and a column `value` of text or
 bytes is the message.  Without it, all other columns of a row become one JSON object: null columns are left out, times
-are in RFC 3339, bytes in base64, decimals are numbers, NaN is null.
+are in RFC 3339, bytes in base64, decimals are numbers, NaN is null.  A key of a map is the text of its JSON value.
+
+An instant is written in UTC at any depth, in keys too.  The session's time zone must not change a message: a replay in
+another zone would cut the POSTs elsewhere, and the origin would take different rows for repetitions.
 
 The columns in `orderBy` define the order in which the messages of a stream are sent.  The message itself breaks ties,
 so rows that are equal in both may swap places without a visible difference: a set of rows has exactly one order,
@@ -137,23 +140,44 @@ def _objects(batch: pa.RecordBatch, fields: tuple[str, ...]) -> Iterator[bytes]:
     columns = [_plain(batch.column(name)) for name in fields]
     for row in zip(*columns, strict=True):
         named = {name: value for name, value in zip(fields, row, strict=True) if value is not None}
-        yield orjson.dumps(named, default=_default, option=orjson.OPT_UTC_Z)
+        yield _json(named)
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # So that an instant has the same text in every session time zone.
-        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    values: list[Any] = column.to_pylist()
-    convert = _converter(column.type)
+    kind = _in_utc(column.type)
+    try:
+        values: list[Any] = column.cast(kind).to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise BadRow(f"a time is outside the years 1 to 9999, which RFC 3339 cannot express ({error})") from error
+    convert = _converter(kind)
     return values if convert is None else [None if value is None else convert(value) for value in values]
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The type with every instant in UTC, at any depth."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field_in_utc(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(field) for field in kind])
+    return kind
+
+
+def _field_in_utc(field: pa.Field) -> pa.Field:
+    return field.with_type(_in_utc(field.type))
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """A function that turns Arrow's lists of pairs into JSON objects, at any depth; None if the type has no map."""
     if pa.types.is_map(kind):
         inner = _converter(kind.item_type) or _same
-        return lambda pairs: {str(key): None if value is None else inner(value) for key, value in pairs}
+        key_text = _same if pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type) else _key_text
+        return lambda pairs: {key_text(key): None if value is None else inner(value) for key, value in pairs}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         each = _converter(kind.value_type)
         return each and (lambda items: [None if item is None else each(item) for item in items])
@@ -174,6 +198,16 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _key_text(key: Any) -> str:
+    """A key of a map as text: its JSON value, without the quotes that the value may have."""
+    text = _json(key)
+    return str(orjson.loads(text)) if text.startswith(b'"') else text.decode()
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, default=_default, option=orjson.OPT_UTC_Z)
 
 
 def _default(value: object) -> object:

@@ -119,6 +119,91 @@ def test_every_type_has_its_json() -> None:
     }
 
 
+ZONES = ("UTC", "America/Los_Angeles", "Asia/Kolkata", "Asia/Tokyo")
+INSTANTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59), timezones=st.just(dt.UTC))
+KEYS = st.sampled_from([pa.timestamp("us", "UTC"), pa.string(), pa.date32(), pa.bool_()])
+TYPES_OF_ARROW = st.recursive(
+    st.sampled_from([pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.int64(), pa.string()]),
+    lambda kinds: st.one_of(
+        kinds.map(pa.list_),
+        kinds.map(pa.large_list),
+        st.builds(pa.map_, KEYS, kinds),
+        st.lists(kinds, min_size=1, max_size=3).map(lambda each: pa.struct([(f"f{i}", t) for i, t in enumerate(each)])),
+    ),
+    max_leaves=6,
+)
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_timestamp(kind):
+        return INSTANTS if kind.tz else INSTANTS.map(lambda at: at.replace(tzinfo=None))
+    if pa.types.is_date(kind):
+        return st.dates()
+    if pa.types.is_map(kind):
+        return st.dictionaries(values_of(kind.key_type), st.none() | values_of(kind.item_type), max_size=2).map(
+            lambda pairs: list(pairs.items())
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return st.lists(st.none() | values_of(kind.value_type), max_size=2)
+    if pa.types.is_struct(kind):
+        return st.fixed_dictionaries({field.name: st.none() | values_of(field.type) for field in kind})
+    return {pa.int64(): st.integers(-9, 9), pa.bool_(): st.booleans()}.get(kind, st.text(max_size=3))
+
+
+def in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    """The type as a session in this time zone hands it over."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, zone) if kind.tz else kind
+    if pa.types.is_map(kind):
+        return pa.map_(in_zone(kind.key_type, zone), in_zone(kind.item_type, zone))
+    if pa.types.is_list(kind):
+        return pa.list_(in_zone(kind.value_type, zone))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(in_zone(kind.value_type, zone))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, in_zone(field.type, zone)) for field in kind])
+    return kind
+
+
+@given(TYPES_OF_ARROW.flatmap(lambda kind: st.tuples(st.just(kind), st.lists(values_of(kind), min_size=1, max_size=3))))
+def test_a_message_has_the_same_bytes_in_every_time_zone(drawn: tuple[pa.DataType, list[Any]]) -> None:
+    kind, values = drawn
+    column = pa.array(values, kind)
+    messages = []
+    for zone in ZONES:
+        rows = pa.RecordBatch.from_arrays([column.cast(in_zone(kind, zone))], names=["x"])
+        whole = Shape("out", None, ("x",), (), None)
+        messages.append(listed(whole.messages(rows, 0))["out"])
+
+    assert all(found == messages[0] for found in messages)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        (pa.timestamp("us", "Asia/Tokyo"), dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC), "2026-11-21T12:00:00Z"),
+        (pa.date32(), dt.date(2026, 11, 21), "2026-11-21"),
+        (pa.bool_(), True, "true"),
+        (pa.decimal128(10, 2), Decimal("100.00"), "100.00"),
+        (pa.binary(), b"\x00\xff", "AP8="),
+        (pa.int64(), 7, "7"),
+        (pa.string(), "seven", "seven"),
+    ],
+)
+def test_a_key_of_a_map_is_the_text_of_its_json_value(kind: pa.DataType, key: Any, text: str) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([[(key, 1)]], pa.map_(kind, pa.int64()))], names=["m"])
+
+    assert listed(Shape("out", None, ("m",), (), None).messages(rows, 0)) == {"out": [b'{"m":{"%s":1}}' % text.encode()]}
+
+
+def test_a_time_beyond_the_year_9999_is_refused_in_one_line() -> None:
+    beyond = pa.array([[300_000_000_000_000_000]], pa.list_(pa.int64())).cast(pa.list_(pa.timestamp("us", "UTC")))
+    rows = pa.RecordBatch.from_arrays([beyond], names=["at"])
+
+    with pytest.raises(BadRow, match="years 1 to 9999"):
+        Shape("out", None, ("at",), (), None).messages(rows, 0)
+
+
 @pytest.mark.parametrize("column", ["stream", "value"])
 def test_a_null_where_something_must_be_is_told(column: str) -> None:
     rows = batch(**{"stream": ["a"], "value": ["1"], column: pa.array([None], pa.string())})

@@ -104,6 +104,26 @@ def test_bytes_and_text_go_out_as_they_are(spark: SparkSession, origin: Beside) 
     assert origin.read("a") == b"\x00\xff\x01"
 
 
+def test_the_time_zone_of_the_session_does_not_change_a_byte(spark: SparkSession, origin: Beside) -> None:
+    zone = "spark.sql.session.timeZone"
+    at = "timestamp_seconds(1732000000 + id)"
+    df = spark.range(0, 20, 1, 2).selectExpr(
+        "id", f"named_struct('at', {at}) as s", f"array({at}) as a", f"map({at}, {at}) as m"
+    )
+    sent = {}
+    kept = spark.conf.get(zone)
+    try:
+        for name in ("America/Los_Angeles", "UTC"):
+            spark.conf.set(zone, name)
+            save(df, origin, stream=name, orderBy="id", maxBatchBytes="500")
+            sent[name] = origin.read(name)
+    finally:
+        spark.conf.set(zone, kept)
+
+    assert b'"m":{"2024-11-19T07:06:40Z":"2024-11-19T07:06:40Z"}' in sent["UTC"]
+    assert sent["America/Los_Angeles"] == sent["UTC"]
+
+
 def test_a_save_with_an_id_is_written_once_however_often_it_is_run(spark: SparkSession, origin: Beside) -> None:
     for partitions in (3, 5, 2):
         df = numbers(spark, 100, partitions=partitions)
