@@ -6,7 +6,8 @@ only: not of the borders of Arrow's batches, not of the number of tasks.  A repl
 same sequence number.
 
 The body for a JSON stream is an array, whose elements the origin stores as messages.  The elements are counted before
-sending: a value of two JSON values would become two messages, and half a value would corrupt its neighbours.  For any
+sending: a value of two JSON values would become two messages, and half a value would corrupt its neighbours.  The
+grammar alone decides, and the bytes are sent as they are: a copy must not stop at a text that its source took.  For any
 other stream the body is bytes: the messages one after the other, each followed by the separator.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_durable_streams.codec import orjson
+from pyspark_durable_streams.codec import parsed
 from pyspark_durable_streams.errors import BadRow
 from pyspark_durable_streams.framing import LINED
 
@@ -92,19 +93,18 @@ def _body(messages: pa.LargeBinaryArray, framing: Framing) -> bytes:
         return b"".join((joined, framing.separator))
     body = b"".join((b"[", joined, b"]"))
     try:
-        is_as_many = len(orjson.loads(body)) == count
-    except orjson.JSONDecodeError:
-        is_as_many = False
-    if not is_as_many:
-        raise _invalid_message(messages)
-    return body
+        if len(parsed(body)) == count:
+            return body
+    except ValueError:
+        pass
+    raise _invalid_message(messages)
 
 
 def _invalid_message(messages: pa.LargeBinaryArray) -> BadRow:
     for message in messages.to_pylist():
         try:
-            orjson.loads(message)
-        except orjson.JSONDecodeError as error:
+            parsed(message)
+        except ValueError as error:
             shown = message[:_SHOWN_BYTES].decode("utf-8", "replace")
             return BadRow(f"a value is not one JSON value ({error}): {shown!r}")
     return BadRow("the values are JSON one by one, but not together")

@@ -120,7 +120,11 @@ def _base64(data: bytes) -> str:
 
 
 def _from_envelope(message: bytes) -> AppendRecord:
-    fields = orjson.loads(message)
+    try:
+        fields = orjson.loads(message)
+    except orjson.JSONDecodeError as error:
+        # JSON, but a record holds text, and this has half of a surrogate pair or a number that no field takes.
+        raise BadContent(f"Not a record: {error}") from None
     form = fields.get(_FORMAT, Format.RAW.value) if isinstance(fields, dict) else None
     if form not in tuple(Format):
         raise BadContent("A message is an object with headers, body and timestamp; its format is raw or base64")

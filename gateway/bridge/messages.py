@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Never
 
-import orjson
-
+from gateway.protocol.json_grammar import is_json
 from gateway.s2.records import MAX_BATCH_RECORDS
 
 MOST_CONTAINERS: Final = 1 << 17
@@ -37,11 +36,7 @@ class TooManyContainers(ValueError):
 def is_message(body: bytes) -> bool:
     """Whether the bytes are one JSON text in UTF-8."""
     with _collector_at_rest():
-        try:
-            orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return False
-    return True
+        return is_json(body)
 
 
 def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:

@@ -25,6 +25,14 @@ async def test_json_values_are_messages_with_any_white_space(client: Client, url
     assert out == f"appended 6 messages; the tail is {tail}\n"
 
 
+async def test_the_output_of_tail_is_input_of_append(client: Client, url: str) -> None:
+    await client.put("/a", rb'[{"n":1e400},"\ud83d",1.10]', Stream_Closed="true")
+    await client.put("/b")
+    _, out, _ = await finished("tail", f"{url}/a")
+    assert (await finished("append", f"{url}/b", data=out.encode()))[::2] == (0, "")
+    assert await client.content("/b") == await client.content("/a")
+
+
 async def test_lines_are_strings_in_json_and_bytes_in_text(client: Client, url: str) -> None:
     data = 'é "quoted"\r\n\n{"a":1}\nlast'.encode()
     assert (await finished("append", f"{url}/j", "--create", "application/json", "--lines", data=data))[0] == 0

@@ -67,6 +67,12 @@ def test_indenting_changes_white_space_only(text: str) -> None:
     assert indented(indented(text)) == indented(text)
 
 
+def test_a_value_needs_no_representation() -> None:
+    texts = [rb'"\ud83d"', b"1e400", rb'{"\udc00":-1e999}']
+
+    assert cut(b"\n".join(texts), []) == texts
+
+
 def test_values_need_no_space_between_them() -> None:
     assert cut(b'{"a":1}[2]"three"4"five"', []) == [b'{"a":1}', b"[2]", b'"three"', b"4", b'"five"']
 

@@ -72,6 +72,18 @@ def test_a_value_that_is_not_one_json_value_is_named_and_nothing_is_made(value: 
     assert repr(value.decode()) in str(raised.value)
 
 
+def test_a_value_that_only_the_grammar_allows_is_sent_as_it_is() -> None:
+    values = [b"1e400", rb'"\ud83d"', b'{"a":-1E999}', b"9" * 5_000]
+
+    assert bodies(column([b"1", *values]), JSON, 10_000) == [b"[1," + b",".join(values) + b"]"]
+
+
+@pytest.mark.parametrize("value", [b"1e400,2", rb'"\ud83d" "\ud83d"', b"[1e400", b"NaN,1e400"])
+def test_a_value_with_an_extreme_number_is_still_one_value(value: bytes) -> None:
+    with pytest.raises(BadRow, match="not one JSON value"):
+        bodies(column([b"1e400", value]), JSON, 1000)
+
+
 def test_values_that_are_json_only_together_are_refused() -> None:
     with pytest.raises(BadRow):
         bodies(column([b"[1", b"2]"]), JSON, 1000)
