@@ -12,6 +12,11 @@ messages that are JSON up to there; whether they are valid tokens is the reader'
     date, timestamp     a text in ISO 8601: a date, and perhaps a time to the hour, minute, second or microsecond, with
                         Z or a distance from UTC; dates without fractions of a second
     array, struct       an array all of whose elements fit; an object
+
+A timestamp with seven to nine digits of a second does not fit, but fits without the last of them (`shortened`).
+
+Arrow's reader refuses two kinds of JSON wherever they are: numbers with an exponent that no double has, and halves of
+surrogate pairs.  `strictly` gives the rules for messages that may have them (`extremes`).
 """
 
 from __future__ import annotations
@@ -20,12 +25,14 @@ import json
 import re
 from calendar import monthrange
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from pyspark_durable_streams.extremes import is_beyond_double
 
 _DIGITS: Final = b"0123456789"
 NEXT: Final = r"[ \t\r,}\]]"
@@ -42,6 +49,8 @@ _IS_NUMBER: Final = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,6}))
 _IS_TOKEN: Final = re.compile(rb"[^ \t\r\n,}\]]+")
 _IS_MOMENT: Final = re.compile(_MOMENT.encode())
 _IS_ESCAPED: Final = re.compile(_ESCAPED.encode())
+_IS_LONG: Final = re.compile(r'("[^"\\]*\.\d{6})(\d{1,3})((?:Z|[+-][\d:]+)?")')
+"""A time with seven to nine digits of a second."""
 
 
 def _never(text: bytes, at: int) -> bool:
@@ -60,6 +69,8 @@ class Fit:
     """Matches all other values that fit."""
     is_met: Callable[[bytes, int], bool] = _never
     """Whether a value that only `perhaps` matches fits, by its position in the text."""
+    shortened: Callable[[bytes, int], bytes | None] | None = None
+    """For a value that does not fit, by its position: a text of the same length that does, or None if there is none."""
 
     @property
     def may_begin(self) -> npt.NDArray[np.bool_]:
@@ -98,14 +109,31 @@ def fit_of(kind: pa.DataType) -> Fit:
             rf'"|-?[\d.]+(?:[eE]|0{NEXT})',
             lambda text, at: _fits_decimal_at(kind, text, at),
         )
-    has_fraction = pa.types.is_timestamp(kind)
+    has_fraction = _is_timed(kind)
     fraction = r"(?:\.\d{1,6})?" if has_fraction else ""
     return Fit(
         b'"',
         rf'"{_DATE}(?:{_TIME}(?::[0-5]\d{fraction})?)?Z?)?"',
         f"{_MOMENT}|{_ESCAPED}",
         lambda text, at: _is_moment(text, at, has_fraction=has_fraction),
+        (lambda text, at: _shortened(kind, text, at)) if has_fraction else None,
     )
+
+
+def strictly(kind: pa.DataType) -> Fit:
+    """The rule for a column of this type in messages that may have numbers or texts which Arrow cannot represent."""
+    if _is_text(kind):
+        # Half of a surrogate pair begins like a whole one.
+        surely = r'"(?:[^"\\]|\\[^u]|\\u[^dD]|\\u[dD][0-7])*"'
+        return Fit(b'"', surely, r'"', lambda text, at: _fits_decoded(kind, _decoded(text, at)))
+    if pa.types.is_floating(kind):
+        fit = fit_of(kind)
+        surely = r"-?\d+(?:\.\d+)?"
+        return Fit(fit.first, surely, r"[-\dIN]", lambda text, at: _fits_decoded(kind, _decoded(text, at)))
+    if pa.types.is_list(kind):
+        # No element is known from a regular expression alone.
+        return replace(fit_of(kind), surely=r"\[[ \t\r]*\]")
+    return fit_of(kind)
 
 
 def _fit_of_list(kind: pa.ListType) -> Fit:
@@ -117,7 +145,13 @@ def _fit_of_list(kind: pa.ListType) -> Fit:
         rf"\[{space}{elements}{space}\]",
         rf"\[{space}[n{first}]",
         lambda text, at: _fits_decoded(kind, _decoded(text, at)),
+        (lambda text, at: _shortened(kind, text, at)) if _is_timed(kind) else None,
     )
+
+
+def _is_timed(kind: pa.DataType) -> bool:
+    """Whether all texts in a value are timestamps."""
+    return bool(pa.types.is_timestamp(kind) or (pa.types.is_list(kind) and _is_timed(kind.value_type)))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -144,11 +178,24 @@ def _decoded(text: bytes, at: int) -> Any:
         return _BROKEN
 
 
+def _shortened(kind: pa.DataType, text: bytes, at: int) -> bytes | None:
+    """The value at a position with times cut to microseconds and spaces behind them; None if even that does not fit."""
+    line = text[at : text.find(b"\n", at)].decode("utf-8", "replace")
+    try:
+        _, end = _NUMBERS.raw_decode(line)
+    except (ValueError, RecursionError):
+        return None
+    cut = _IS_LONG.sub(lambda found: f"{found[1]}{found[3]}{' ' * len(found[2])}", line[:end])
+    return cut.encode() if _fits_decoded(kind, _decoded(f"{cut}\n".encode(), 0)) else None
+
+
 class _Number(str):
     """A number as it is written."""
 
 
 _BROKEN: Final = object()
+_IS_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: the decoder has joined the others."""
 _NUMBERS: Final = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
@@ -164,9 +211,9 @@ def _fits_decoded(kind: pa.DataType, value: Any) -> bool:
     if pa.types.is_boolean(kind):
         return isinstance(value, bool)
     if _is_text(kind):
-        return is_text
+        return is_text and not _IS_HALF.search(value)
     if pa.types.is_floating(kind):
-        return is_number
+        return is_number and not is_beyond_double(value)
     if pa.types.is_integer(kind):
         return is_number and _fits_integer(kind, f"{value},".encode(), 0)
     if pa.types.is_decimal(kind):
@@ -191,7 +238,7 @@ def _fits_decimal_at(kind: pa.DataType, text: bytes, at: int) -> bool:
 
 
 def _fits_decimal(kind: pa.DataType, text: str) -> bool:
-    found = _IS_NUMBER.fullmatch(text.encode())
+    found = _IS_NUMBER.fullmatch(text.encode("utf-8", "replace"))
     if found is None:
         return False
     whole, fraction = found[2], found[3] or b""
@@ -214,7 +261,7 @@ def _is_moment(text: bytes, at: int, *, has_fraction: bool) -> bool:
     if found is None:
         if _IS_ESCAPED.match(text, at) is None or not isinstance(value := _decoded(text, at), str):
             return False
-        found = _IS_MOMENT.fullmatch(f'"{value}"'.encode())
+        found = _IS_MOMENT.fullmatch(f'"{value}"'.encode("utf-8", "replace"))
     if found is None or (found[7] is not None and not has_fraction):
         return False
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])

@@ -10,13 +10,14 @@ bytes and regular expressions, which Arrow matches for the whole column, tell wh
 have lately had misfits are looked at, unless Arrow then still refuses the block.  The effort hardly depends on the
 number of misfits.  Within an array nothing is overwritten: an array with a misfit is one as a whole.
 
-Lines that are no objects are taken out first.  What Arrow refuses after all that is found by bisection.
+Lines that are no objects are taken out first.  If Arrow refuses the others after all that, values that it cannot
+represent are overwritten too, wherever they are (`extremes`).  What it refuses even then is found by bisection.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -27,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_durable_streams.fitting import NEXT, Fit, fit_of
+from pyspark_durable_streams import extremes
+from pyspark_durable_streams.fitting import NEXT, Fit, fit_of, strictly
 from pyspark_durable_streams.framing import Marks, Piece, line_ends, marks_of, quotes
 
 _OPEN_BRACE: Final = 0x7B
@@ -59,8 +61,9 @@ class Parser:
     def __init__(self, target: pa.Schema) -> None:
         self._target = target
         self._wanted = pa.schema([pa.field(column.name, _parsable(column.type)) for column in target])
-        self._columns = _columns(target)
+        self._columns = _columns(target, fit_of)
         self._all = frozenset(_with_fields(self._columns))
+        self._strict = _columns(target, strictly)
         self._may_wrap = any(_may_wrap(column.type) for column in target)
         self._suspects: frozenset[_Column] = frozenset()
         """The columns with misfits in the latest blocks, of which each had some."""
@@ -107,18 +110,24 @@ class Parser:
     def _careful(self, lines: _Lines, misfits: _Flags) -> pa.Table:
         """The columns of lines that are objects."""
         strings = _Strings(lines.data, lines.marks)
-        for columns in filter(None, (self._suspects, self._all)):
+        for suspects in filter(None, (self._suspects, self._all)):
             data = np.frombuffer(lines.data, np.uint8).copy()
-            found = dict(_overwrite(data, strings, self._columns, columns))
+            found = dict(_overwrite(data, strings, self._columns, suspects))
             table = self._read(data, lines.rows.size)
             if table is not None:
+                self._suspects = self._suspects | found.keys() if found else frozenset()
                 break
+        text = data.tobytes()
+        if table is None and extremes.may_be_in(lines.data):
+            data = np.frombuffer(lines.data, np.uint8).copy()
+            found = dict(_overwrite(data, strings, self._strict, frozenset(_with_fields(self._strict))))
+            text = extremes.overwritten(data.tobytes())
+            table = self._read(text, lines.rows.size)
         for keys in found.values():
             misfits[lines.rows_at(keys)] = True
         if table is None:
             self._suspects = frozenset()
-            return self._salvage(_Lines(data.tobytes(), lines.rows), misfits)
-        self._suspects = self._suspects | found.keys() if found else frozenset()
+            return self._salvage(_Lines(text, lines.rows), misfits)
         return table
 
     def _salvage(self, lines: _Lines, misfits: _Flags) -> pa.Table:
@@ -266,6 +275,18 @@ class _Strings:
             fits[rest] = [fit.is_met(self._data, at) for at in values[rest].tolist()]
         return fits
 
+    def shorten(self, data: _Bytes, values: _Positions, is_bad: _Flags, fit: Fit) -> _Flags:
+        """Overwrite values that do not fit by shorter ones that do, where the rule has them; returns which are left."""
+        if fit.shortened is None:
+            return is_bad
+        left = is_bad.copy()
+        for number in np.flatnonzero(is_bad).tolist():
+            at = int(values[number])
+            if (text := fit.shortened(self._data, at)) is not None:
+                data[at : at + len(text)] = np.frombuffer(text, np.uint8)
+                left[number] = False
+        return left
+
     def _match(self, values: _Positions, pattern: str) -> _Flags:
         """Which of these values match a regular expression."""
         borders = np.append(values, len(self._data))
@@ -288,14 +309,14 @@ class _Column:
     """Of a struct."""
 
 
-def _columns(fields: Iterable[pa.Field]) -> tuple[_Column, ...]:
+def _columns(fields: Iterable[pa.Field], rule: Callable[[pa.DataType], Fit]) -> tuple[_Column, ...]:
     """The columns for fields of a schema or of a struct."""
     keys = {json.dumps(field.name, ensure_ascii=False).encode(): field.type for field in fields}
     found = []
     for key, kind in keys.items():
         filler = next(byte for byte in _FILLERS if bytes([byte]) * (len(key) - 2) not in (one[1:-1] for one in keys))
         inner = [kind.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
-        found.append(_Column(key, filler, fit_of(kind), _columns(inner)))
+        found.append(_Column(key, filler, rule(kind), _columns(inner, rule)))
     return tuple(found)
 
 
@@ -332,8 +353,10 @@ def _overwrite(
         if column not in suspects and not column.fields:
             continue
         keys, values = strings.keys(column.key, depth, objects)
-        bad = keys[~strings.fit(values, column.fit)]
-        if bad.size:
+        is_bad = ~strings.fit(values, column.fit)
+        if is_bad.any():
+            is_bad = strings.shorten(data, values, is_bad, column.fit)
+            bad = keys[is_bad]
             data[bad[:, None] + np.arange(1, len(column.key) - 1)] = column.filler
             yield column, bad
         yield from _overwrite(data, strings, column.fields, suspects, depth + 1, values)

@@ -147,10 +147,9 @@ class ValueCutter:
         whole = bytes(self._value + rest)
         self._value.clear()
         value = whole.strip(b" \t\r\n")
-        if value:
-            if not is_json(value):
-                self._value += whole
-                raise self._broken()
+        if value and not is_json(value):
+            self._value += whole
+            raise self._broken()
         self._line += whole.count(b"\n")
         if value:
             yield value

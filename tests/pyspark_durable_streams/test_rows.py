@@ -120,7 +120,7 @@ def test_every_type_has_its_json() -> None:
 
 
 ZONES = ("UTC", "America/Los_Angeles", "Asia/Kolkata", "Asia/Tokyo")
-INSTANTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59), timezones=st.just(dt.UTC))
+INSTANTS = st.datetimes(timezones=st.just(dt.UTC))
 KEYS = st.sampled_from([pa.timestamp("us", "UTC"), pa.string(), pa.date32(), pa.bool_()])
 TYPES_OF_ARROW = st.recursive(
     st.sampled_from([pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.int64(), pa.string()]),
@@ -193,7 +193,8 @@ def test_a_message_has_the_same_bytes_in_every_time_zone(drawn: tuple[pa.DataTyp
 def test_a_key_of_a_map_is_the_text_of_its_json_value(kind: pa.DataType, key: Any, text: str) -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([[(key, 1)]], pa.map_(kind, pa.int64()))], names=["m"])
 
-    assert listed(Shape("out", None, ("m",), (), None).messages(rows, 0)) == {"out": [b'{"m":{"%s":1}}' % text.encode()]}
+    [message] = listed(Shape("out", None, ("m",), (), None).messages(rows, 0))["out"]
+    assert message == f'{{"m":{{"{text}":1}}}}'.encode()
 
 
 def test_a_time_beyond_the_year_9999_is_refused_in_one_line() -> None:
