@@ -70,7 +70,7 @@ class Fit:
     is_met: Callable[[bytes, int], bool] = _never
     """Whether a value that only `perhaps` matches fits, by its position in the text."""
     shortened: Callable[[bytes, int], bytes | None] | None = None
-    """For a value that does not fit, by its position: a text of the same length that does, or None if there is none."""
+    """For a value that does not fit, by its position: a text of the same length that does, or None without one."""
 
     @property
     def may_begin(self) -> npt.NDArray[np.bool_]:

@@ -21,6 +21,18 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """Bytes of messages between a position and the stream's tail."""
+
+    size: int = 0
+    is_exact: bool = True
+    """Whether there are so many; else, at least so many."""
+
+    def __add__(self, other: Lag) -> Lag:
+        return Lag(self.size + other.size, self.is_exact and other.is_exact)
+
+
+@dataclass(frozen=True, slots=True)
 class News:
     """The data of one stream after its position."""
 
@@ -30,6 +42,8 @@ class News:
     """The furthest token seen."""
     has_more: bool = False
     """Whether the walk stopped before its tail or target."""
+    lag: Lag = Lag()
+    """The bytes behind the position."""
 
     @property
     def units(self) -> int:

@@ -29,11 +29,28 @@ _OF_READING: Final = (
     "url", "path", "stream", "streams", "streamsPrefix", "catalogue", "catalogueStream", "tails", "startingOffsets",
     "startingTimestamp", "startingOffsetsByTimestamp", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "timestampField", "failOnDataLoss", "maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger",
-    "maxTriggerDelay", "minPartitions", "format", "chunkBytes", "mode", "columnNameOfCorruptRecord", "spoolBytes",
-    "connectTimeout", "readTimeout", "requestTimeout",
+    "maxTriggerDelay", "maxPollDelay", "minPartitions", "format", "chunkBytes", "mode", "columnNameOfCorruptRecord",
+    "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
 )  # fmt: skip
-_ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_ONLY_STREAMING: Final = (
+    "maxBytesPerTrigger", "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxPollDelay",
+)  # fmt: skip
 _ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_SAME_AS_KAFKA: Final = {"maxOffsetsPerTrigger": "maxRowsPerTrigger", "subscribe": "streams"}
+_INSTEAD_OF_KAFKA: Final = {
+    "assign": "streams names streams, which have no partitions",
+    "endingoffsetsbytimestampstrategy": "a stream without a later message is read to its end",
+    "fetchoffset.numretries": "requestTimeout bounds a request with its retries",
+    "fetchoffset.retryintervalms": "requestTimeout bounds a request with its retries",
+    "groupidprefix": "there are no consumer groups: the checkpoint has the progress",
+    "includeheaders": "messages have no headers; streams bridged from S2 have them in envelopes",
+    "kafkaconsumer.polltimeoutms": "readTimeout bounds the silence of an origin, in seconds",
+    "maxrecordsperpartition": "minPartitions says how many tasks share a batch",
+    "startingoffsetsbytimestampstrategy": "a stream without a later message is entered at its end",
+    "subscribepattern": "streamsPrefix names streams by what their names begin with",
+    "topic": "stream names the stream of all rows, as the column stream does of each",
+}
+"""For options of Kafka's source and sink, in lower case, what serves their purpose here."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _DURATION: Final = re.compile(r"(\d{1,9})\s*(ms|s|m|h)")
@@ -101,6 +118,8 @@ class ReadOptions:
     least_rows: int = 0
     """A batch of fewer messages waits for more."""
     longest_wait_s: float = 900.0
+    most_poll_s: float = 1.0
+    """The longest pause between two looks that find nothing new."""
     partitions: int = 1
     format: Format = Format.MESSAGES
     chunk_bytes: int = 1 << 20
@@ -149,6 +168,12 @@ def headers_of(found: Mapping[str, str], prefix: str) -> dict[str, str]:
 def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
     """Parse the options of a read.  BadOption with one line that names the option."""
     found = {name.lower(): value for name, value in options.items()}
+    if not found:
+        raise BadOption(
+            "no option arrived: Spark does not give a table's OPTIONS to a Python data source; they arrive from CREATE"
+            " TEMPORARY VIEW … USING durable_streams OPTIONS (…), and from SELECT … FROM table WITH (url = …)"
+        )
+    found = _with_own_names(found)
     _refuse_unknown(found, is_streaming=is_streaming)
     kind = format_of(found)
     for name in ("mode", "columnNameOfCorruptRecord"):
@@ -185,6 +210,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
         most_rows=max_rows,
         least_rows=min_rows or 0,
         longest_wait_s=_duration(found, "maxTriggerDelay", 900.0),
+        most_poll_s=_duration(found, "maxPollDelay", 1.0),
         partitions=_count(found, "minPartitions") or max(os.cpu_count() or 1, 2),
         format=kind,
         chunk_bytes=_count(found, "chunkBytes") or 1 << 20,
@@ -194,15 +220,38 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
     )
 
 
+def kafka_hint(name: str) -> str | None:
+    """Advice for an option of Kafka's source or sink; None for other names.  `name` is in lower case."""
+    if name == "kafka.bootstrap.servers":
+        return "url is the base of the streams, as http://host:port/path"
+    if name == "kafka.group.id":
+        name = "groupidprefix"
+    if name.startswith("kafka."):
+        return "the protocol is HTTP, and headers.NAME adds a header to every request"
+    return _INSTEAD_OF_KAFKA.get(name)
+
+
 def format_of(options: Mapping[str, str]) -> Format:
     """The content of a row."""
     return _one_of({name.lower(): value for name, value in options.items()}, "format", Format, Format.MESSAGES)
+
+
+def _with_own_names(found: dict[str, str]) -> dict[str, str]:
+    """The options with names of the Kafka source that mean the same replaced.  BadOption if both are given."""
+    for theirs, ours in _SAME_AS_KAFKA.items():
+        if theirs.lower() in found:
+            if ours.lower() in found:
+                raise BadOption(f"options {theirs} and {ours} are one: give one of them")
+            found[ours.lower()] = found.pop(theirs.lower())
+    return found
 
 
 def _refuse_unknown(found: Mapping[str, str], *, is_streaming: bool) -> None:
     known = {name.lower(): name for name in _OF_READING}
     for name in sorted(found):
         if name not in known and not name.startswith((_HEADERS, _CATALOGUE_HEADERS)):
+            if (instead := kafka_hint(name)) is not None:
+                raise BadOption(f"option {name} is of Kafka: {instead}")
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {known[near[0]]}?" if near else ""
             raise BadOption(f"option {_beginning(name)} is unknown{hint}")

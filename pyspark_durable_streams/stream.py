@@ -33,10 +33,11 @@ from pyspark_durable_streams.catalogue import Listing, admin_of, listing_of
 from pyspark_durable_streams.client import Client, Clock, MachineClock
 from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError, each_in_one_line, in_one_line
 from pyspark_durable_streams.formats import check_schema
-from pyspark_durable_streams.news import News, Target
+from pyspark_durable_streams.news import Lag, News, Target
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.places import START, Offset, Position, Stretch
 from pyspark_durable_streams.plan import shares
+from pyspark_durable_streams.polling import Polling
 from pyspark_durable_streams.rounds import Budget, allocate, narrowed, rotated
 from pyspark_durable_streams.spool import Spool
 from pyspark_durable_streams.survey import Surveyor
@@ -152,9 +153,11 @@ class _Driver:
         self._spools: list[Spool] = []
         self._targets: dict[str, Target | None] | None = None
         self._tails: dict[str, str] = {}
-        self._behind: set[str] = set()
+        self._behind: dict[str, Lag] = {}
+        """The streams that the latest batch's bound has left behind."""
         self._held: tuple[Offset, dict[str, News]] | None = None
         """What was read for a batch that waits for more, and the offset that it begins at."""
+        self._polling = Polling(options.most_poll_s)
         self._planned_at: float | None = None
         """When the latest batch of this run was planned."""
         self.planned: dict[str, Any] | None = None
@@ -165,7 +168,15 @@ class _Driver:
     # -- the end of a batch
 
     def end_of_batch(self, start: Offset, budget: Budget) -> Offset | None:
-        """The end of the batch after `start`; None if there is nothing new."""
+        """The end of the batch after `start`; None if there is nothing new, or a pause has not ended."""
+        # With a target, the first look that finds nothing ends the query.
+        if self._targets is None and not self._polling.is_due(self._clock.now()):
+            return None
+        end = self._look_for_end(start, budget)
+        self._polling.found(self._clock.now(), has_news=end is not None)
+        return end
+
+    def _look_for_end(self, start: Offset, budget: Budget) -> Offset | None:
         options = self._options
         if start.positions and start.as_chunks != options.as_chunks:
             raise BadOption("option format: chunks and other formats count differently; begin with a new checkpoint")
@@ -278,7 +289,7 @@ class _Driver:
 
         if not budget.is_bounded:
             look(names, Allowance())
-            self._behind = set()
+            self._behind = {}
             return ""
         for news in found.values():
             budget = budget.less(news.units, news.size)
@@ -299,7 +310,11 @@ class _Driver:
             if left <= 0:
                 width = narrowed(min(width, max(len(pending), 1)), asked, fitted)
                 left, asked, fitted = len(pending), 0, 0
-        self._behind = {name for name in pending if name in found or name not in positions}
+        self._behind = {
+            name: found[name].lag if name in found else Lag(is_exact=False)
+            for name in pending
+            if name in found or name not in positions
+        }
         return last
 
     def _look(self, name: str, position: Position | None, allowance: Allowance, found: dict[str, News]) -> None:
@@ -369,7 +384,13 @@ class _Driver:
             except DurableStreamsError as error:
                 _log.warning("the streams' tails are not reported: %s", error)
                 break
-        return {"streams": dict(sorted(self._tails.items())), "behind": len(self._behind)}
+        lag = sum(self._behind.values(), start=Lag())
+        return {
+            "streams": dict(sorted(self._tails.items())),
+            "behind": len(self._behind),
+            "lagBytes": lag.size,
+            "isLagExact": lag.is_exact,
+        }
 
     def drop_spools(self) -> None:
         """Close the spools of finished batches."""

@@ -33,7 +33,7 @@ from pyspark_durable_streams.distance import units_between
 from pyspark_durable_streams.errors import BadOption, BadReply, DataLost, DurableStreamsError
 from pyspark_durable_streams.framing import BLOCK_BYTES, Checksum, Unit
 from pyspark_durable_streams.identity import Identities
-from pyspark_durable_streams.news import News, Target
+from pyspark_durable_streams.news import Lag, News, Target
 from pyspark_durable_streams.options import LATEST
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position
@@ -296,7 +296,7 @@ class Surveyor:
             self._identities.trust(stream)
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
-        return News(found, stretches, walk.reply_end, has_more=not reached)
+        return News(found, stretches, walk.reply_end, has_more=not reached, lag=_lag(walk, taken))
 
     def _tail_now(self, stream: str) -> Target:
         """The current tail as a target, so that the walk does not chase a growing stream."""
@@ -365,6 +365,14 @@ class Surveyor:
                 self._client, stream, place, token, unit, as_chunks=self._as_chunks
             )
         return counts[token]
+
+
+def _lag(walk: Walk, taken: BatchSlice) -> Lag:
+    """The bytes that the batch's bound leaves behind, as far as the reply that it was reading tells."""
+    if not taken.is_limited:
+        return Lag()
+    rest = len(taken.rest.piece.data) if taken.rest is not None else 0
+    return Lag(rest + (walk.reply_left or 0), walk.ends_at_tail and walk.reply_left is not None)
 
 
 def _passes(reply_end: str | None, token: str) -> bool:

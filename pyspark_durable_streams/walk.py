@@ -74,6 +74,10 @@ class Walk:
     """Successful replies so far."""
     reply_end: str | None = None
     """The end token of the current reply."""
+    reply_left: int | None = None
+    """The bytes of the current reply that are in none of its parts yet; None if its length is unknown."""
+    ends_at_tail: bool = False
+    """Whether the current reply goes on to the stream's tail."""
     passed: list[tuple[str, int]] = field(default_factory=list)
     """The ends of replies and the counts there; of lines, only the ones that a line feed ends."""
     leap: Callable[[Place, Unit, str], Place | None] | None = None
@@ -99,7 +103,8 @@ class Walk:
                     has_head = True
                     headers = self._parse_head(reply.status, reply.headers, request, reply.chunks)
                     self.replies += 1
-                    self.reply_end = headers.next
+                    self.reply_end, self.reply_left = headers.next, headers.size
+                    self.ends_at_tail = headers.is_at_tail
                     ahead = self._ahead(headers, request, is_amid=bool(left or carry.rest))
                     if ahead is None:
                         yield from self._reply(reply.chunks, request, left, headers, carry)
@@ -145,6 +150,7 @@ class Walk:
             return
         at = 0
         for piece in self._pieces(chunks):
+            self._has_read(len(piece.data))
             if at + piece.count > skip:
                 rest = piece.after(skip - at, self.unit)
                 begin = Place(request, max(at, skip), self.place.count)
@@ -154,6 +160,10 @@ class Walk:
             at += piece.count
         carry.left = max(skip - at, 0)
         self.place = Place(headers.next, carry.left, self.place.count)
+
+    def _has_read(self, size: int) -> None:
+        if self.reply_left is not None:
+            self.reply_left = max(self.reply_left - size, 0)
 
     def _pieces(self, chunks: Iterator[bytes]) -> Iterator[Piece]:
         if self.unit is Unit.BYTE:
@@ -173,6 +183,7 @@ class Walk:
         """Lines may begin in one reply and end in another; their place is where they began."""
         at = 0
         for block in _blocks(chunks):
+            self._has_read(len(block))
             fresh = block[max(skip - at, 0) :] if at < skip else block
             at += len(block)
             if not fresh:
@@ -221,8 +232,11 @@ class Walk:
         is_closed = headers.get(CLOSED, "").lower() == "true"
         is_at_tail = is_closed or headers.get(UP_TO_DATE, "").lower() == "true" or following == request
         length = headers.get("Content-Length", "")
-        is_long = not is_at_tail or (length.isdigit() and int(length) > _LONG_BYTES)
-        return _Headers(following, is_at_tail, is_closed, is_long, headers.get("ETag", ""))
+        size = int(length) if length.isdecimal() and "Content-Encoding" not in headers else None
+        if size and unit is Unit.ELEMENT:
+            size -= 1  # of the array's brackets one is left, where each line has its end
+        is_long = not is_at_tail or (size is not None and size > _LONG_BYTES)
+        return _Headers(following, is_at_tail, is_closed, is_long, headers.get("ETag", ""), size)
 
 
 @dataclass(slots=True)
@@ -248,6 +262,8 @@ class _Headers:
     is_long: bool
     """Whether asking `leap` about it is worthwhile."""
     etag: str
+    size: int | None
+    """The body's length in bytes; None if it is unknown."""
 
 
 def offset_path(stream: str, token: str) -> str:

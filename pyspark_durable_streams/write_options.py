@@ -23,7 +23,7 @@ from typing import Final
 
 from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import BadOption
-from pyspark_durable_streams.options import client_config
+from pyspark_durable_streams.options import client_config, kafka_hint
 
 _NAMES: Final = (
     "url",
@@ -70,6 +70,8 @@ class WriteOptions:
         known = {name.lower(): name for name in (*_NAMES, *_SPARKS)}
         for name in given:
             if name not in known and not name.startswith("headers."):
+                if (instead := kafka_hint(name)) is not None:
+                    raise BadOption(f"option {name} is of Kafka: {instead}")
                 raise BadOption(f"option {name} is unknown; there are {', '.join(_NAMES)} and headers.<name>")
         for name in _BATCH_ONLY:
             if is_streaming and name.lower() in given:

@@ -66,7 +66,14 @@ def batch(urls: Mapping[str, str], name: str, schema: StructType = MESSAGES, **m
 
 
 def following(urls: Mapping[str, str], name: str, **more: str) -> StreamReader:
-    given = {"url": urls["gateway"], "catalogue": urls["admin"], "stream": name, "startingOffsets": "earliest", **more}
+    given = {
+        "url": urls["gateway"],
+        "catalogue": urls["admin"],
+        "stream": name,
+        "startingOffsets": "earliest",
+        "maxPollDelay": "0s",
+        **more,
+    }
     return StreamReader(MESSAGES, read_options(given, is_streaming=True))
 
 

@@ -51,7 +51,7 @@ def reader(origin: Beside, /, **options: str) -> StreamReader:
 
 
 def timed(origin: Beside, clock: Hands, /, **options: str) -> StreamReader:
-    parsed = read_options({"url": origin.url, **options}, is_streaming=True)
+    parsed = read_options({"url": origin.url, "maxPollDelay": "0s", **options}, is_streaming=True)
     _running.append(StreamReader(_SCHEMA, parsed, clock=clock))
     return _running[-1]
 

@@ -34,7 +34,13 @@ def reads(urls: Mapping[str, str], prefix: str) -> int:
 
 
 def reader(urls: Mapping[str, str], **options: str) -> StreamReader:
-    given = {"url": urls["gateway"], "catalogue": urls["admin"], "startingOffsets": "earliest", **options}
+    given = {
+        "url": urls["gateway"],
+        "catalogue": urls["admin"],
+        "startingOffsets": "earliest",
+        "maxPollDelay": "0s",
+        **options,
+    }
     return StreamReader(_SCHEMA, read_options(given, is_streaming=True))
 
 

@@ -46,7 +46,7 @@ def stopped() -> Iterator[None]:
 
 
 def reader(origin: Beside, mode: str = "continuous", clock: Hands | None = None, **options: str) -> StreamReader:
-    given = {"url": origin.url, "startingOffsets": "earliest", **options}
+    given = {"url": origin.url, "startingOffsets": "earliest", "maxPollDelay": "0s", **options}
     _running.append(StreamReader(_SCHEMA, read_options(given, is_streaming=True), clock=clock))
     if mode == "availableNow":
         _running[-1].prepareForTriggerAvailableNow()

@@ -41,6 +41,21 @@ def test_a_path_is_a_stream() -> None:
     assert read_options({**_URL, "path": "a/b"}, is_streaming=False).streams == ("a/b",)
 
 
+def test_names_of_the_kafka_source_that_mean_the_same_work() -> None:
+    assert read(maxOffsetsPerTrigger="7").most_rows == 7
+    assert read_options({**_URL, "subscribe": "a,b"}, is_streaming=True).streams == ("a", "b")
+
+
+def test_a_query_pauses_between_looks_for_a_second_at_most() -> None:
+    assert read().most_poll_s == 1
+    assert read(maxPollDelay="250ms").most_poll_s == 0.25
+
+
+def test_without_any_option_the_error_says_what_spark_does_not_pass_on() -> None:
+    with pytest.raises(BadOption, match="CREATE TEMPORARY VIEW"):
+        read_options({}, is_streaming=False)
+
+
 def test_sizes_may_have_a_unit() -> None:
     assert read(maxBytesPerTrigger="2m").max_bytes == 2 << 20
     assert read(format="chunks", chunkBytes="4k").chunk_bytes == 4096
@@ -58,6 +73,12 @@ def test_headers_are_sent_and_never_shown() -> None:
     [
         ({"startingOffset": "latest"}, "option startingoffset is unknown; did you mean startingOffsets?"),
         ({"foo": "1"}, "option foo is unknown"),
+        ({"maxOffsetsPerTrigger": "1", "maxRowsPerTrigger": "1"}, "maxOffsetsPerTrigger and maxRowsPerTrigger are one"),
+        ({"kafka.bootstrap.servers": "h:1"}, "option kafka.bootstrap.servers is of Kafka: url is"),
+        ({"kafka.group.id": "g"}, "option kafka.group.id is of Kafka: there are no consumer groups"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism is of Kafka: the protocol is HTTP"),
+        ({"subscribePattern": "a.*"}, "option subscribepattern is of Kafka: streamsPrefix"),
+        ({"maxPollDelay": "often"}, "option maxPollDelay: a number with"),
         ({"streams": "b"}, "there are stream and streams"),
         ({"maxRowsPerTrigger": "0"}, "option maxRowsPerTrigger: a whole number of at least 1"),
         ({"maxRowsPerTrigger": "1k"}, "option maxRowsPerTrigger: a whole number"),

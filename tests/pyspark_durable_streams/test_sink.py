@@ -111,7 +111,8 @@ def test_the_time_zone_of_the_session_does_not_change_a_byte(spark: SparkSession
         "id", f"named_struct('at', {at}) as s", f"array({at}) as a", f"map({at}, {at}) as m"
     )
     sent = {}
-    kept = spark.conf.get(zone)
+    kept = spark.conf.get(zone, "UTC")
+    assert kept is not None
     try:
         for name in ("America/Los_Angeles", "UTC"):
             spark.conf.set(zone, name)

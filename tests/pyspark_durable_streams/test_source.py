@@ -79,6 +79,36 @@ def test_messages_of_a_batch(spark: SparkSession, origin: Beside) -> None:
     assert again.where("stream = 'm/1' and value = '400'").count() == 1
 
 
+def test_a_filter_on_the_stream_reads_no_other_stream(spark: SparkSession, origin: Beside) -> None:
+    for number in range(3):
+        fill(origin, f"p/{number}", number)
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW p USING durable_streams"
+        f" OPTIONS (url '{origin.url}', streams 'p/0,p/1,p/2', startingOffsets 'earliest')"
+    )
+    asked = origin.do(lambda origin: sum(origin.counters.requests.values()))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        found = [row["value"] for row in spark.sql("SELECT value FROM p WHERE stream = 'p/1'").collect()]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert found == ["1"]
+    assert origin.do(lambda origin: sum(origin.counters.requests.values())) - asked == 2
+
+
+def test_a_table_of_the_catalogue_needs_options_in_the_query(spark: SparkSession, origin: Beside) -> None:
+    fill(origin, "c/1", 7)
+    spark.sql(f"CREATE TABLE c USING durable_streams OPTIONS (url '{origin.url}', stream 'c/1')")
+    try:
+        # Spark does not give the table's options to a Python data source.
+        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+            spark.sql("SELECT * FROM c").collect()
+        rows = spark.sql(f"SELECT value FROM c WITH (url = '{origin.url}', stream = 'c/1')")
+        assert [row["value"] for row in rows.collect()] == ["7"]
+    finally:
+        spark.sql("DROP TABLE c")
+
+
 def test_an_ending_offset_within_a_reply(spark: SparkSession, origin: Beside) -> None:
     fill(origin, "e/1", *range(100))
     token = origin.do(lambda origin: origin.store.get("/e/1", 0.0).tail.token)

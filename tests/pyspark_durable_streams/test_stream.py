@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
@@ -20,6 +21,7 @@ from pyspark_durable_streams.errors import BadOption, BadReply, DataLost
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
+from tests.pyspark_durable_streams.hands import Hands
 
 _MESSAGES: Final = (
     StructType()
@@ -58,7 +60,7 @@ def stopped() -> Iterator[None]:
 
 
 def reader(origin: Beside, schema: StructType = _MESSAGES, **options: str) -> StreamReader:
-    given = {"url": origin.url, "startingOffsets": "earliest", **options}
+    given = {"url": origin.url, "startingOffsets": "earliest", "maxPollDelay": "0s", **options}
     _running.append(StreamReader(schema, read_options(given, is_streaming=True)))
     return _running[-1]
 
@@ -268,9 +270,70 @@ def test_lag_is_reported(origin: Beside, stream: str) -> None:
     bounded = reader(origin, stream=stream)
     assert bounded.reportLatestOffset() is None
     at = through_json(bounded.latestOffset(bounded.initialOffset(), ReadMaxRows(4)))
-    assert bounded.reportLatestOffset() == {"streams": {stream: tail}, "behind": 1}
+    # Four of ten messages are read, each a byte with what separates it; "4,5,6,7,8,9" and a bracket are left.
+    left = {"behind": 1, "lagBytes": 12, "isLagExact": True}
+    assert bounded.reportLatestOffset() == {"streams": {stream: tail}, **left}
     bounded.latestOffset(at, ReadAllAvailable())
-    assert bounded.reportLatestOffset() == {"streams": {stream: tail}, "behind": 0}
+    none = {"behind": 0, "lagBytes": 0, "isLagExact": True}
+    assert bounded.reportLatestOffset() == {"streams": {stream: tail}, **none}
+
+
+@pytest.mark.parametrize("content_type", [JSON, "text/plain", "application/octet-stream"])
+def test_lag_is_a_lower_bound_while_replies_end_before_the_tail(origin: Beside, content_type: str) -> None:
+    name = f"t/lag/{content_type}"
+    origin.create(name, content_type)
+    lines = b"".join(b"%d\n" % number for number in range(1000))
+    body = b"[" + lines[:-1].replace(b"\n", b",") + b"]" if content_type == JSON else lines
+    assert origin.ask("POST", name, {"Content-Type": content_type}, body) in (200, 204)
+    is_bytes = content_type == "application/octet-stream"
+    bounded = reader(
+        origin, _CHUNKS if is_bytes else _MESSAGES, stream=name, format="chunks" if is_bytes else "messages"
+    )
+    at, lags = bounded.initialOffset(), []
+    for _ in range(1000):
+        end = through_json(bounded.latestOffset(at, ReadMaxBytes(97)))
+        if end == at:
+            break
+        at = end
+        report = bounded.reportLatestOffset()
+        assert report is not None
+        lags.append((report["lagBytes"], report["isLagExact"]))
+    left = [len(body) - 97 * (number + 1) for number in range(len(lags))]
+    assert all(lag <= most + 97 for (lag, _), most in zip(lags, left, strict=True))
+    assert [is_exact for _, is_exact in lags] == sorted(is_exact for _, is_exact in lags)
+    assert (lags[0][1], lags[-1]) == (False, (0, True))
+
+
+def test_a_query_that_finds_nothing_pauses_for_a_second_at_most(origin: Beside, stream: str) -> None:
+    clock = Hands()
+    given = {"url": origin.url, "stream": stream, "startingOffsets": "earliest"}
+    _running.append(StreamReader(_MESSAGES, read_options(given, is_streaming=True), clock))
+    idle = _running[-1]
+    at = idle.initialOffset()
+
+    def reads() -> int:
+        return origin.do(lambda origin: sum(origin.counters.requests.values()))
+
+    def look() -> bool:
+        before = reads()
+        assert idle.latestOffset(at, ReadAllAvailable()) == at
+        return reads() > before
+
+    looked: list[float] = []
+    while clock.at < 10:
+        if look():
+            looked.append(clock.at)
+        clock.at += 0.01
+    assert len(looked) < 20
+    assert max(later - earlier for earlier, later in pairwise(looked)) <= 1.02
+
+    clock.at += 1
+    origin.append(stream, 1)
+    end = through_json(idle.latestOffset(at, ReadAllAvailable()))
+    assert values([rows(idle, at, end)]) == [1]
+    # News end the pauses.
+    at = end
+    assert look()
 
 
 # -- what does not stay as it was
