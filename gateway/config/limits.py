@@ -21,8 +21,9 @@ class LimitsConfig(Model):
         default=0,
         ge=0,
         le=1024 * GIB,
-        description="Most bytes held for all clients together: unread answers that are not shared, unfinished heads, "
-        "bodies. Above, the connections that hold the most are dropped. 0: a quarter of cache_bytes, at least 64 MiB.",
+        description="Most bytes held for all clients together: unread answers that the cache does not hold, unfinished "
+        "heads, bodies. Above, the connections that hold the most are dropped. 0: a quarter of cache_bytes, at least "
+        "64 MiB.",
     )
     memory_max_bytes: Bytes = Field(
         default=0,

@@ -7,12 +7,13 @@ must always call `close`, which detaches the answer from its flights.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from multidict import CIMultiDict
 
+from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.tape.stream import Edition, Stream
 from gateway.upstream.flight import Flight, FlightReader
@@ -47,6 +48,8 @@ class _InMemory(NamedTuple):
     pieces: tuple[bytes, ...]
     size: int
     copied: int
+    shared: SharedBytes
+    """What the bytes that are not copied belong to."""
 
 
 class _FlightBody(NamedTuple):
@@ -79,10 +82,16 @@ class Parts:
         """Of the bytes in memory, those held by this answer alone, now or soon."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
-    def add_pieces(self, pieces: tuple[bytes, ...], copied: int = 0) -> None:
-        """Add bytes in memory; `copied` of them are held by this answer alone."""
+    def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:
+        """Add bytes in memory: `copied` of them are held by this answer alone, the others belong to `shared`."""
         if pieces:
-            self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied))
+            self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied, shared))
+
+    @property
+    def shared(self) -> SharedBytes | None:
+        """What the first bytes in memory belong to, and all others unless they are of a flight; None if there are
+        none."""
+        return next((part.shared for part in self._parts if isinstance(part, _InMemory)), None)
 
     def attach(self, flight: Flight) -> None:
         """Attach to a flight: its whole body is the next part."""
@@ -133,6 +142,16 @@ class Parts:
                 sizes.append(size)
         return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
 
+    def holdings(self) -> Iterator[Holding]:
+        """What the body keeps in memory."""
+        for part in self._parts:
+            if isinstance(part, _FlightBody):
+                yield from part.flight.holdings()
+            else:
+                yield Holding(part.shared, part.size - part.copied)
+                if part.copied:
+                    yield Holding(SharedBytes(part.copied), part.copied)
+
     async def stream(self, is_json: bool) -> AsyncIterator[bytes]:
         """The body as it becomes available.  Raises when a flight fails, before the end of the body is yielded."""
         if is_json:
@@ -182,13 +201,22 @@ class Answer:
     run: BodyRun | None = None
     """The run of a stream that the body holds, or that a 304 leaves out; None if the body is no such run."""
 
-    def whole(self) -> bytes:
-        """The body of an answer whose bytes are all in memory."""
+    def pieces(self) -> tuple[bytes, ...]:
+        """The body of an answer whose bytes are all in memory, in the pieces in which they are held."""
         if self.parts is None:
-            return self.body
+            return (self.body,) if self.body else ()
         held = self.parts.held(self.is_json)
         assert held is not None, "part of the answer is still in the air"
-        return b"".join(held)
+        return tuple(held)
+
+    def whole(self) -> bytes:
+        """The same, joined."""
+        return b"".join(self.pieces())
+
+    def holdings(self) -> Iterator[Holding]:
+        """What its body keeps in memory."""
+        if self.parts is not None:
+            yield from self.parts.holdings()
 
     def close(self) -> None:
         if self.parts is not None:

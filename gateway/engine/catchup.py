@@ -188,7 +188,7 @@ class _Attempt:
         if room <= 0:
             return
         reading = self._stream.tape.read(self._at, room)
-        self.parts.add_pieces(reading.pieces, reading.copied)
+        self.parts.add_pieces(reading.pieces, reading.copied, self._stream.shared_bytes())
         self._at = reading.end
         if reading.size:
             self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at

@@ -37,6 +37,7 @@ from zlib_ng import zlib_ng
 from gateway.aio.clock import Clock, wait_until
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import matched_coding, of_coding
 from gateway.protocol.freshness import parse_cache_control
@@ -122,6 +123,8 @@ class _Kept:
     end: str
     data: bytes | None
     cost: int
+    shared: SharedBytes
+    """What clients that are sent the data refer to."""
 
 
 class Coder:
@@ -176,14 +179,14 @@ class Coder:
         if self._find(wanted.job) is None:
             # Plain only for now, or coded bytes that are not kept: the answer must not be remembered either.
             answer.stream = None
-        return _in_coding(answer, wanted, data)
+        return self._in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
         """The same without waiting: a body that would need the thread is sent plain."""
         wanted = self._wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
-        return _in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
+        return self._in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
 
     def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
         """The run to code for the answer; None if the answer is final, coded or not."""
@@ -215,7 +218,7 @@ class Coder:
         if kept is None:
             return wanted
         self._kept.move_to_end(run.stream)
-        _in_coding(answer, wanted, kept.data)
+        self._in_coding(answer, wanted, kept.data)
         return None
 
     def ready(self, run: BodyRun, coding: Coding) -> bytes | None:
@@ -304,7 +307,9 @@ class Coder:
         # Making room may have dropped bytes of other streams, never of this one.
         if self._store.lend(cost, stream):
             self.cost += cost
-            self._kept.setdefault(stream, {})[start, job.coding] = _Kept(end, data, cost)
+            self._kept.setdefault(stream, {})[start, job.coding] = _Kept(
+                end, data, cost, SharedBytes(len(data or b""), in_cache=True)
+            )
             self._kept.move_to_end(stream)
 
     def _evict(self) -> None:
@@ -318,11 +323,26 @@ class Coder:
         kept = bodies.pop(slot, None)
         if kept is None:
             return False
+        kept.shared.in_cache = False
         self.cost -= kept.cost
         self._store.take_back(kept.cost)
         if not bodies:
             del self._kept[stream]
         return True
+
+    def _in_coding(self, answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
+        """Replace the answer's body by `data`; leave the answer as it was if that is None."""
+        coding, kept = wanted.job.coding, self._find(wanted.job)
+        if data is not None and answer.parts is not None:
+            answer.parts.close()
+            answer.parts = Parts()
+            is_kept = kept is not None and kept.data is data
+            answer.parts.add_pieces((data,), 0, kept.shared if kept is not None and is_kept else SharedBytes(len(data)))
+            answer.is_json = False
+            answer.saved_bytes = wanted.size - len(data)
+            answer.headers["Content-Encoding"] = coding.value
+            answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
+        return answer
 
     def touch(self, stream: Stream) -> None:
         """The stream's coded bytes were sent by a user that holds references to them."""
@@ -346,20 +366,6 @@ def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[byt
     plain = b"".join(pieces)
     data = code(plain, level)
     return data if len(data) <= len(plain) * _WORTH else None
-
-
-def _in_coding(answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
-    """Replace the answer's body by `data`; leave the answer as it was if that is None."""
-    coding = wanted.job.coding
-    if data is not None and answer.parts is not None:
-        answer.parts.close()
-        answer.parts = Parts()
-        answer.parts.add_pieces((data,))
-        answer.is_json = False
-        answer.saved_bytes = wanted.size - len(data)
-        answer.headers["Content-Encoding"] = coding.value
-        answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
-    return answer
 
 
 def _vary(answer: Answer) -> None:

@@ -20,6 +20,7 @@ from functools import partial
 
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
+from gateway.engine.arrival import receive
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
@@ -34,7 +35,6 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.protocol.freshness import freshness_from_headers
-from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.protocol.stream_key import Group
@@ -402,25 +402,12 @@ class FetchTable:
         return False
 
     async def _read_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
+        def received(size: int) -> None:
+            self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
+            flight.fetched += size
+
+        await receive(stream, flight, head, reply, self._store, received)
         start, end = flight.start, head.next_offset
-        is_json = stream.tape.is_json
-        unwrapper = ArrayUnwrapper() if is_json else None
-        flight.announce(head, reply.content_length, is_verbatim=not is_json)
-        try:
-            async for chunk in reply.chunks():
-                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, route)
-                flight.fetched += len(chunk)
-                inner = chunk if unwrapper is None else unwrapper.feed(chunk)
-                if inner:
-                    stream.tape.check(start, end, has_bytes=True)
-                    flight.add(inner)
-                    if not flight.is_wanted:
-                        await reply.hold(flight.until_wanted())
-            if unwrapper is not None and (rest := unwrapper.finish()):
-                stream.tape.check(start, end, has_bytes=True)
-                flight.add(rest)
-        except NotAnArray as error:
-            raise UpstreamBroken from error
         if start == NOW:
             if flight.size:
                 raise UpstreamBroken
@@ -430,6 +417,8 @@ class FetchTable:
                 self._store.count_unstored(flight.size)
             else:
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
+                if stream.tape.knows_after(start):
+                    flight.shared = stream.shared_bytes()
         flight.land()
 
 

@@ -194,7 +194,7 @@ class LongPoll:
         if is_not_modified(read, headers):
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
-        parts.add_pieces(reading.pieces, reading.copied)
+        parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
         return Answer(200, headers, outcome, parts, stream.tape.is_json, run=BodyRun(stream, read.start, end, edition))
 
     def wait(self, waiting: Waiting, client: PollClient) -> Waiter:

@@ -19,6 +19,7 @@ from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
@@ -30,10 +31,15 @@ from gateway.upstream.flight import OriginError
 class Rendered(NamedTuple):
     """A whole response in bytes."""
 
-    data: bytes
+    head: bytes
+    """The head, and the body behind it if that is small."""
+    body: tuple[bytes, ...]
+    """A large body, in the pieces in which the tape holds it: responses with other heads share them."""
     body_bytes: int
     answer: Answer
     """The answer it was made of."""
+    shared: SharedBytes
+    """What a large body belongs to."""
 
     @property
     def cursor(self) -> int | None:
@@ -233,8 +239,9 @@ class Waiter:
             return
         if isinstance(found, Answer):
             rendered = self._finish(found)
-            if answers is not None and topic.is_confirmed:
-                # Without a confirmed follower the tail may be valid for less than a second: do not share it.
+            if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
+                # Without a confirmed follower the tail may be valid for less than a second: do not share it.  A large
+                # body would be kept from here after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))

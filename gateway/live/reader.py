@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.sse import HEARTBEAT
 
 
@@ -44,11 +45,13 @@ class LargeEvent:
     """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
     receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
 
-    __slots__ = ("__weakref__", "data", "end")
+    __slots__ = ("__weakref__", "data", "end", "shared")
 
     def __init__(self, data: bytes, end: str) -> None:
         self.data = data
         self.end = end
+        self.shared = SharedBytes(len(data))
+        """What its bytes belong to: the readers that receive it."""
 
 
 @dataclass(slots=True)

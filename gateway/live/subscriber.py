@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
+from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, chunk
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.sighting import FirstTail
@@ -119,6 +120,11 @@ class Subscriber:
     def began(self) -> float:
         """When the read began (monotonic seconds), to the tick."""
         return self._established_tick * TICK_S - SHORTEST_S
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What it keeps in memory for its client beside what is written."""
+        large = self._large
+        return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
     def left(self, _: object) -> None:
         """The client of this wire has disconnected."""

@@ -201,6 +201,8 @@ class Topic:
                     _drop_failed(reader)
         finally:
             self.steps = {}
+            # They hold bytes that the tape may drop.
+            self._answers, self._answers_of = {}, ()
             self.is_pumping = False
             self._account_all()
             self._delivery_times.delivered(clients)

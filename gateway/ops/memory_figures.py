@@ -33,7 +33,7 @@ class MemoryFigures:
         yield gauge(
             "durable_gateway_client_bytes",
             "Bytes held for all clients together, a second ago at most: unread answers, unfinished heads, bodies. "
-            "Excludes what is shared with other clients or counted in the cache.",
+            "Bytes that several hold count once. Excludes what the cache holds too.",
             (),
             [((), state.client_bytes)],
         )

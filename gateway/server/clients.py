@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
@@ -29,6 +29,7 @@ from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.limits.bans import Bans
 from gateway.limits.client_net import UNKNOWN, client_nets
+from gateway.limits.shared_bytes import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.limits.usage import NetUse, Usage
 from gateway.protocol.client_address import Proxies
@@ -102,8 +103,11 @@ class ClientConnection(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold: unread answers, unless they are shared with others,
-        unfinished heads, and bodies that wait."""
+        """Bytes that this client alone makes the process hold: unread answers, unfinished heads, and bodies that
+        wait."""
+
+    def holdings(self) -> Iterable[Holding]:
+        """The bytes that the client makes the process hold and that others may hold as well."""
 
     def shed(self) -> None:
         """Close the connection at once, because too much memory is held."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Final, cast
 
 from gateway.errors import BadRequest
 from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
+from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
@@ -88,6 +90,17 @@ class Connection(ReadingConnection, Handling):
     def proxies(self) -> Proxies | None:
         return self._clients.proxies if not self._is_local else None
 
+    def holdings(self) -> Iterator[Holding]:
+        """The bytes that it refers to and that others may refer to as well."""
+        if self.transport is None or self.cut_reason is not None:
+            return
+        if self._shared is not None:
+            yield Holding(self._shared, min(self._shared_bytes, self.transport.get_write_buffer_size()))
+        if self._live is not None:
+            yield from self._live.holdings()
+        elif self._request is not None and self._request.held is not None:
+            yield from self._request.held.holdings()
+
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,7 +132,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
-            self._shared_bytes = answer.body_bytes
+            self._shared_bytes, self._shared = answer.body_bytes, answer.shared
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, data, began)
@@ -413,7 +426,7 @@ class Connection(ReadingConnection, Handling):
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
-            self._shared_bytes = answer.body_bytes
+            self._shared_bytes, self._shared = answer.body_bytes, answer.shared
             self.transport.writelines(answer.pieces)
         if on_hit is not None:
             on_hit(answer, self, request, began)

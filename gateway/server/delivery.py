@@ -52,6 +52,7 @@ class Delivery:
             if answer.run is not None:
                 answer.run.stream.count_sent(len(body))
             return self.text(answer.status, answer.headers, body)
+        self._request.held = answer
         body_parts = answer.parts.stream(answer.is_json)
         return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.run)
 

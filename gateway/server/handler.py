@@ -365,4 +365,5 @@ class RequestHandler:
                 tail=answer.tail,
                 saved_bytes=answer.saved_bytes,
                 copied=parts.copied if parts is not None else 0,
+                shared=parts.shared if parts is not None else None,
             )

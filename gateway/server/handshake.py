@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
@@ -165,6 +166,9 @@ class Handshake(asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         return self._received_bytes
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return NOTHING
 
     def shed(self) -> None:
         self.drop()

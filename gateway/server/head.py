@@ -5,12 +5,15 @@ from __future__ import annotations
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JOINED_BYTES: Final = 1 << 14
+"""A body up to this size is joined with its head, for one write without a list."""
 
 
 @lru_cache(maxsize=128)

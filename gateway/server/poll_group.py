@@ -17,10 +17,11 @@ from gateway.engine.read import Drain
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
+from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, is_true
-from gateway.server.head import response_head
+from gateway.server.head import JOINED_BYTES, response_head
 from gateway.server.request import Channel, Note
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import MetricsRecorder
@@ -97,6 +98,10 @@ class PollGroup:
 
     # -- called by the channels
 
+    def holdings(self) -> tuple[Holding, ...]:
+        """Nothing: a long-poll has no body before its end."""
+        return NOTHING
+
     def pump(self) -> None:
         """Do nothing: a long-poll has no body before its end."""
 
@@ -122,17 +127,21 @@ class PollGroup:
     def _rendered(self, answer: Answer) -> Rendered:
         rendering = self._rendering
         rendering.dress(self._route, self._origin, answer.headers)
-        body = answer.whole()
+        body = answer.pieces()
+        size = sum(map(len, body))
         if answer.status not in (204, 304):
-            answer.headers["Content-Length"] = str(len(body))
+            answer.headers["Content-Length"] = str(size)
         head = response_head(answer.status, answer.headers, rendering.clock.wall(), keeps=self._keeps)
-        return Rendered(head + body, len(body), answer)
+        if size <= JOINED_BYTES:
+            head, body = b"".join((head, *body)), ()
+        shared = answer.parts.shared if answer.parts is not None else None
+        return Rendered(head, body, size, answer, shared or SharedBytes(size))
 
     def send(self, rendered: Rendered) -> None:
         """Write the response to all clients."""
-        data, size = rendered.data, rendered.body_bytes
+        head, body, size, _, shared = rendered
         for channel in self._channels:
-            channel.write_response(data, size)
+            channel.write_response(head, body, size, shared)
 
     def account(self, rendered: Rendered) -> None:
         """Count the response that was written, and free the connections for their next requests."""

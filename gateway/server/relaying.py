@@ -22,6 +22,7 @@ from gateway.engine.relay import RelayExchange
 from gateway.engine.relayed_request import WRITES, RelayedRequest
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError
+from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.live_requests import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import response_headers_for_client
@@ -266,6 +267,11 @@ class Relaying:
         self._pump()
 
     # -- called by either side
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What has been taken from the origin and not written yet."""
+        size = len(self._unwritten)
+        return (Holding(SharedBytes(size), size),) if size else NOTHING
 
     def pump(self) -> None:
         """Write what the client has room for; more of the body has arrived, or the client has room again."""

@@ -27,17 +27,15 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock
 from gateway.engine.answer import BodyRun, NamedTail
 from gateway.http.http2.blocks import block_of
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.server.head import date_line, field_lines, status_line
+from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
 from gateway.server.request_keys import MEANINGLESS, lines_named, reduced
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
-
-_JOINED_BYTES: Final = 1 << 14
-"""A body up to this size is kept joined with its head, for one write without a list."""
 
 _ENTRY_COST: Final = 1_200
 """Bytes charged for an answer in addition to its key, heads and body: objects and dictionary slots."""
@@ -62,6 +60,7 @@ class RememberedAnswer:
         "_block",
         "_body",
         "_head",
+        "_is_own",
         "_stored_at",
         "aliases",
         "body_bytes",
@@ -77,6 +76,7 @@ class RememberedAnswer:
         "repeated",
         "route",
         "saved_bytes",
+        "shared",
         "stale_marks",
         "stream",
         "tail",
@@ -99,7 +99,9 @@ class RememberedAnswer:
         stored_at: float | None,
         route: str,
         repeated: Repeated | None,
+        shared: SharedBytes | None,
     ) -> None:
+        """`shared` is what the body belongs to; None if that is the answer itself."""
         self.stream = run.stream
         self.edition = run.edition
         """The stream's edition when the body was read."""
@@ -120,6 +122,9 @@ class RememberedAnswer:
         self._body = (b"".join(body),) if self.is_small else tuple(body)
         self.copied = 2 * self.body_bytes if self.is_small else copied
         """Body bytes held beside the tape."""
+        self._is_own = shared is None
+        self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
+        """What a large body belongs to."""
         self._stored_at = stored_at
         self.joined: bytes | None = None
         """The whole response, if it is small."""
@@ -139,11 +144,16 @@ class RememberedAnswer:
 
     @property
     def is_small(self) -> bool:
-        return self.body_bytes <= _JOINED_BYTES
+        return self.body_bytes <= JOINED_BYTES
 
     def cost_under(self, key: bytes) -> int:
         """Bytes charged for the answer under `key`, without aliases."""
         return _ENTRY_COST + 2 * len(self._head) + self.copied + len(key)
+
+    def dropped(self) -> None:
+        """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
+        if self._is_own:
+            self.shared.in_cache = False
 
     @property
     def body(self) -> tuple[bytes, ...]:
@@ -396,6 +406,7 @@ class RememberedAnswers:
         for request in remembered.aliases:
             del self._aliases[request]
         del self._all[remembered]
+        remembered.dropped()
         self._charge(remembered, -remembered.cost)
         siblings = self._by_stream[remembered.stream]
         siblings.discard(remembered)

@@ -8,6 +8,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.answer import BodyRun, NamedTail
 from gateway.engine.route import Route
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
 from gateway.protocol.names import STREAM_NEXT_OFFSET
@@ -30,11 +31,13 @@ def learn_hit(
     tail: NamedTail | None = None,
     saved_bytes: int = 0,
     copied: int = 0,
+    shared: SharedBytes | None = None,
 ) -> None:
     """Remember the answer to the context's request, which is made of `run` alone.
 
     `now` is the monotonic time in seconds.  The answer is given for `trust_s` seconds after the stream was last asked
-    for at the origin, and while `tail`, if it names one, is the tail.  `copied` bytes of the body are held by it alone.
+    for at the origin, and while `tail`, if it names one, is the tail.  `copied` bytes of the body are held by it alone;
+    the others belong to `shared`.
     """
     size = sum(map(len, body))
     headers = headers.copy()
@@ -62,5 +65,6 @@ def learn_hit(
         now - int(age) if age is not None else None,
         route.config.name,
         repeated,
+        shared,
     )
     context.request.channel.learn(answer, route.meaningful_names)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
 from gateway.http.request import RequestHead
+from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.limits.usage import NetUse
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
@@ -23,7 +24,14 @@ class Answered(NamedTuple):
     headers: CIMultiDict[str]
 
 
-class LiveAnswer(Protocol):
+class Holder(Protocol):
+    """What an answer in progress is made of."""
+
+    def holdings(self) -> Iterable[Holding]:
+        """The bytes that it keeps in memory beside what is written."""
+
+
+class LiveAnswer(Holder, Protocol):
     """An answer that is given without a task that waits."""
 
     def pump(self) -> None:
@@ -149,14 +157,26 @@ class Channel(Protocol):
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """End the live body; `in_order` if it is whole."""
 
-    def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole live answer if the client is still connected; a call to `release` follows."""
+    def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
+        """Write a whole live answer if the client is still connected; a call to `release` follows.  A small body is
+        part of `head`; a large one is `body`, which belongs to `shared`."""
 
 
 class Request:
     """A request and the channel for its answer."""
 
-    __slots__ = ("body", "channel", "has_begun", "head", "headers", "is_detached", "keeps_alive", "method", "target")
+    __slots__ = (
+        "body",
+        "channel",
+        "has_begun",
+        "head",
+        "headers",
+        "held",
+        "is_detached",
+        "keeps_alive",
+        "method",
+        "target",
+    )
 
     def __init__(self, channel: Channel, head: RequestHead, body: RequestBody | None) -> None:
         self.channel = channel
@@ -173,6 +193,8 @@ class Request:
         """Whether any of the answer has been written."""
         self.is_detached = False
         """Whether the request is carried to its end even if its client leaves."""
+        self.held: Holder | None = None
+        """What the body of its answer is made of, while that is written."""
 
     @property
     def version(self) -> str:

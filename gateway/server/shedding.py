@@ -1,7 +1,8 @@
 """Memory that clients' connections hold, and shedding: dropping the connections that hold the most.
 
 The sum is sampled, not kept: nothing is counted where bytes arrive and leave.  One look goes over all connections in
-slices, with turns of the loop between them, so that ten thousand connections delay no answer.
+slices, with turns of the loop between them, so that ten thousand connections delay no answer.  Bytes that several
+connections hold are divided among them, unless the cache holds them too (`gateway.limits.shared_bytes`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from gateway.limits.memory import victims
+from gateway.limits.shared_bytes import Holding, charged
 from gateway.server.clients import ClientConnection, Clients
 
 _SLICE: Final = 500
@@ -46,25 +48,33 @@ class Shedding:
     async def look(self) -> int:
         """Sum up what connections hold, in bytes."""
         held: list[tuple[int, ClientConnection]] = []
+        holdings: list[tuple[int, Holding]] = []
         for clients in list(self._every_clients):
             connections = list(clients)
             for start in range(0, len(connections), _SLICE):
-                held += [(cost, one) for one in connections[start : start + _SLICE] if (cost := one.held_bytes)]
+                for one in connections[start : start + _SLICE]:
+                    own, number = one.held_bytes, len(held)
+                    found = [(number, holding) for holding in one.holdings() if holding.size]
+                    holdings += found
+                    if own or found:
+                        held.append((own, one))
                 await asyncio.sleep(0)
-        self._held = held
-        self.held_bytes = sum(cost for cost, _ in held)
+        shares = charged(holdings, len(held))
+        self._held = [(own + share, one) for (own, one), share in zip(held, shares, strict=True) if own or share]
+        self.held_bytes = sum(cost for cost, _ in self._held)
         return self.held_bytes
 
     def drop(self, excess: int, reason: ShedReason) -> int:
         """Drop the connections that hold the most until `excess` bytes fewer are held; return how many were dropped."""
         if excess <= 0:
             return 0
-        dropped = victims(((one.held_bytes, one) for _, one in self._held), excess)
+        # Some have taken, or left, what they held when they were looked at.
+        costs = {one: min(cost, _most(one)) for cost, one in self._held}
+        dropped = victims(((cost, one) for one, cost in costs.items()), excess)
         for one in dropped:
-            self.held_bytes -= one.held_bytes
+            self.held_bytes -= costs.pop(one)
             one.shed()
-        gone = set(dropped)
-        self._held = [pair for pair in self._held if pair[1] not in gone]
+        self._held = [(cost, one) for one, cost in costs.items()]
         self.shed[reason] += len(dropped)
         return len(dropped)
 
@@ -88,3 +98,8 @@ class Shedding:
     def forget(self) -> None:
         """Keep no connection alive until the next look."""
         self._held = []
+
+
+def _most(one: ClientConnection) -> int:
+    """The most that a connection can hold now."""
+    return one.held_bytes + sum(holding.size for holding in one.holdings())

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.aio.wheel import NEVER
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.limits.slow_clients import ReadingWindow
 from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
@@ -44,6 +45,7 @@ class TimedConnection(asyncio.Protocol):
         "_clients",
         "_is_active",
         "_quiet_checks",
+        "_shared",
         "_shared_bytes",
         "_tick",
         "_window",
@@ -74,7 +76,9 @@ class TimedConnection(asyncio.Protocol):
         self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
         self._shared_bytes = 0
-        """Bytes of the latest large answer, which it shares with others: they are not this client's own."""
+        """Bytes of the latest large answer, which are not this client's own."""
+        self._shared: SharedBytes | None = None
+        """What these bytes belong to."""
         self._tick = NEVER
 
     def _clear_deadline(self) -> None:

@@ -8,8 +8,9 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.server.clients import Clients
-from gateway.server.head import CONTINUE, response_head
+from gateway.server.head import CONTINUE, JOINED_BYTES, response_head
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timeouts import Phase, TimedConnection
@@ -81,7 +82,12 @@ class WritingConnection(TimedConnection, ABC):
             headers["Content-Length"] = str(len(body))
         head = response_head(status, headers, self._clients.wall(), keeps=request.keeps_alive)
         request.has_begun = True
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if len(body) > JOINED_BYTES and request.method != "HEAD":
+            # Others may be sent the same bytes.
+            self.transport.writelines((head, body))
+        else:
             self.transport.write(head + body if body and request.method != "HEAD" else head)
 
     def begin(
@@ -164,6 +170,9 @@ class WritingConnection(TimedConnection, ABC):
         """Have `live` give the answer, until `release`."""
         self.phase = Phase.LIVE
         self._live = live
+        if self._shared is not None and self.transport is not None:
+            # What is written from here on is this client's own.
+            self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self._keeps = keeps
         self._is_chunked = is_chunked
         self.live_bytes = 0
@@ -231,11 +240,15 @@ class WritingConnection(TimedConnection, ABC):
             sse.close(self, reason, in_order=in_order)
         self.release()
 
-    def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole live answer if the client is still connected; a call to `release` follows."""
+    def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
+        """Write a whole live answer if the client is still connected; a call to `release` follows.  A small body is
+        part of `head`; a large one is `body`, which belongs to `shared`."""
         if self.transport is not None:
-            self._shared_bytes = body_bytes
-            self.transport.write(response)
+            if body:
+                self._shared_bytes, self._shared = body_bytes, shared
+                self.transport.writelines((head, *body))
+            else:
+                self.transport.write(head)
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes
 

@@ -52,7 +52,9 @@ class TapeStore:
         self.budget_bytes = budget_bytes
         self.cost = 0
         self.lent = 0
-        """Bytes of the budget taken by data derived from tapes, such as coded bodies."""
+        """Bytes of the budget taken by what is no tape: data derived from tapes, and bodies that arrive."""
+        self.arriving = 0
+        """Bytes of these that are of bodies that arrive (`gateway.tape.arriving`)."""
         self._eviction = eviction
         self._mint = mint
         self._metrics = metrics
@@ -370,12 +372,15 @@ class TapeStore:
         self._admit(stream, stream.cost)
         self._charge(stream, 0)
 
-    def lend(self, size: int, borrower: Stream) -> bool:
-        """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, and evict others to make room.
+    def lend(self, size: int, borrower: Stream | None) -> bool:
+        """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, or for bytes that are no stream's
+        yet, and evict others to make room.
 
         Returns False and lends nothing if only the borrower's own tape could make room.
         """
-        if borrower.ended is not None or borrower.cost + self.lent + size > self.budget_bytes:
+        if borrower is not None and borrower.ended is not None:
+            return False
+        if (borrower.cost if borrower is not None else 0) + self.lent + size > self.budget_bytes:
             return False
         self.lent += size
         self._make_room(borrower, may_shorten=False)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness import lifetime_from_headers, parse_cache_control
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
@@ -123,6 +124,8 @@ class Stream:
     """How many of these reads were answered without the origin."""
     sent_bytes: int = 0
     """Body bytes handed to clients' connections."""
+    in_memory: SharedBytes | None = None
+    """The bytes of its tape as long as none is dropped; None if no answer refers to them."""
     forgotten: int = 0
     """How often bytes were dropped or data derived from them was withdrawn.  Data derived from bytes read before the
     latest time may be wrong."""
@@ -209,6 +212,17 @@ class Stream:
     def withdrawn(self) -> None:
         """Record that bytes were dropped, or that data derived from them must not be used any more."""
         self.forgotten += 1
+        shared, self.in_memory = self.in_memory, None
+        if shared is not None:
+            shared.in_cache = False
+
+    def shared_bytes(self) -> SharedBytes:
+        """What the bytes belong to that are read from the stream now."""
+        shared = self.in_memory
+        if shared is None:
+            shared = self.in_memory = SharedBytes(0, in_cache=self.ended is None)
+        shared.size = self.cost
+        return shared
 
     # -- what is known
 

@@ -24,6 +24,7 @@ from multidict import CIMultiDict
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
+from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
@@ -151,6 +152,12 @@ class Flight:
         self.base = 0
         """Chunks dropped so far: the index of `kept[0]`."""
         self.size = 0
+        self.dropped_bytes = 0
+        """Bytes of the dropped chunks."""
+        self.charged_bytes = 0
+        """Bytes that the cache's budget is charged for while they arrive."""
+        self.shared = SharedBytes(0)
+        """What its bytes belong to: its readers, and the tape once it has them."""
         self.is_kept = True
         self.is_passing = False
         """Whether its bytes are not worth storing and serve its readers only."""
@@ -175,6 +182,13 @@ class Flight:
         self.is_led = False
         self._readers: set[FlightReader] = set()
         self._watchers = 0
+
+    def holdings(self) -> tuple[Holding]:
+        """What of the body it keeps in memory."""
+        size = self.size - self.dropped_bytes - self.charged_bytes
+        if not self.shared.in_cache:
+            self.shared.size = size
+        return (Holding(self.shared, size),)
 
     def __repr__(self) -> str:
         state = "landed" if self.has_landed else "failed" if self.error is not None else "under way"
@@ -292,6 +306,7 @@ class Flight:
             return
         first = min((reader.index for reader in self._readers), default=self.base + len(self.kept))
         if first > self.base:
+            self.dropped_bytes += sum(map(len, self.kept[: first - self.base]))
             del self.kept[: first - self.base]
             self.base = first
 

@@ -18,6 +18,7 @@ from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_DATA_ENCODING
@@ -96,11 +97,11 @@ class LongPoll:
 
     def render(self, answer: Answer) -> Rendered:
         body = answer.body if answer.parts is None else b"".join(answer.parts.held(answer.is_json) or ())
-        return Rendered(body, len(body), answer)
+        return Rendered(body, (), len(body), answer, SharedBytes(len(body)))
 
     def send(self, rendered: Rendered) -> None:
         self.answers.append(rendered.answer)
-        self.bodies.append(rendered.data)
+        self.bodies.append(rendered.head)
 
     def account(self, rendered: Rendered) -> None:
         """Nothing is counted here."""

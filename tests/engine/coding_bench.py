@@ -54,7 +54,7 @@ class Bench:
 
     def answer(self, stream: Stream, body: bytes, end: str = "9", **headers: str) -> Answer:
         parts = Parts()
-        parts.add_pieces((body[1:500], body[500:-1]))
+        parts.add_pieces((body[1:500], body[500:-1]), 0, stream.shared_bytes())
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
         run = BodyRun(stream, "-1", end, stream.edition)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, run=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -106,5 +107,85 @@ async def test_a_large_answer_that_waiting_clients_share_is_no_clients_own(start
     assert edge.gateway.clients.unsent()[0] > 4 * bound
     assert edge.gateway.memory.client_bytes < bound
     assert shed(edge) == 0
+    for wire in wires:
+        assert await wire.body() == BODY
+
+
+PIECE = bytes(range(256)) * 4_096
+
+
+def drop_bytes(edge: Edge) -> None:
+    """Drop everything that the cache holds."""
+    store = edge.gateway.engine.store
+    for stream in list(store):
+        store.forget_bytes(stream)
+
+
+async def test_an_answer_that_the_cache_has_dropped_is_its_clients_own(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, cache_bytes=4 << 20, client_bytes=64 << 20, client_write_timeout_s=30)
+    memory, names = edge.gateway.memory, [f"/large-{number}" for number in range(6)]
+    wires = []
+    for name in names:
+        await edge.put(name, PIECE, BINARY)
+        for _ in range(3):
+            # A hit that was a hit before is sent from remembered bytes.
+            assert (await edge.get(f"{name}?offset=-1")).body == PIECE
+        wires.append(await edge.begin(f"{name}?offset=-1", receive_bytes=16_384))
+        await wires[-1].head()
+    drop_bytes(edge)
+    await memory.look()
+    assert memory.client_bytes > 4 * len(PIECE)
+    for wire in wires:
+        assert await wire.body() == PIECE
+    await memory.look()
+    assert memory.client_bytes == 0
+
+
+async def test_clients_that_share_what_the_cache_has_dropped_are_charged_once(
+    start: Start, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url, cache_bytes=4 << 20, client_bytes=64 << 20, client_write_timeout_s=30)
+    memory = edge.gateway.memory
+    await edge.put("/large", PIECE, BINARY)
+    for _ in range(3):
+        await edge.get("/large?offset=-1")
+    wires = [await edge.begin("/large?offset=-1", receive_bytes=16_384) for _ in range(8)]
+    for wire in wires:
+        await wire.head()
+    await memory.look()
+    before = memory.client_bytes
+    drop_bytes(edge)
+    await memory.look()
+    assert len(PIECE) // 2 < memory.client_bytes - before <= len(PIECE) + 8_192
+    for wire in wires:
+        assert await wire.body() == PIECE
+
+
+async def test_answers_to_waiting_clients_of_many_pages_share_their_body(start: Start, origin: RunningOrigin) -> None:
+    clients = 24
+    edge = await start(origin.url, cache_bytes=16 << 20, client_bytes=256 << 20, client_write_timeout_s=30)
+    await edge.put("/large", b"", BINARY)
+    wires = [
+        await edge.begin(
+            "/large?offset=now&live=long-poll", {"Origin": f"https://page-{number}.test"}, receive_bytes=16_384
+        )
+        for number in range(clients)
+    ]
+    await eventually(lambda: edge.gateway.sample().subscribers[Mode.LONGPOLL] == clients)
+    tracemalloc.start()
+    try:
+        await edge.post("/large", BODY, BINARY)
+        for wire in wires:
+            await wire.head()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The origin's bytes, the tape's, and what is under way; over TLS and HTTP/2 the beginnings of each answer.
+    assert held < 6 * len(BODY) + clients * (512 << 10)
+    await edge.gateway.memory.look()
+    assert edge.gateway.memory.client_bytes < clients * (512 << 10)
+    drop_bytes(edge)
+    await edge.gateway.memory.look()
+    assert edge.gateway.memory.client_bytes > len(BODY) // 2
     for wire in wires:
         assert await wire.body() == BODY

@@ -64,7 +64,20 @@ class Kept:
         self.answers.remember(
             request,
             RememberedAnswer(
-                run, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None
+                run,
+                60,
+                None,
+                Mode.CATCHUP,
+                Outcome.HIT,
+                200,
+                headers,
+                pieces,
+                0,
+                copied,
+                None,
+                "route",
+                None,
+                run.stream.shared_bytes(),
             ),
             (),
         )
@@ -127,7 +140,7 @@ class LentBudget(RuleBasedStateMachine):
     def code(self, name: str, start: str, coding: str) -> None:
         stream = self.kept.stream(name)
         parts = Parts()
-        parts.add_pieces((b"coded " * 400,))
+        parts.add_pieces((b"coded " * 400,), 0, stream.shared_bytes())
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
         run = BodyRun(stream, start, "9", stream.edition)
         answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=run)

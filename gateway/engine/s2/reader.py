@@ -22,6 +22,7 @@ from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import Fetched, S2Stream
 from gateway.engine.s2.topic import Topic
+from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import chunk
 from gateway.live.subscriber import Wire
 from gateway.s2 import protobuf, sse
@@ -331,6 +332,10 @@ class SessionReader:
         if self.is_sse:
             self._write(sse.encode_event(sse.Done(), self._form.format_))
         self._end(reason, in_order=True)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What it keeps in memory for its client beside what is written."""
+        return NOTHING
 
     def left(self, _: object) -> None:
         """The client has disconnected."""

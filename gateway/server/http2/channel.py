@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -20,6 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
@@ -44,10 +45,10 @@ def _chunk_data(chunk: bytes) -> bytes:
 
 
 @lru_cache(maxsize=2)
-def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, bytes]:
+def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
     """Field block and body of a response; cached because a group of clients is sent the same response."""
     size = len(response) - body_bytes
-    return block_of(response[:size]), response[size:]
+    return block_of(response[:size]), (response[size:],) if body_bytes else ()
 
 
 class StreamConnection(Protocol):
@@ -102,6 +103,8 @@ class StreamChannel(Handling):
         "live_bytes",
         "live_first_byte_s",
         "live_use",
+        "shared",
+        "shared_bytes",
         "stream",
     )
 
@@ -139,6 +142,10 @@ class StreamChannel(Handling):
         """Why this side cuts the stream, if it does."""
         self.live_use: LiveUse | None = None
         """Where the live read in progress is counted."""
+        self.shared_bytes = 0
+        """Bytes of a large answer, which are not this client's own."""
+        self.shared: SharedBytes | None = None
+        """What these bytes belong to."""
 
     @property
     def use(self) -> NetUse | None:
@@ -178,6 +185,15 @@ class StreamChannel(Handling):
     def alias(self) -> bytes | None:
         """The request's bytes in HTTP/1.1, if it may be remembered."""
         return self._http2_request.alias if self._generation == self._clients.joins.generation else None
+
+    def holdings(self) -> Iterator[Holding]:
+        """The bytes that it refers to and that others may refer to as well."""
+        if self.shared is not None:
+            yield Holding(self.shared, min(self.shared_bytes, self.stream.queued_bytes))
+        if self._live is not None:
+            yield from self._live.holdings()
+        elif self._request is not None and self._request.held is not None:
+            yield from self._request.held.holdings()
 
     # -- the request
 
@@ -438,10 +454,13 @@ class StreamChannel(Handling):
             sse.close(self, reason, in_order=in_order)
         self.release()
 
-    def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole live answer if the stream is still open; a call to `release` follows."""
+    def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
+        """Write a whole live answer if the stream is still open; a call to `release` follows.  A small body is part of
+        `head`; a large one is `body`, which belongs to `shared`."""
         if self.stream.reset_code is None:
-            block, body = _split_response(response, body_bytes)
-            self.send_answer(block, (body,) if body else ())
+            if body:
+                self.shared, self.shared_bytes = shared, body_bytes
+            block, pieces = _split_response(head, 0 if body else body_bytes)
+            self.send_answer(block, body or pieces)
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes

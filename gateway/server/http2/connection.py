@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Final, cast
 
 from multidict import CIMultiDict
@@ -27,6 +28,7 @@ from gateway.http.http2.events import (
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
+from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.handling import REFUSALS
@@ -114,13 +116,17 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this client alone makes the process hold.  Of a large queued answer, which is probably shared with
-        others, only the beginning is counted."""
+        """Bytes that this client alone makes the process hold."""
         if self.transport is None or self._is_shed:
             return 0
-        most = self.clients.limits.send_buffer_bytes
-        queued = sum(min(stream.queued_bytes, most) for stream in self._channels)
+        queued = sum(max(0, stream.queued_bytes - one.shared_bytes) for stream, one in self._channels.items())
         return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
+
+    def holdings(self) -> Iterator[Holding]:
+        """The bytes that its streams refer to and that others may refer to as well."""
+        if self.transport is not None and not self._is_shed:
+            for channel in self._channels.values():
+                yield from channel.holdings()
 
     # -- called by asyncio
 
@@ -301,12 +307,15 @@ class Http2Connection(TimedHttp2Connection):
         for piece in body:
             left -= 1
             session.send(stream, piece, ends=not left)
-        self._track_unsent(stream, request)
+        self._track_unsent(stream, request, answer)
 
-    def _track_unsent(self, stream: Stream, request: Http2Request) -> None:
-        """Make a channel that enforces the write deadline if the answer could not be sent at once."""
+    def _track_unsent(self, stream: Stream, request: Http2Request, answer: RememberedAnswer | None = None) -> None:
+        """Make a channel that enforces the write deadline if the answer, which may be a remembered one, could not be
+        sent at once."""
         if stream.queued_bytes:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
+            if answer is not None:
+                channel.shared, channel.shared_bytes = answer.shared, answer.body_bytes
             channel.watch()
 
     def _refuse(self, stream: Stream, request: Http2Request) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Final
 
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.limits.shared_bytes import Holding
 from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
@@ -83,6 +85,10 @@ class TimedHttp2Connection(asyncio.Protocol):
     @abstractmethod
     def held_bytes(self) -> int:
         """Bytes that this client alone makes the process hold."""
+
+    @abstractmethod
+    def holdings(self) -> Iterable[Holding]:
+        """The bytes that its streams refer to and that others may refer to as well."""
 
     @abstractmethod
     def flush(self) -> None:

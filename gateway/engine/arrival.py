@@ -1,0 +1,53 @@
+"""The arrival of a flight's body: from the origin's reply into the flight, at the pace of its readers.
+
+While the body arrives, the cache's budget is charged for it, as far as it is to be stored and fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.errors import UpstreamBroken
+from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
+from gateway.tape.arriving import Arriving
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import Flight, StreamHead
+from gateway.upstream.reply import Reply
+
+
+async def receive(
+    stream: Stream, flight: Flight, head: StreamHead, reply: Reply, store: TapeStore, on_bytes: Callable[[int], None]
+) -> None:
+    """Announce the head and add the whole body to the flight; `on_bytes` is called with the size of each piece.
+
+    Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
+    GatewayError.
+    """
+    start, end = flight.start, head.next_offset
+    is_json = stream.tape.is_json
+    unwrapper = ArrayUnwrapper() if is_json else None
+    arriving = Arriving(store)
+    flight.announce(head, reply.content_length, is_verbatim=not is_json)
+    try:
+        async for chunk in reply.chunks():
+            on_bytes(len(chunk))
+            inner = chunk if unwrapper is None else unwrapper.feed(chunk)
+            if inner:
+                stream.tape.check(start, end, has_bytes=True)
+                if flight.is_passing or flight.size + len(inner) > flight.keep_bytes:
+                    arriving.release()
+                else:
+                    arriving.grow(len(inner))
+                flight.charged_bytes = arriving.size
+                flight.add(inner)
+                if not flight.is_wanted:
+                    await reply.hold(flight.until_wanted())
+        if unwrapper is not None and (rest := unwrapper.finish()):
+            stream.tape.check(start, end, has_bytes=True)
+            flight.add(rest)
+    except NotAnArray as error:
+        raise UpstreamBroken from error
+    finally:
+        arriving.release()
+        flight.charged_bytes = 0

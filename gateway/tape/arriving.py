@@ -1,0 +1,41 @@
+"""A body on its way to a tape: the cache's budget is charged for it while it arrives.
+
+So a large body evicts others bit by bit, as its bytes come, and not thousands of them at once when it is stored.
+"""
+
+from __future__ import annotations
+
+from gateway.tape.store import TapeStore
+
+_LARGEST_SHARE = 2
+"""Arriving bodies take up to 1 / this of the budget; what arrives beyond that is its readers' own."""
+
+
+class Arriving:
+    """What the budget is charged for one body.  `release` must be called."""
+
+    __slots__ = ("_store", "size")
+
+    def __init__(self, store: TapeStore) -> None:
+        self._store = store
+        self.size = 0
+        """Bytes that are charged."""
+
+    def __repr__(self) -> str:
+        return f"<Arriving {self.size} bytes>"
+
+    def grow(self, size: int) -> bool:
+        """Charge `size` more bytes; False, with nothing charged, if there is no room for them."""
+        store = self._store
+        if store.arriving + size > store.budget_bytes // _LARGEST_SHARE or not store.lend(size, None):
+            return False
+        store.arriving += size
+        self.size += size
+        return True
+
+    def release(self) -> None:
+        """Charge nothing more: the body is about to be stored, or will not be."""
+        size, self.size = self.size, 0
+        if size:
+            self._store.arriving -= size
+            self._store.take_back(size)
