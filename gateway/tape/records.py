@@ -146,6 +146,13 @@ class Span(NamedTuple):
     """Metered bytes."""
 
 
+class Joint(NamedTuple):
+    """Two records that would be neighbours on the tape."""
+
+    held: Record
+    fetched: Record
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     """A covered range that holds at least one record."""
@@ -172,6 +179,8 @@ class RecordTape:
     """How often something has raised a doubt about that."""
     settled: int = 0
     """How many of the doubts the origin has been asked about since."""
+    full_to: int = 0
+    """Where the last answer ended that was as long as its limits allowed; 0 if a shorter one has come since."""
     _starts: list[int] = field(default_factory=list)
     """The starts of all blocks, in order."""
     _blocks: dict[int, _Block] = field(default_factory=dict)
@@ -233,6 +242,22 @@ class RecordTape:
         if index < len(block.records) and block.records[index].seq_num == seq_num:
             return block.records[index]
         return None
+
+    def joints(self, start: int, records: Sequence[Record]) -> Iterator[Joint]:
+        """Where `records`, with which a read from `start` was answered, would meet records held without having any in
+        common with them."""
+        first, last = records[0], records[-1]
+        before = self._before(start) if not self.covers(start) and start and self.covers(start - 1) else None
+        if before is not None and start == first.seq_num:
+            yield Joint(before, first)
+        is_met = not self.covers(last.seq_num) and self.covers(last.seq_num + 1)
+        after = self._after(last.seq_num) if is_met else None
+        if after is not None:
+            yield Joint(after, last)
+
+    def neighbours(self, seq_num: int) -> tuple[Record, ...]:
+        """The last record held before `seq_num` and the first one after it."""
+        return tuple(one for one in (self._before(seq_num), self._after(seq_num)) if one is not None)
 
     def read(self, start: int, limits: Limits) -> Part:
         """The records from `start` on that are held without a break, within the limits."""
@@ -322,7 +347,7 @@ class RecordTape:
             if record.seq_num <= seq_num or record.timestamp < timestamp:
                 raise RecordsReplaced
             seq_num, timestamp = record.seq_num, record.timestamp
-            if seq_num < end and (held := self.record(seq_num)) is not None and held.timestamp != timestamp:
+            if seq_num < end and (held := self.record(seq_num)) is not None and held != record:
                 raise RecordsReplaced
         later = self._after(seq_num)
         if later is not None and later.timestamp < timestamp:

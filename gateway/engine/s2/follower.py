@@ -4,8 +4,8 @@ It moves the stream's topic.  It goes on through short failures from where it wa
 stays lost, or refuses, the topic's readers are given an error.  A session is never ended in order: to S2's clients that
 means that the read is finished, and they do not come back.
 
-Between two sessions the stream may have been deleted and created again.  So a session that goes on is asked for one
-record more, the last one before it, whose timestamp shows whether it is the same stream.
+Before a session begins the stream may have been deleted and created again.  So each session is asked for one record
+more, the last one before the topic's position, which shows whether it is the same stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.s2.json_format import CONTENT_TYPE
-from gateway.s2.records import ReadBatch
+from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import BadFrame, FrameReader, Message, Terminal
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.reply import Reply
@@ -54,9 +54,9 @@ class Follower:
     """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.
 
     `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
-    another stream; `sees` judges a tail in the same way, and `refused` an error.  `replaced` ends the stream and raises
-    TailMovedBack.  `verify` asks whether it is still the stream of which records are held, and returns the origin's
-    error if it refuses.
+    another stream; `sees` judges a tail in the same way, `compare` the record before a position, and `refused` an
+    error.  `verify` asks whether it is still the stream of which records are held, and returns the origin's error if it
+    refuses.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Follower:
         store: Callable[[ReadBatch], object],
         sees: Callable[[AtTail], object],
         refused: Callable[[Refused], object],
-        replaced: Callable[[], object],
+        compare: Callable[[Record, StreamPosition], object],
         verify: Callable[[], Awaitable[Refused | None]],
     ) -> None:
         self._topic = topic
@@ -84,14 +84,14 @@ class Follower:
         self._store = store
         self._sees = sees
         self._refused = refused
-        self._replaced = replaced
+        self._compare = compare
         self._verify = verify
         self._failures = 0
         """Attempts in a row that have brought nothing."""
         self._short = 0
         """Attempts in a row that were short."""
         self._goes_on = False
-        """Whether there was an attempt before this one."""
+        """Whether a session was asked for before this attempt."""
         self._overlap: int | None = None
         """The number of the record that is asked for again, until it has come."""
 
@@ -127,7 +127,7 @@ class Follower:
         Raises a GatewayError if it is lost.
         """
         topic = self._topic
-        self._overlap = topic.position - 1 if self._goes_on and topic.position else None
+        self._overlap = topic.position - 1 if topic.position else None
         start = topic.position if self._overlap is None else self._overlap
         if not self._goes_on and (refused := await self._verify()) is not None:
             self._refuse(refused)
@@ -179,8 +179,7 @@ class Follower:
         if first.seq_num > overlap:
             # It has been trimmed.
             return batch
-        if first.seq_num < overlap or first.timestamp != self._topic.last_timestamp:
-            self._replaced()
+        self._compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
         return replace(batch, records=batch.records[1:])
 
     def _refuse(self, error: Refused) -> None:

@@ -17,10 +17,11 @@ from typing import Final, Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import NEVER, Wheel
 from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.follower import LOST, REPLACED, refusal
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
-from gateway.engine.s2.stream import Fetched, S2Stream
+from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import Topic
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import chunk

@@ -4,10 +4,12 @@ A *fetch* brings the records from one start on.  A reader joins a fetch that has
 tail is then fresh for the reader too.  A reader that comes later waits for the fetch only for its records, and asks
 anew for what it still misses.
 
-Records that were held for some time may be those of a stream that is gone.  Before more are stored beside them, the
-last of them is asked for again (`verify`), so all that is held is always of one stream.
+Records held may be those of a stream that is gone.  Before others are joined to them, the ones at the joint are asked
+for again: together with their successors, by a read that begins one record earlier, or after these.  So no run of
+records is ever of two streams.  Before records are stored that do not touch the others, the last one held is asked for
+again if the origin has not confirmed the stream lately (`verify`).
 
-Everything the origin says is compared with the records held: a tail that has moved back, or another timestamp at the
+Everything the origin says is compared with the records held: a tail that has moved back, or another record at the
 same number, means that the stream was deleted and created again.  Then the record of the stream ends, and its readers
 begin anew with the stream that there is now (`TailMovedBack`).
 """
@@ -16,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.fetch import Fetch, Fetched
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import Topic
@@ -28,7 +31,7 @@ from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamU
 from gateway.limits.askers import Askers
 from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
-from gateway.s2.records import ReadBatch, Record, StreamPosition
+from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
 from gateway.tape.records import UNARY, Limits, RecordsReplaced, RecordTape
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -44,30 +47,11 @@ VERIFIED_S: Final = 10.0
 """How long after the origin has confirmed a stream more of its records are stored without asking for one again."""
 
 
+_MOST_OVERLAP_BYTES: Final = 1 << 16
+"""Metered bytes of the largest record that is asked for again together with its successors."""
+
 _MOST_BATCHES: Final = 16
 """Bound on the batches that one turn of the event loop keeps."""
-
-
-class Fetched(NamedTuple):
-    """What a fetch has brought one reader."""
-
-    outcome: Outcome
-    is_fresh: bool
-    """Whether it was sent after the reader's request had arrived."""
-    is_all: bool
-    """Whether it is also all that the origin had, within the reader's limits."""
-
-
-@dataclass(slots=True, eq=False)
-class _Fetch:
-    start: Start
-    limits: Limits
-    question: Question[Outcome]
-
-    def spans(self, seq_num: int) -> bool:
-        """Whether it may bring the record at `seq_num`, after others."""
-        first = self.start.seq_num if isinstance(self.start, FromSeqNum) else seq_num
-        return first < seq_num < first + (self.limits.count or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class S2Stream:
         """Whether the origin has refused its credentials."""
         self.users = 0
         self.topic: Topic | None = None
-        self._fetches: dict[Start, _Fetch] = {}
+        self._fetches: dict[Start, Fetch] = {}
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
         """What readers were given in this turn of the event loop."""
         name = stream.key.group.path
@@ -209,7 +193,8 @@ class S2Stream:
             self.check()
             outcome = await self.confirmed(client) or outcome
         # If the first record was larger than the fetch's bytes, it is larger than those wanted, which are no more.
-        is_all = is_fresh and (fetch.limits.covers(wanted) or outcome == _NOTHING)
+        covers = fetch.limits.covers(wanted) and not fetch.is_overlapping
+        is_all = is_fresh and (covers or outcome == _NOTHING)
         return Fetched(outcome, is_fresh, is_all)
 
     async def fetch_or_tail(self, start: Start, limits: Limits, client: str) -> Fetched:
@@ -230,7 +215,7 @@ class S2Stream:
                 self._learn(start, AtTail(tail), 0)
                 return Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
-    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[_Fetch, bool]:
+    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
         fetch = self._fetches.get(start)
         if fetch is None and isinstance(start, FromSeqNum):
@@ -238,7 +223,7 @@ class S2Stream:
         if fetch is None:
             if not self._shared.store.may_grow:
                 raise ShortOfMemory
-            fetch = self._fetches[start] = _Fetch(start, wanted, Question(client))
+            fetch = self._fetches[start] = Fetch(start, wanted, Question(client))
             # The task begins in the next turn of the loop, so all who come in this one share the fetch.
             self._shared.tasks.start(self._run(fetch), f"fetch {self.stream.key.group.path}")
             return fetch, True
@@ -250,7 +235,7 @@ class S2Stream:
             )
         return fetch, is_fresh
 
-    async def _run(self, fetch: _Fetch) -> None:
+    async def _run(self, fetch: Fetch) -> None:
         question, start = fetch.question, fetch.start
         question.is_sent = True
         if isinstance(start, FromSeqNum):
@@ -259,11 +244,16 @@ class S2Stream:
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
         try:
-            refused = await self.verify(end, question.askers)
+            refused = None
+            if self.tape.is_doubted or not self._is_joining(start):
+                refused = await self.verify(end, question.askers)
             if refused is None:
-                outcome = await self._shared.origin.read(self.source, start, fetch.limits, question.askers)
-                question.answer.append(self._learn(start, outcome, end))
-                if outcome == _NOTHING and isinstance(start, FromSeqNum) and (fetch.limits.bytes == UNARY.bytes):
+                question.answer.append(await self._read(fetch, end))
+                if (
+                    question.answer[0] == _NOTHING
+                    and isinstance(start, FromSeqNum)
+                    and (fetch.limits.bytes == UNARY.bytes)
+                ):
                     # No record is too large, so none is left from the start to the tail.
                     self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
             else:
@@ -275,6 +265,85 @@ class S2Stream:
             if not question.is_over:
                 question.error = UpstreamUnreachable("Fetch was given up")
             question.changed.fire()
+
+    def _is_joining(self, start: Start) -> bool:
+        """Whether what is read from `start` touches records held before it."""
+        return isinstance(start, FromSeqNum) and start.seq_num > 0 and self.tape.covers(start.seq_num - 1)
+
+    async def _read(self, fetch: Fetch, end: int) -> Outcome:
+        """Ask for records, and store those that are of the stream whose records are held; `end` is as for `verify`.
+
+        Raises a GatewayError; TailMovedBack if they are of another stream.
+        """
+        start, limits = fetch.start, fetch.limits
+        if (held := self._overlap(start, limits)) is not None:
+            earlier = FromSeqNum(held.seq_num)
+            found = await self._read_joined(
+                earlier,
+                Limits(1 + (limits.count or 0), limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0),
+                end,
+                fetch,
+            )
+            if isinstance(found, Found):
+                found = Found(tuple(record for record in found.records if record.seq_num > held.seq_num))
+            if found != _NOTHING:
+                fetch.is_overlapping = True
+                self.tape.verified_at = self._shared.clock.now()
+                return found
+        return await self._read_joined(start, limits, end, fetch)
+
+    def _overlap(self, start: Start, limits: Limits) -> Record | None:
+        """The record held before `start` if the read is to begin with it: the last answer was as long as its limits
+        allowed, so more records are likely to follow.  Where none do, a read of it alone would say less than the tail.
+        """
+        if not isinstance(start, FromSeqNum) or start.seq_num != self.tape.full_to:
+            return None
+        held = self.tape.record(start.seq_num - 1)
+        return held if held is not None and metered_bytes(held) <= _MOST_OVERLAP_BYTES else None
+
+    async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: Fetch) -> Outcome:
+        askers = fetch.question.askers
+        earlier = self.tape.neighbours(start.seq_num) if isinstance(start, FromSeqNum) else ()
+        outcome = await self._shared.origin.read(self.source, start, limits, askers)
+        if isinstance(outcome, Found) and outcome.records:
+            records = outcome.records
+            first = start.seq_num if isinstance(start, FromSeqNum) else records[0].seq_num
+            if (refused := await self._confirm_joints(first, records, earlier, askers)) is not None:
+                return refused
+            is_full = len(records) == limits.count or 2 * total_metered_bytes(records) >= (limits.bytes or 0)
+            self.tape.full_to = records[-1].seq_num + 1 if is_full else 0
+        return self._learn(start, outcome, end)
+
+    async def _confirm_joints(
+        self, start: int, records: tuple[Record, ...], earlier: tuple[Record, ...], askers: Askers
+    ) -> Refused | None:
+        """Ask for the records again at which `records` would be joined to those held; `earlier` were held before
+        `records` were asked for.
+
+        A stream that is gone never comes back.  So a record that is there before and after `records` were read shows
+        that they are of its stream.  If one has been stored only since, both sides of the joint are asked for.
+
+        Returns the origin's error if it refuses.  Raises a GatewayError; TailMovedBack if a record is another one.
+        """
+        confirmed: set[int] = set()
+        while joint := next(
+            (one for one in self.tape.joints(start, records) if one.held.seq_num not in confirmed), None
+        ):
+            for record in (joint.held,) if joint.held in earlier else joint:
+                again = FromSeqNum(record.seq_num)
+                outcome = await self._shared.origin.read(self.source, again, Limits(1), askers)
+                self.check()
+                if isinstance(outcome, Found):
+                    found = outcome.records[0] if outcome.records else None
+                    if found is not None and found.seq_num == record.seq_num and found != record:
+                        self.replaced()
+                    if found is not None and found.seq_num > record.seq_num:
+                        self._shared.store.trim_records(self.stream, found.seq_num)
+                elif isinstance(refused := self._learn(again, outcome, record.seq_num + 1), Refused):
+                    return refused
+            confirmed.add(joint.held.seq_num)
+            self.tape.verified_at = self._shared.clock.now()
+        return None
 
     async def verify(self, end: int, askers: Askers) -> Refused | None:
         """Ask for the last record held again, unless the stream was confirmed lately and is not in doubt; `end` is what
@@ -336,6 +405,14 @@ class S2Stream:
         self.store(self.topic.position, batch.records)
         # The session is one stream's from its beginning.
         self.tape.verified_at = self._shared.clock.now()
+
+    def compare(self, record: Record, position: StreamPosition) -> None:
+        """The origin has sent the record before this position of the stream again.  Raises TailMovedBack if it is of
+        another stream."""
+        held = self.tape.record(record.seq_num)
+        is_it = record.seq_num == position.seq_num - 1 and record.timestamp == position.timestamp
+        if not is_it or (held is not None and held != record):
+            self.replaced()
 
     def sees(self, tail: StreamPosition, end: int) -> None:
         """The origin has said its tail; `end` is what `end` was when it was asked.  Raises TailMovedBack if it is of

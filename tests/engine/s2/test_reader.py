@@ -18,11 +18,12 @@ from hypothesis.stateful import (
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
+from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Source
 from gateway.engine.s2.reader import Session, SessionReader
 from gateway.engine.s2.request import Form, Reply
-from gateway.engine.s2.stream import Fetched, S2Stream, Shared
+from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2 import protobuf

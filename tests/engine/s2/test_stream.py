@@ -10,8 +10,9 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
+from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.origin import Found, OriginReads, Source
-from gateway.engine.s2.stream import Fetched, S2Stream, Shared
+from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.limits.askers import Askers
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
@@ -32,6 +33,7 @@ class Origin:
         self.reads: list[tuple[int, int | None, list[str]]] = []
         self.gates: list[asyncio.Future[None]] = []
         self.is_open = False
+        self.end = 10
 
     async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Found:
         assert isinstance(start, FromSeqNum)
@@ -39,7 +41,7 @@ class Origin:
         if not self.is_open:
             self.gates.append(asyncio.get_running_loop().create_future())
             await self.gates[-1]
-        end = min(10, start.seq_num + (limits.count or 10))
+        end = min(self.end, start.seq_num + (limits.count or 10))
         return Found(tuple(Record(number, number, (), b"x") for number in range(start.seq_num, end)))
 
 
@@ -94,6 +96,7 @@ async def test_a_reader_beyond_what_a_fetch_may_bring_waits_for_none(origin: Ori
     reads += [fetch(stream, 5, 1), fetch(stream, 1, 1)]
     await pass_turns()
     assert [start for start, _, _ in origin.reads] == [2, 5, 1]
+    origin.is_open = True
     for gate in origin.gates:
         gate.set_result(None)
     await asyncio.gather(*reads)
@@ -103,5 +106,26 @@ async def test_what_is_held_is_not_fetched_again(origin: Origin, stream: S2Strea
     origin.is_open = True
     await fetch(stream, 4, 2)
     fetched = await fetch(stream, 1, 8)
-    assert origin.reads[-1] == (1, 3, ["a"])
+    # The last one is the record at the joint.
+    assert origin.reads[1:] == [(1, 3, ["a"]), (4, 1, ["a"])]
     assert (numbers(fetched), fetched.is_all) == ([1, 2, 3], False)
+
+
+async def test_a_read_behind_a_full_answer_begins_one_record_earlier(origin: Origin, stream: S2Stream) -> None:
+    origin.is_open = True
+    await fetch(stream, 0, 4)
+    fetched = await fetch(stream, 4, 4)
+    assert (numbers(fetched), fetched.is_all) == ([4, 5, 6, 7], False)
+    assert origin.reads == [(0, 4, ["a"]), (3, 5, ["a"])]
+
+
+async def test_a_read_behind_a_short_answer_asks_for_the_record_before_it_afterwards(
+    origin: Origin, stream: S2Stream
+) -> None:
+    origin.is_open = True
+    await fetch(stream, 0, 4)
+    await fetch(stream, 4, 9)
+    origin.end = 12
+    fetched = await fetch(stream, 10, 9)
+    assert (numbers(fetched), fetched.is_all) == ([10, 11], True)
+    assert origin.reads[2:] == [(10, 9, ["a"]), (9, 1, ["a"])]
