@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, StreamKey
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
@@ -55,6 +55,8 @@ class RelayedRequest(NamedTuple):
     """Whether the client failed to send the whole body."""
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
+    partition: Partition = Partition("")
+    """The client's own.  Under another one the same path may name another stream."""
 
     @property
     def is_live(self) -> bool:

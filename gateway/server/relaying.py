@@ -120,6 +120,7 @@ class Relays:
             client,
             _is_whole if body is None else lambda: body.error is not None,
             context.is_session,
+            key.partition,
         )
         if context.is_session or mode is Mode.LONGPOLL or mode is Mode.SSE:
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
@@ -193,7 +194,7 @@ class Relaying:
         self._request.is_detached = passed.mode in WRITES
         self._channel.hand_over(self)
         if passed.route.is_s2:
-            self._acks = self._relays.engine.s2_writes.appends(passed, self._parsed.key.partition)
+            self._acks = self._relays.engine.s2_writes.appends(passed)
         relayed = self._relays.engine.relay.ask(passed, self)
         if not self._is_over:
             self._relayed = relayed

@@ -74,6 +74,10 @@ class S2Streams:
         topic = self.topic_of(record)
         return topic.users if topic is not None else 0
 
+    def find(self, record: Stream) -> S2Stream | None:
+        """The stream, if it is in use."""
+        return self._streams.get(record)
+
     def topic_of(self, record: Stream) -> Topic | None:
         """The topic of a stream; None if it is not followed."""
         stream = self._streams.get(record)
@@ -184,7 +188,7 @@ class S2Streams:
             stream.store_batch,
             lambda found: stream.sees(found.tail, topic.position),
             stream.refused,
-            stream.replaced,
+            stream.compare,
             lambda: stream.verify(topic.position, Askers(client)),
         )
         try:

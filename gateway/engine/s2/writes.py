@@ -1,18 +1,19 @@
 """What writes through the gateway do to the records held of S2 streams.
 
 A stream, or a whole basin, that was deleted or created is another one from then on, so what is held of it is dropped.
+That is known for the writer's own partition only: under another token the same name may be another stream.
 Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
 stream is another (`Acknowledgements`).
 
 Some answers leave it open whether that has happened: a 404, to an append too, may be due to the credentials of its
-asker, to readers with other credentials an acknowledgement may be of another stream, and the name of what was created
-may be in a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the
-origin before it is read again, and live readers go on.
+asker, to readers with other credentials any write may be to another stream, and the name of what was created may be in
+a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the origin
+before it is read again.  If it has live readers, it is confirmed at once, and they go on meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from multidict import CIMultiDict
@@ -29,7 +30,7 @@ from gateway.engine.s2.request import (
     parse_path,
 )
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group, Partition
+from gateway.protocol.stream_key import Group
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
@@ -37,22 +38,30 @@ _GONE: Final = frozenset({404, 409, 410})
 """What a stream that is gone, or about to be (409), is answered with."""
 
 
-class S2Writes:
-    """Records the effects of writes.  Owns no state: the store does."""
+def ignore(stream: Stream, client: str) -> None:
+    """The callback for a store without readers."""
 
-    def __init__(self, store: TapeStore) -> None:
+
+class S2Writes:
+    """Records the effects of writes.  Owns no state: the store does.
+
+    `doubted` is called with each stream that is in doubt, and the net of the client that has brought it about.
+    """
+
+    def __init__(self, store: TapeStore, doubted: Callable[[Stream, str], object] = ignore) -> None:
         self._store = store
+        self._doubted = doubted
 
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
 
-    def appends(self, request: RelayedRequest, partition: Partition) -> Acknowledgements | None:
-        """What the answer to this request, which is about to be sent by a client of this partition, may show; None if
-        it is no append to a stream of which anything is held."""
+    def appends(self, request: RelayedRequest) -> Acknowledgements | None:
+        """What the answer to this request, which is about to be sent, may show; None if it is no append to a stream of
+        which anything is held."""
         if request.mode is not Mode.APPEND:
             return None
         before = [
-            Before(stream, stream.records.end, stream.key.partition == partition)
+            Before(stream, stream.records.end, stream.key.partition == request.partition)
             for stream in self._appended_to(request)
             if stream.records is not None and stream.records.end
         ]
@@ -65,20 +74,19 @@ class S2Writes:
                 if status in (None, 201):
                     self._created(request)
                 elif status in _GONE:
-                    self._doubt(self._appended_to(request))
+                    self._doubt(request, self._appended_to(request))
             case Mode.DELETE | Mode.CREATE:
                 is_done = status is not None and (status == 201 if request.mode is Mode.CREATE else status < 300)
                 if status is None:
-                    for stream in self._at_path(request):
-                        stream.may_be_another()
+                    self._apply(request, self._at_path(request), Stream.may_be_another)
                 elif is_done:
-                    self._drop(self._at_path(request))
+                    self._drop(request, self._at_path(request))
                 basin = parse_basin(request.group.path)
                 if basin is not None and (is_done or status is None):
-                    self._drop(self._of_basins(request.group.origin, {key_query(basin)}))
+                    self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
                     # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
-                    self._doubt(self._at_path(request))
+                    self._doubt(request, self._at_path(request))
 
     def _created(self, request: RelayedRequest) -> None:
         """A POST has, or may have, created what its body names."""
@@ -86,14 +94,14 @@ class S2Writes:
         body, coding = request.body if isinstance(request.body, bytes) else None, headers.get("Content-Encoding")
         match created_basin(group.path, body, coding):
             case str(basin):
-                self._drop(self._of_basins(group.origin, {key_query(basin)}))
+                self._drop(request, self._of_basins(group.origin, {key_query(basin)}))
             case Unnamed():
-                self._doubt(self._of_basins(group.origin, None))
+                self._doubt(request, self._of_basins(group.origin, None))
         match created_stream(group.path, body, coding):
             case str(path):
-                self._drop(self._at_path(request._replace(group=Group(group.origin, path))))
+                self._drop(request, self._at_path(request._replace(group=Group(group.origin, path))))
             case Unnamed():
-                self._doubt(self._of_basins(group.origin, _queries(headers)))
+                self._doubt(request, self._of_basins(group.origin, _queries(headers)))
 
     def _at_path(self, request: RelayedRequest) -> Iterator[Stream]:
         """What is held of the stream that a request names by its path and by its basin.
@@ -119,13 +127,21 @@ class S2Writes:
             if stream.records is not None and key.group.origin == origin and (queries is None or key.query in queries):
                 yield stream
 
-    def _drop(self, streams: Iterator[Stream]) -> None:
-        for stream in streams:
-            self._store.drop(stream, End.DELETED)
+    def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
+        self._apply(request, streams, lambda stream: self._store.drop(stream, End.DELETED))
 
-    def _doubt(self, streams: Iterator[Stream]) -> None:
+    def _apply(self, request: RelayedRequest, streams: Iterable[Stream], change: Callable[[Stream], object]) -> None:
+        """Change the writer's own streams, and doubt the others."""
+        for stream in streams:
+            if stream.key.partition == request.partition:
+                change(stream)
+            else:
+                self._doubt(request, (stream,))
+
+    def _doubt(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
         for stream in streams:
             self._store.doubt_records(stream)
+            self._doubted(stream, request.client)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:

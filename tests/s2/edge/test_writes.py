@@ -7,7 +7,10 @@ import asyncio
 import gzip
 import io
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import unquote
 
+import aiohttp
 import orjson
 import pytest
 import zstandard
@@ -16,6 +19,8 @@ from yarl import URL
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
+from gateway.s2.records import ReadBatch
+from gateway.s2.session import Terminal
 from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, follow, goes_on
 from tests.waiting import eventually
 
@@ -256,3 +261,52 @@ async def test_a_path_that_is_not_s2s_gets_the_origins_answer(held: Edge, path: 
     ours, theirs = [await client.send("GET", target) for client in (held.client, held.direct)]
     assert (ours.status, ours.body) == (theirs.status, theirs.body)
     assert ours.status == 404
+
+
+class TestAccounts:
+    """Each token has an account of its own, so one path names another stream for each."""
+
+    @pytest.fixture
+    def origin_settings(self) -> S2OriginSettings:
+        return S2OriginSettings(has_account_per_token=True)
+
+    @pytest.mark.parametrize("answer", ["done", "lost"])
+    @pytest.mark.parametrize("kind", ["delete", "create", "delete of the basin", "create of the basin"])
+    async def test_a_change_of_a_strangers_stream_ends_no_session(self, held: Edge, kind: str, answer: str) -> None:
+        edge, stranger = held, held.as_("stranger")
+        basin, path = {"basin": BASIN, "config": {"create_stream_on_append": True}}, f"/v1/streams/{STREAM}"
+        if kind != "create of the basin":
+            await stranger.send("POST", "/v1/basins", basin)
+        if kind == "delete":
+            await stranger.append("theirs")
+        session = await follow(edge)
+        if answer == "lost":
+            edge.faults.drop(0, kind=Call.CONTROL, times=1)
+        requests: dict[str, tuple[str, str, object]] = {
+            "delete": ("DELETE", path, None),
+            "create": ("POST", "/v1/streams", {"stream": unquote(STREAM)}),
+            "delete of the basin": ("DELETE", f"/v1/basins/{BASIN}", None),
+            "create of the basin": ("POST", "/v1/basins", basin),
+        }
+        await _sent(stranger, *requests[kind])
+        for _ in range(2):
+            assert (await edge.client.read(RANGE)).texts == ["old"]
+        await goes_on(edge, session)
+
+
+async def _sent(client: Client, method: str, path: str, body: object) -> None:
+    """Send a request whose answer may be lost."""
+    with suppress(aiohttp.ClientError):
+        await client.send(method, path, body)
+
+
+@pytest.mark.parametrize("kind", ["delete", "delete of the basin"])
+async def test_a_delete_under_another_token_of_the_same_account_ends_the_sessions(held: Edge, kind: str) -> None:
+    edge = held
+    session = await follow(edge)
+    path = f"/v1/basins/{BASIN}" if "basin" in kind else f"/v1/streams/{STREAM}"
+    assert (await edge.as_("another").send("DELETE", path)).status < 300
+    while isinstance(end := await session.next(), ReadBatch):
+        assert not end.records
+    assert isinstance(end, Terminal)
+    assert (await edge.client.read(RANGE)).status == 404
