@@ -22,6 +22,7 @@ from gateway.config.values import (
     BasinName,
     Codings,
     ContentType,
+    CookieNames,
     HeaderNames,
     OffsetPatterns,
     OriginUrl,
@@ -154,6 +155,11 @@ class RouteConfig(Model):
     )
     credential_headers: HeaderNames = Field(
         default=("authorization", "cookie"), description="Request headers that count as credentials."
+    )
+    ignore_set_cookie: CookieNames = Field(
+        default=(),
+        description="Names of cookies that do not keep a reply from being shared, such as those of a load balancer; "
+        "shared replies are sent without them.",
     )
     cors: CorsConfig | None = Field(
         default=None, description="CORS at the edge; absent: the origin's own headers are relayed."

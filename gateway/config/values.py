@@ -160,6 +160,12 @@ def _offset_pattern(text: str) -> str:
     return text
 
 
+def _cookie_name(text: str) -> str:
+    if not _HEADER_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is not a cookie name")
+    return text
+
+
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("names one twice")
@@ -171,6 +177,9 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 ListenAddress = Annotated[str, AfterValidator(_address)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
+CookieNames = Annotated[
+    tuple[Annotated[str, AfterValidator(_cookie_name)], ...], Field(strict=False), AfterValidator(_distinct)
+]
 Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_distinct)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
 OriginUrl = Annotated[str, AfterValidator(_origin_url)]

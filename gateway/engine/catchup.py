@@ -135,7 +135,9 @@ class _Attempt:
     async def head(self) -> Answer | None:
         read, stream = self._read, self._stream
         if stream.head_headers is None and self._tail_now() is not None:
-            await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
+            head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
+            if isinstance(head, NotShareable):
+                raise Uncacheable(head)
         tail = await self._known_tail()
         return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
 

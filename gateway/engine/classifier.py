@@ -20,6 +20,7 @@ from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import response_headers_for_client
+from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
@@ -28,7 +29,6 @@ from gateway.protocol.names import (
     is_true,
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
-from gateway.protocol.sharing import why_not_shared
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -107,6 +107,10 @@ class ReplyClassifier:
         if reply.status >= 400:
             if flight.start == METADATA and reply.status in NO_HEAD:
                 return NotShareable("no HEAD")
+            if (alone := route.why_refusal_alone(reply.status, headers)) is not None:
+                return alone
+            if route.varies_by_origin(headers):
+                self._store.vary_by_origin(stream)
             error = await _read_error(reply, route, source)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
             self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
@@ -115,7 +119,7 @@ class ReplyClassifier:
         if reply.status == 304:
             raise UpstreamBroken
         if reply.status != 200:
-            return NotShareable(f"status {reply.status}")
+            return NotShareable("status")
         offset = stated_offset(headers)
         if offset is None:
             return NotShareable("no Stream-Next-Offset")
@@ -123,16 +127,19 @@ class ReplyClassifier:
             raise UpstreamBroken
         if why := _why_not_delimited(reply):
             return NotShareable(why)
-        is_stored = flight.start not in (METADATA, NOW)
-        if is_stored and (why := why_not_shared(headers, config.credential_headers, has_cors=config.cors is not None)):
-            return NotShareable(why, is_personal=True)
+        is_fetch = flight.start not in (METADATA, NOW)
+        if (alone := route.why_alone(headers, is_stored=is_fetch)) is not None:
+            if flight.start == METADATA and not _may_be_of_predecessor(stream, facts):
+                # It is shown to no other reader, and bounds for how long other replies are.
+                stream.expiry.know(lifetime_from_headers(headers))
+                stream.head_headers = None
+            return alone
         tape = stream.tape
         content_type = headers.get("Content-Type")
         if content_type is None and flight.start != METADATA:
             # Storing bytes needs a content type; metadata without one says nothing about it.
             content_type = stream.content_type or DEFAULT_TYPE
         is_closed = is_true(headers.get(STREAM_CLOSED))
-        is_fetch = flight.start not in (METADATA, NOW)
         asked = flight.start if is_fetch else START
         # Where the tail was requested, an offset before a reached one belongs to another stream.
         is_beyond = is_fetch and not facts.has_seen and is_before(offset, flight.start)
@@ -162,6 +169,10 @@ class ReplyClassifier:
             stream.read_up_to_tail(facts.acks, offset)
         if config.credentials == "shared":
             stream.was_found_by(source.asker)
+        if route.varies_by_origin(headers):
+            self._store.vary_by_origin(stream)
+        elif flight.start != METADATA:
+            stream.varies_by_origin = False
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start != METADATA:
@@ -181,10 +192,11 @@ class ReplyClassifier:
         match head:
             case OriginError(status=404 | 410):
                 self._missing(stream, flight, source, head.status, facts)
+            case NotShareable() if flight.start == METADATA:
+                if tells_lifetime:
+                    stream.expiry.not_told()
             case NotShareable(is_personal=True):
                 stream.mark_stale()
-            case NotShareable() if tells_lifetime:
-                stream.expiry.not_told()
             case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:
                 # An origin that permanently refuses HEAD must not be asked before every read.
                 stream.expiry.not_told()
@@ -258,4 +270,5 @@ async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError
             body = b""
     # Under the other policies all readers that share a fetch have the same credentials.
     is_personal = route.config.credentials == "shared" and reply.status in _ALL_PERSONAL
-    return OriginError(reply.status, headers, body, source.headers if is_personal else None)
+    varies = route.varies_by_origin(reply.headers)
+    return OriginError(reply.status, headers, body, source.headers if is_personal else None, varies)

@@ -19,6 +19,7 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
@@ -195,20 +196,32 @@ class Engine:
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
         if (error := self.negative_cache.find(read.key, METADATA, read.source.headers)) is not None:
+            if error.varies_by_origin and read.has_origin:
+                return None
             return origin_error_answer(read.route, error, Outcome.HIT)
+        if read.route.unshared.reason(read.key, HEAD) is not None:
+            return None
         stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None:
                 self._cold_read_limit.admit(read.route, read.source.client)
             return None
+        if stream.varies_by_origin and read.has_origin:
+            return None
         stream.hold()
         try:
             answer = await self._catch_up.head(read, stream)
+            if stream.varies_by_origin and read.has_origin:
+                return None
             stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)
             return answer
-        except (TailMovedBack, Uncacheable):
-            # The stream has been replaced, has ended, or may not be shared.
+        except TailMovedBack:
+            # The stream has been replaced or has ended.
+            return None
+        except Uncacheable as unshared:
+            if unshared.why.is_lasting:
+                read.route.unshared.add(read.key, HEAD, unshared.why.reason)
             return None
         finally:
             self.store.release(stream)
@@ -217,6 +230,8 @@ class Engine:
         """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
         existing = self.live.find(stream)
         if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
+            return
+        if read.route.unshared.reason(read.key, ANY_LIVE) is not None:
             return
         topic = self._reads.attach(read, stream)
         try:
@@ -252,6 +267,7 @@ class Engine:
         if (
             stream is None
             or not stream.has_topic
+            or (stream.varies_by_origin and read.has_origin)
             or stream.has_expired(self.clock.now(), self.clock.wall())
             or self._is_refused(read)
         ):

@@ -1,7 +1,8 @@
 """Hit-for-miss: remembers requests whose answers may not be shared, so that readers do not queue for one answer.
 
-One such reply stops the sharing of that shape of request: one offset, read live or not.  If an origin answers
-`MOST_SHAPES` shapes of one stream like that, all live or all other reads of it are relayed at once.  Both memories are
+One such reply stops the sharing of that shape of request: one offset, read live or not, or HEAD.  If an origin answers
+`MOST_SHAPES` shapes of one stream like that, all live or all other reads of it are relayed at once.  Such an answer to
+the stream's live request stops the sharing of all its live reads, also when the topic is over.  Both memories are
 bounded in time and number.
 """
 
@@ -14,6 +15,7 @@ from cachetools import TTLCache
 
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.facts_cost import key_cost, texts_cost
+from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4
 """Shapes of a stream's live, or other, reads that must prove unshareable before all of that kind are relayed."""
@@ -26,7 +28,13 @@ class Shape(NamedTuple):
 
     is_live: bool
     start: str | None
-    """The offset; None for every offset."""
+    """The offset, or `METADATA` for a HEAD; None for every offset."""
+
+
+HEAD: Final = Shape(False, METADATA)
+"""The shape of a HEAD."""
+ANY_LIVE: Final = Shape(True, None)
+"""The shape of every live read."""
 
 
 class _Reason(NamedTuple):
@@ -67,7 +75,7 @@ class Unshared:
     def add(self, key: StreamKey, shape: Shape, reason: str) -> None:
         """Remember that the origin's answer to such a request may not be shared."""
         entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
-        if (key, shape) not in self._reasons:
+        if (key, shape) not in self._reasons and shape not in (HEAD, ANY_LIVE):
             known = self._counts.get((key, shape.is_live))
             count = 1 if known is None else known.shapes + 1
             self._counts[key, shape.is_live] = _Count(count, key_cost(key))

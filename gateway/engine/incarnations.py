@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
@@ -17,9 +17,16 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, OriginError
+from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, VARIES_BY_ORIGIN, OriginError
 
-T = TypeVar("T")
+
+class Closing(Protocol):
+    """A result that holds something until it is closed."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closing)
 
 
 class Incarnations:
@@ -40,7 +47,11 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
+        """The result of `work` on the read's stream, or the remembered error of one that is absent.  Raises Uncacheable
+        or a GatewayError."""
         if (absence := self._absence(read)) is not None:
+            if absence.varies_by_origin and read.has_origin:
+                raise Uncacheable(VARIES_BY_ORIGIN)
             return origin_error_answer(read.route, absence, Outcome.HIT)
         # Clients that create and delete the stream in turns cause as many incarnations as they like.
         left = MOST_CHANGES
@@ -48,7 +59,13 @@ class Incarnations:
             stream = self.open(read)
             stream.hold()
             try:
+                if stream.varies_by_origin and read.has_origin:
+                    raise Uncacheable(VARIES_BY_ORIGIN)
                 found = await work(stream)
+                if stream.varies_by_origin and read.has_origin:
+                    # A reply that came meanwhile has shown it.
+                    found.close()
+                    raise Uncacheable(VARIES_BY_ORIGIN)
                 stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)
                 return found
             except TailMovedBack:

@@ -9,7 +9,7 @@ bytes could be lost or repeated.
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
@@ -20,6 +20,7 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
@@ -28,6 +29,7 @@ from gateway.upstream.source import Source
 
 _LITTLE_BYTES = 1 << 16
 """A reader that is behind by no more than this is served at once, in whatever coding."""
+ENCODED: Final = NotShareable("encoded")
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
 """Why a live reader's replay is relayed: it does not fit on any tape."""
 
@@ -181,12 +183,24 @@ class LiveReads:
                 source,
                 lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda topic, at: self.fill(route, source, topic, at),
-                route.judge_live,
+                lambda status, headers: self._why_alone(route, stream, status, headers),
+                lambda why: route.judge_live(stream.key, why),
             ),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
         topic.cursors.note(read.cursor, self.clock.wall())
         return topic
+
+    def _why_alone(self, route: Route, stream: Stream, status: int, headers: Headers) -> NotShareable | None:
+        """Why a live reply may not be shared; None if it may."""
+        if status >= 400:
+            return route.why_refusal_alone(status, headers)
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return ENCODED
+        why = route.why_alone(headers, is_stored=False)
+        if why is None and route.varies_by_origin(headers):
+            self.live.vary_by_origin(stream)
+        return why
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at` if the follower will not bring them; return whether that changed anything.

@@ -16,16 +16,17 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.classifier import BEYOND_TAIL
+from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
-from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
+from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
 from gateway.protocol.names import STREAM_CURSOR
 from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import OriginError
+from gateway.upstream.flight import NotShareable, OriginError
 
 
 class Rendered(NamedTuple):
@@ -68,6 +69,10 @@ class PollClient(Protocol):
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter by which this client waits."""
+
+    def relay(self, at: str) -> None:
+        """Have each client's own request sent to the origin.  The answer is for what follows the offset `at`, also if
+        the client has asked for the tail."""
 
     def has_gone(self) -> None:
         """The client disconnected before it was answered."""
@@ -214,8 +219,8 @@ class Waiter:
             self._has_missed = True
             return
         waiting, topic = self._waiting, self._waiting.topic
-        if topic.not_shareable is not None:
-            self._ask(self._past_tape())
+        if topic.not_shareable is not None or (waiting.stream.varies_by_origin and waiting.read.has_origin):
+            self._relay()
             return
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
@@ -303,20 +308,22 @@ class Waiter:
         self._waiting.polls.tasks.start(self._asked(question), f"long-poll {self._waiting.read.start}")
 
     async def _asked(self, question: Coroutine[None, None, Answer | Poll]) -> None:
-        found: Answer | Poll = Poll.WAIT
+        found: Answer | Poll | NotShareable = Poll.WAIT
         route = self._waiting.read.route
         try:
             try:
                 try:
                     found = await question
-                except Uncacheable:
+                except Uncacheable as error:
+                    if error.why is not TOO_LARGE:
+                        raise
                     found = await self._past_tape()
             except TailMovedBack:
                 found = await self._restart()
         except StreamEnded as ended:
             found = origin_error_answer(route, ended.error, Outcome.FOLLOWED)
-        except Uncacheable:
-            found = self._ask_again()
+        except Uncacheable as error:
+            found = error.why
         except GatewayError as error:
             found = failure_answer(route.node, error)
         except BaseException:
@@ -330,10 +337,15 @@ class Waiter:
             self.gone()
             raise
 
-    def _continue(self, found: Answer | Poll) -> None:
+    def _continue(self, found: Answer | Poll | NotShareable) -> None:
         if self._is_over:
             if isinstance(found, Answer):
                 found.close()
+        elif isinstance(found, NotShareable):
+            read = self._waiting.read
+            if found.is_lasting:
+                read.route.unshared.add(read.key, read.shape, found.reason)
+            self._relay()
         elif isinstance(found, Answer):
             self._finish(found)
         elif self._has_timed_out:
@@ -374,16 +386,12 @@ class Waiter:
     async def _past_tape(self) -> Answer:
         """Fetch for this client alone what is not on the tape, because it was too large or evicted at once."""
         waiting = self._waiting
-        try:
-            return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
-        except TailMovedBack:
-            raise
-        except (Uncacheable, GatewayError):
-            return self._ask_again()
+        return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
 
-    def _ask_again(self) -> Answer:
-        """An error for a client that is relayed, or receives the origin's own error, when it asks again."""
-        return failure_answer(self._waiting.read.route.node, UpstreamUnavailable())
+    def _relay(self) -> None:
+        """Leave the clients to the origin: its answers may not be shared."""
+        self._leave()
+        self._client.relay(self.at)
 
     def gone(self) -> None:
         """The client has disconnected."""

@@ -31,6 +31,9 @@ class Read(NamedTuple):
     accepted: AcceptedCodings = PLAIN
     """The content codings that the reader accepts."""
     is_live: bool = False
+    has_origin: bool = False
+    """Whether the request has an Origin header that the gateway does not answer for: it shares only replies that do not
+    depend on that header."""
 
     @property
     def shape(self) -> Shape:

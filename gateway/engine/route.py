@@ -4,6 +4,7 @@ and the table of routes, which can be replaced while requests are under way."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,20 @@ from yarl import URL
 
 from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
-from gateway.engine.hit_for_miss import Unshared
+from gateway.engine.hit_for_miss import ANY_LIVE, Unshared
 from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
+from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.sharing import Ground, SharingRules, cure
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
+from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
+
+_log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
 """How long, at least, a live answer that proved not to be shareable keeps first readers waiting for theirs."""
@@ -89,18 +95,57 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
+        self.sharing = SharingRules(
+            frozenset(self.credential_names), frozenset(config.ignore_set_cookie), config.cors is not None
+        )
+        """Which of the origin's replies may be shared."""
+        self._noticed: set[str] = set()
+        """The grounds that the operator has been told."""
         self.meaningful_names = frozenset((*self.credential_names, "accept") if self.is_s2 else self.credential_names)
         """Headers that the route's answers depend on and most routes' answers do not."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
 
-    def judge_live(self, is_shareable: bool) -> None:
-        """A live answer of the origin may be shared, or not."""
-        if is_shareable:
+    def judge_live(self, key: StreamKey, why: NotShareable | None) -> None:
+        """A live answer of the origin for this stream may be shared, or why not."""
+        if why is None:
             self._has_shared_live = True
         else:
+            self.unshared.add(key, ANY_LIVE, why.reason)
             # Not until the next reader comes: it must be relayed.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
+
+    def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:
+        """Why a reply with these headers is for its requester alone; None if it may be shared (`SharingRules`)."""
+        ground = self.sharing.why_alone(headers, is_stored=is_stored)
+        if ground is None:
+            return None
+        self.notice(ground, headers)
+        return NotShareable(ground, is_personal=True)
+
+    def why_refusal_alone(self, status: int, headers: Headers) -> NotShareable | None:
+        """The same for a reply with an error status.
+
+        Only Vary counts: readers that share have equal credentials, cookies are not repeated, and a failure of the
+        origin is everybody's.
+        """
+        if status >= 500 or status == 429 or not self.sharing.varies(headers):
+            return None
+        self.notice(Ground.VARY, headers)
+        return NotShareable(Ground.VARY, is_personal=True)
+
+    def varies_by_origin(self, headers: Headers) -> bool:
+        """Whether a shared reply is no answer to requests with an Origin header."""
+        varies = self.sharing.varies_by_origin(headers)
+        if varies:
+            self.notice(Ground.ORIGIN, headers)
+        return varies
+
+    def notice(self, ground: Ground, headers: Headers) -> None:
+        """Log once what keeps replies of this route from being shared, and what to do about it."""
+        if ground not in self._noticed:
+            self._noticed.add(ground)
+            _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))
 
     @property
     def shares_live(self) -> bool:
@@ -246,7 +291,7 @@ def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     if config.is_bridged:
         whose += (config.bridging.basin, config.bridging.records, config.bridging.content_type)
     # Unless the route sets CORS headers itself, the origin's answer to one web origin is not valid for another.
-    return (*whose, config.credentials, config.credential_headers, config.cors is None)
+    return (*whose, config.credentials, config.credential_headers, config.ignore_set_cookie, config.cors is None)
 
 
 class RouteTable:

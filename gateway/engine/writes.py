@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from multidict import CIMultiDict
+
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.pending_writes import PendingWrites
@@ -26,6 +28,7 @@ from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.sharing import ALLOW_ORIGIN
 from gateway.protocol.stream_key import Group
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
@@ -153,7 +156,11 @@ class Writes:
             # Who may see it shows when they ask.
             stream.found_by = SEVERAL
         stream.learn_type(reply.headers["Content-Type"])
-        stream.record_headers(reply.headers)
+        headers = CIMultiDict(reply.headers)
+        if headers.get(ALLOW_ORIGIN, "*").strip() != "*":
+            # It allows the writer's web origin, and says nothing of readers'.
+            del headers[ALLOW_ORIGIN]
+        stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
         self._reached(stream, reply)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gateway.aio.clock import Clock, pause
 from gateway.errors import (
@@ -48,7 +48,6 @@ from gateway.protocol.names import (
     media_type,
 )
 from gateway.protocol.offsets import START
-from gateway.protocol.sharing import why_live_not_shared
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -198,6 +197,9 @@ class Follower:
         if isinstance(head, GatewayError):
             self._counted_failure = head.anew()
             raise self._counted_failure
+        if isinstance(head, NotShareable) and head.is_lasting:
+            # Nor are live answers then, and what they bring could not be fetched.
+            self._stop_sharing(head)
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
@@ -221,10 +223,10 @@ class Follower:
 
     async def _take_poll(self, at: str, reply: Reply) -> bool:
         """Process one answer; return whether it had no bytes."""
+        self._judge_sharing(reply)
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
             self._raise_for_status(reply.status)
-        self._judge_sharing(reply)
         end = end_of(reply.headers)
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
@@ -255,6 +257,7 @@ class Follower:
         bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
         at = self._next_offset
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
+            self._judge_sharing(reply)
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
             if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
                 await self._check_offset(at, reply.status)
@@ -263,7 +266,6 @@ class Follower:
             if reply.status != 200:
                 await self._check_offset(at, reply.status)
                 self._raise_for_status(reply.status)
-            self._judge_sharing(reply)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
             try:
@@ -383,12 +385,17 @@ class Follower:
 
     def _judge_sharing(self, reply: Reply) -> None:
         """Stop following if the origin's live answers may not be shared: live readers are then relayed."""
-        why = why_live_not_shared(reply.headers)
-        self._topic.access.judged(why is None)
+        why = self._topic.access.judge(reply.status, reply.headers)
         if why is not None:
-            self._topic.not_shareable = NotShareable(why)
-            self._counted_failure = UpstreamBroken()
-            raise self._counted_failure
+            self._stop_sharing(why)
+        if reply.status in (200, 204):
+            self._topic.access.judged(None)
+
+    def _stop_sharing(self, why: NotShareable) -> NoReturn:
+        self._topic.not_shareable = why
+        self._topic.access.judged(why)
+        self._counted_failure = UpstreamBroken()
+        raise self._counted_failure
 
     def _is_closed_here(self) -> bool:
         position = self._topic.position

@@ -26,6 +26,7 @@ from gateway.live.cursors import Cursors
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.frames import EVENT_BYTES, Frames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
 from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
@@ -52,8 +53,10 @@ class OriginAccess:
     source: Source
     fetch: Fetch
     fill: Fill
-    judged: Callable[[bool], object]
-    """Called with whether a live answer of the origin may be shared."""
+    judge: Callable[[int, Headers], NotShareable | None]
+    """Why a live answer of the origin, by its status and headers, may not be shared; None if it may."""
+    judged: Callable[[NotShareable | None], object]
+    """Called with why the origin's live answers may not be shared, or None once one has proved to be shareable."""
 
 
 class LiveTimes(NamedTuple):

@@ -238,6 +238,13 @@ class LiveTopics:
         if topic is not None:
             topic.tail_named(tail, asked_at)
 
+    def vary_by_origin(self, stream: Stream) -> None:
+        """From now on the stream is for requests without an Origin header; long-polls with one are relayed."""
+        if not stream.varies_by_origin:
+            self._store.vary_by_origin(stream)
+            if (topic := self._topics.get(stream)) is not None:
+                topic.wake()
+
     def expect(self, stream: Stream) -> None:
         """Expect the follower to bring an acknowledged write soon.  If it does not, it has stalled: one fetch then gets
         the bytes for all readers, and the live request is restarted."""
@@ -311,6 +318,8 @@ class LiveTopics:
 
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
+            return
+        if topic.not_shareable is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(

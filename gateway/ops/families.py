@@ -242,6 +242,18 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
         by_route(routes, lambda figures: figures.retries.value),
     )
     yield counter(
+        "durable_gateway_unshared_reads",
+        "Reads sent to the origin one by one because its answers may not be shared, by the reason: a header of its "
+        "replies (Set-Cookie, Cache-Control, Vary), or their form. Excludes reads that the configuration relays.",
+        ("reason", "route"),
+        (
+            ((reason, route), value)
+            for route, figures in routes.items()
+            for reason, value in figures.unshared.items()
+            if value or route != NO_ROUTE
+        ),
+    )
+    yield counter(
         "durable_gateway_reconnects",
         "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
         "lifetime or of a bulk by long-poll, or lost. Excludes those ended because the last reader had left.",

@@ -8,6 +8,7 @@ occur exist from the start at 0; `families` decides which are exported before th
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.sharing import Ground
 
 DURATION_BOUNDS_S: Final = (
     0.0005,
@@ -150,6 +152,7 @@ class RouteFigures:
         "reconnects",
         "retries",
         "subscribers",
+        "unshared",
         "upstream_bytes",
         "upstream_failures",
         "upstream_first_bytes",
@@ -178,6 +181,8 @@ class RouteFigures:
         self.reconnects = {True: Count(), False: Count()}
         """By whether the previous connection ended as planned."""
         self.evictions = Count()
+        self.unshared: Counter[str] = Counter(dict.fromkeys(Ground, 0))
+        """Reads relayed because answers may not be shared, by the reason; there are few."""
 
     def ended(self, mode: Mode, outcome: Outcome) -> EndFigures:
         """The figures of requests with this mode and outcome."""

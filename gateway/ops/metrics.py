@@ -244,6 +244,9 @@ class Metrics(Collector):
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
         self.limit_figures.rate_limited[limit, route] += 1
 
+    def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
+        self.routes[route].unshared[reason] += 1
+
     def retry(self, route: str = NO_ROUTE) -> None:
         self.routes[route].retries.value += 1
 

@@ -1,14 +1,13 @@
-"""Whether and how long an origin's reply may be kept: Cache-Control, Vary, and the stream's own lifetime.
+"""Whether and how long an origin's reply may be kept: Cache-Control, and the stream's own lifetime.
 
 Pure header parsing; the module makes no decision about a tape.  Ambiguous headers get the cautious reading: a
-directive that is present in any form forbids, and a Vary on an unknown header prevents sharing.  No header, however
-malformed, raises.
+directive that is present in any form forbids.  No header, however malformed, raises.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
@@ -173,18 +172,3 @@ class Lifetime:
 def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
     """The lifetime in the headers of a PUT or HEAD; `headers` is case-insensitive or spelled as in the protocol."""
     return Lifetime(parse_ttl(headers.get(STREAM_TTL)), parse_expires_at(headers.get(STREAM_EXPIRES_AT)))
-
-
-def vary_allows_sharing(vary: str | None, credential_headers: Collection[str], allow_origin: str | None) -> bool:
-    """Whether one reply may answer requests whose other headers differ.
-
-    Allowed are Accept-Encoding (the gateway asks for identity), the credential headers (they are part of the tape's
-    key), and Origin if Access-Control-Allow-Origin is `*` or absent, because then the reply does not echo it.  Any
-    other name, and `*`, prevents sharing.  `credential_headers` are in any case.
-    """
-    if not vary:
-        return True
-    fine = {"accept-encoding", *(name.lower() for name in credential_headers)}
-    if allow_origin is None or allow_origin.strip() == "*":
-        fine.add("origin")
-    return all(name in fine for part in vary.split(",") if (name := part.strip().lower()))

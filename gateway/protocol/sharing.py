@@ -1,47 +1,121 @@
-"""Which of an origin's replies may be shared between readers, and why others may not.
+"""Which of an origin's replies may be shared between readers, and why others may not: one judgement for all read modes.
 
 A reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
-live reply is passed on and not stored, so `no-store` does not forbid sharing it.
+reply that is passed on to several readers and not stored (live, `offset=now`, HEAD) may say `no-store`; all other
+grounds are the same.
 
-These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form for stored replies (status,
-length, coding, offset), `gateway.live.follower` asks for live ones.  Which readers share at all, by their credentials,
-is decided by `gateway.protocol.stream_key`.
+A shared request carries credentials and no other header of its readers.  A reply with a Vary on any other header is
+therefore for its requester alone.  Origin is between the two: a reply that varies on it is right for readers that send
+no Origin, and for all readers if it allows any web origin (`*`).
+
+These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form (status, length, coding,
+offset).  Which readers share at all, by their credentials, is decided by `gateway.protocol.stream_key`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.freshness import forbids_storing, parse_cache_control, vary_allows_sharing
+from gateway.protocol.freshness import forbids_storing, parse_cache_control
+
+ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 
 
-def why_not_shared(headers: Headers, credential_headers: Collection[str], *, has_cors: bool) -> str | None:
-    """Why a reply to a catch-up read is for its requester alone; None if it may be shared.
+class Ground(StrEnum):
+    """Why a reply is for its requester alone, in the words of Cache-Status, metrics and log lines."""
 
-    `credential_headers` tell readers apart on the route; with `has_cors` the gateway answers for CORS itself.
-    """
-    if "Set-Cookie" in headers:
-        return "cookie"
-    if forbids_storing(_cache_control(headers)):
-        return "Cache-Control"
-    vary = ", ".join(headers.getall("Vary", ())) or None
-    allow_origin = None if has_cors else headers.get("Access-Control-Allow-Origin")
-    if not vary_allows_sharing(vary, credential_headers, allow_origin):
-        return "Vary"
-    return None
+    COOKIE = "Set-Cookie"
+    CACHE_CONTROL = "Cache-Control"
+    VARY = "Vary"
+    ORIGIN = "Vary: Origin"
+    """It is for requesters without an Origin header."""
 
 
-def why_live_not_shared(headers: Headers) -> str | None:
-    """Why a live reply is for its requester alone; None if it may be shared."""
-    if "Set-Cookie" in headers:
-        return "cookie"
-    if headers.get("Content-Encoding", "identity").lower() != "identity":
-        return "encoded"
-    if "private" in parse_cache_control(_cache_control(headers)):
-        return "Cache-Control"
-    return None
+class SharingRules(NamedTuple):
+    """A route's rules for replies that may be shared."""
+
+    credential_headers: frozenset[str]
+    """Request headers that tell readers apart, in lower case: each set of their values has a tape of its own."""
+    ignored_cookies: frozenset[str] = frozenset()
+    """Names of cookies whose Set-Cookie does not prevent sharing."""
+    has_cors: bool = False
+    """Whether the gateway answers for CORS itself."""
+
+    def why_alone(self, headers: Headers, *, is_stored: bool) -> Ground | None:
+        """Why a reply is for its requester alone; None if readers without an Origin header may share it.
+
+        `is_stored` says that it is to be stored, which `no-store` forbids.
+        """
+        if self.cookies(headers):
+            return Ground.COOKIE
+        cache_control = ", ".join(headers.getall("Cache-Control", ())) or None
+        if forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
+            return Ground.CACHE_CONTROL
+        return Ground.VARY if self.varies(headers) else None
+
+    def cookies(self, headers: Headers) -> list[str]:
+        """The names of the cookies that a reply sets and the route does not ignore."""
+        lines = headers.getall("Set-Cookie", ())
+        names = [line.partition(";")[0].partition("=")[0].strip() for line in lines]
+        return [name for name in names if name not in self.ignored_cookies]
+
+    def varies(self, headers: Headers) -> bool:
+        """Whether a reply depends on a request header that shared requests do not carry, other than Origin."""
+        fine = self.credential_headers
+        return any(name not in fine and name not in ("accept-encoding", "origin") for name in _varied(headers))
+
+    def varies_by_origin(self, headers: Headers) -> bool:
+        """Whether a reply is no answer to requests with an Origin header: it may depend on that header.
+
+        An absent Access-Control-Allow-Origin proves nothing, because the shared request had no Origin.
+        """
+        if self.has_cors or "Vary" not in headers or headers.get(ALLOW_ORIGIN, "").strip() == "*":
+            return False
+        return "origin" not in self.credential_headers and "origin" in _varied(headers)
 
 
-def _cache_control(headers: Headers) -> str | None:
-    return ", ".join(headers.getall("Cache-Control", ())) or None
+def _varied(headers: Headers) -> Iterator[str]:
+    """The names in a reply's Vary, in lower case."""
+    return (name for line in headers.getall("Vary", ()) for part in line.split(",") if (name := part.strip().lower()))
+
+
+def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
+    """What such a reply does, and what to do about it, for the operator; None if there is nothing to configure."""
+    match ground:
+        case Ground.COOKIE:
+            names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]
+            return (
+                f"sets cookies ({', '.join(names)}); if readers do not need them, such as those of a load balancer, "
+                f"set route.ignore_set_cookie = [{_quoted(names)}]"
+            )
+        case Ground.CACHE_CONTROL:
+            said = ", ".join(headers.getall("Cache-Control", ()))[:_MOST_CHARS]
+            return f'says "Cache-Control: {said}"; have it leave that out where all readers may see the same bytes'
+        case Ground.VARY:
+            names = sorted({name for name in _varied(headers) if name not in rules.credential_headers})
+            names = [name for name in names if name not in ("accept-encoding", "origin")][:_MOST_NAMES]
+            if "*" in names:
+                return 'says "Vary: *"; have it name the headers that its replies depend on'
+            return (
+                f"varies on {', '.join(names)}; add these names to route.credential_headers, so that readers with "
+                "equal values share"
+            )
+        case Ground.ORIGIN:
+            return (
+                "varies on Origin, so reads by browsers are not shared; set [route.cors], so that the gateway answers "
+                "for CORS itself"
+            )
+        case _:
+            return None
+
+
+_MOST_NAMES: Final = 8
+"""Names that an operator is shown."""
+_MOST_CHARS: Final = 120
+
+
+def _quoted(names: Collection[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

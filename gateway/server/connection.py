@@ -337,10 +337,25 @@ class Connection(ReadingConnection, Handling):
     def _answer(self, head: RequestHead, body: RequestBody | None) -> None:
         if self._shared_bytes and self.transport is not None:
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
+        self._begin_handling(Request(self, head, body))
+
+    def _begin_handling(self, request: Request) -> None:
         self.phase = Phase.ANSWERING
-        request = self._request = Request(self, head, body)
+        self._live, self._request = None, request
         if (task := self._handle(request)) is not None:
             self._task = task
+
+    def _repeated(self, data: bytes | None) -> Request | None:
+        if self.transport is None or self.transport.is_closing():
+            return None
+        if data is None:
+            return self._request
+        events = self._clients.header_cache.lookup(data)
+        if events is None:
+            parser = self._clients.parser()
+            events = parser.feed(data)
+            self._clients.spare(parser)
+        return Request(self, cast("RequestHead", events[0]), None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The request's task has ended, or was cancelled before it began."""

@@ -81,6 +81,8 @@ class RequestContext:
     """Bytes that content coding saved on an answer sent whole."""
     is_replay: bool = False
     """Whether a live read is relayed only until the reader has caught up to the tail."""
+    why_alone: str | None = None
+    """Why a read is relayed although its route shares answers; None if it is not."""
     is_live: bool = False
     """Whether the answer is live; a live answer is recorded when it ends."""
     client: str = UNKNOWN

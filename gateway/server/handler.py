@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine
+from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.long_poll_waiter import Waiting
 from gateway.engine.read import Read, Uncacheable
@@ -28,6 +29,7 @@ from gateway.errors import (
 )
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
+from gateway.protocol.sharing import Ground
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
@@ -147,12 +149,15 @@ class RequestHandler:
             if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             self._admit(context, parsed)
+            is_alone = context.request.is_alone
             if has_record():
                 note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
                 return self._answer_s2(context, parsed, parsed.s2)
             read = parsed.read
-            if read is not None:
+            if read is not None and is_alone:
+                context.why_alone = self._why_alone(read)
+            elif read is not None:
                 if context.mode in LIVE and self._begins_live_at_once(context, read):
                     return None
                 if context.mode is not Mode.HEAD or self._engine.knows(read):
@@ -169,6 +174,10 @@ class RequestHandler:
     def _admit(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Have the request counted.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
+        if context.request.is_alone:
+            # It was counted before it waited.
+            context.client = parsed.client
+            return
         if not is_live and not admission.rates.limits:
             return
         context.client = parsed.client
@@ -208,13 +217,22 @@ class RequestHandler:
             answer = await self._engine.head(read)
             if answer is not None:
                 return await self._deliver(context, read, answer)
-        elif read.route.unshared.reason(read.key, read.shape) is None:
+            context.why_alone = read.route.unshared.reason(read.key, HEAD)
+        elif (why := read.route.unshared.reason(read.key, read.shape)) is not None:
+            context.why_alone = why
+        else:
             try:
                 return await self._read(context, read)
             except Uncacheable as error:
+                context.why_alone = error.why.reason
                 context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
         await self._relays.until_begun(context, parsed)
         return None
+
+    @staticmethod
+    def _why_alone(read: Read) -> str | None:
+        """Why a live read that has waited for a shared answer is relayed."""
+        return read.route.unshared.reason(read.key, read.shape) or (Ground.ORIGIN if read.has_origin else None)
 
     def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
         answered = self._s2.begin(context, parsed, request)
@@ -333,6 +351,7 @@ class RequestHandler:
             if waiting is None:
                 return False
             join.group = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
+            join.group.request = join.request
         return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Final
+from urllib.parse import quote
 
 from multidict import CIMultiDict
 
 from gateway.http.request import Mark
+from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import LiveAnswer, Request
 
 _log = logging.getLogger("gateway.server")
 
+_FROM_TAIL: Final = re.compile(r"([?&])offset=now(?=[&#]|$)")
 REFUSALS: Final = {
     Mark.BROKEN: (400, b"Bad request\n"),
     Mark.TARGET_TOO_LONG: (414, b"Request target too long\n"),
@@ -51,6 +55,22 @@ class Handling(ABC):
 
     @abstractmethod
     def abort(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def use(self) -> NetUse | None: ...
+
+    @abstractmethod
+    def hand_over(self, answering: LiveAnswer) -> None: ...
+
+    @abstractmethod
+    def _begin_handling(self, request: Request) -> None:
+        """Answer the request as far as possible without waiting; a task answers the rest."""
+
+    @abstractmethod
+    def _repeated(self, data: bytes | None) -> Request | None:
+        """The request with these bytes, or, without them, the one that was handled last; None if its client has
+        left."""
 
     @abstractmethod
     def _leave_live(self) -> bool:
@@ -119,11 +139,54 @@ class Handling(ABC):
         self.respond(request, 500, plain_text(), b"Internal error\n")
         self.answered(request)
 
+    def begin_again(self, request: bytes | None, at: str) -> None:
+        """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
+
+        `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
+        Many clients may be given up at once, so each waits for its turn.
+        """
+        again = _Again(self, request, at)
+        self.hand_over(again)
+        if not self._clients.turns.must_wait(again):
+            again.take_turn()
+
+    def take_again(self, data: bytes | None, at: str) -> None:
+        """The turn of a request that `begin_again` has put off has come."""
+        request = self._repeated(data)
+        if request is not None:
+            request.is_alone = True
+            request.target = _FROM_TAIL.sub(rf"\1offset={quote(at, safe='')}", request.target)
+            self._begin_handling(request)
+
     def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
         alias, remembered = self.alias, self._clients.remembered
         if alias is not None and remembered is not None:
             remembered.remember(alias, answer, meaningful_names)
+
+
+class _Again:
+    """A request that waits for its turn to be handled again; the `LiveAnswer` of its channel until then."""
+
+    __slots__ = ("_at", "_channel", "_request", "use")
+
+    def __init__(self, channel: Handling, request: bytes | None, at: str) -> None:
+        self._channel: Handling | None = channel
+        self._request = request
+        self._at = at
+        self.use = channel.use
+
+    def pump(self) -> None:
+        """Do nothing: the answer has not begun."""
+
+    def left(self, channel: object) -> None:
+        """The client has left."""
+        self._channel = None
+
+    def take_turn(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.take_again(self._request, self._at)
 
 
 def plain_text() -> CIMultiDict[str]:

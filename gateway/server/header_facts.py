@@ -30,6 +30,8 @@ class SharingFacts(NamedTuple):
     headers: CIMultiDict[str]
     """The headers of a shared fetch."""
     accepted: AcceptedCodings
+    has_origin: bool
+    """Whether there is an Origin header that neither the gateway answers for nor the partition holds."""
 
 
 class HeaderFacts:
@@ -75,6 +77,7 @@ class HeaderFacts:
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),
                 negotiate(_joined(headers, "Accept-Encoding"), _joined(headers, "Cache-Control"), route.codings),
+                "Origin" in headers and route.config.cors is None and "origin" not in route.credential_names,
             )
         return sharing
 

@@ -51,6 +51,8 @@ class Join:
     sse_head: SseHead | None = None
     sse_opening: SseOpening | None = None
     """The beginning of the latest reader's answer, for the next one."""
+    request: bytes | None = None
+    """Its bytes, once it is remembered."""
 
 
 class Joins:
@@ -75,6 +77,9 @@ class Joins:
 
     def remember(self, request: bytes, join: Join) -> None:
         """Remember that `request`, which arrived whole and alone, asks for `join`."""
+        join.request = request
+        if join.group is not None:
+            join.group.request = request
         if request in self._joins:
             return
         self._size += len(request) + _COST

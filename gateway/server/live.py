@@ -160,6 +160,11 @@ class LiveRecord:
         if self._note is not None:
             self._note.end(outcome, reason)
 
+    def drop(self) -> None:
+        self._span.end()
+        if self._note is not None:
+            self._note.drop()
+
 
 class _Opening:
     """The wire of a subscriber that starts: the head and the first piece of the body are one write."""

@@ -82,6 +82,7 @@ class RequestParser:
                 is_private=sharing.has_credentials and config.credentials != "shared",
                 accepted=sharing.accepted,
                 is_live=mode in LIVE,
+                has_origin=sharing.has_origin,
             )
         return ParsedRequest(route, target, key, shares, facts, read, client)
 

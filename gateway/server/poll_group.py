@@ -46,7 +46,18 @@ class Rendering:
 class PollGroup:
     """The clients of one waiter; a `gateway.engine.long_poll_waiter.PollClient`."""
 
-    __slots__ = ("_channels", "_keeps", "_note", "_origin", "_rendering", "_route", "_waiter", "answer", "shape")
+    __slots__ = (
+        "_channels",
+        "_keeps",
+        "_note",
+        "_origin",
+        "_rendering",
+        "_route",
+        "_waiter",
+        "answer",
+        "request",
+        "shape",
+    )
 
     def __init__(self, rendering: Rendering, route: Route, origin: str | None, *, keeps: bool) -> None:
         self._rendering = rendering
@@ -61,6 +72,8 @@ class PollGroup:
         self._note: Note | None = None
         self.answer: Answer | None = None
         """The answer that was sent, if it is logged or traced."""
+        self.request: bytes | None = None
+        """The bytes that all clients have sent, if they may be remembered.  Without them there is one client."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
@@ -89,6 +102,7 @@ class PollGroup:
             channel, began = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, keeps=self._keeps)
             alone._channels[channel] = began
+            alone.request = self.request
             channel.park(alone, keeps=self._keeps)
             yield alone
 
@@ -152,6 +166,17 @@ class PollGroup:
         channels, self._channels = self._channels, {}
         for channel in channels:
             channel.release()
+
+    def relay(self, at: str) -> None:
+        """Have each client's request handled again, by itself; what it waited for lies after the offset `at`."""
+        self._waiter = None
+        self._rendering.metrics.subscribers(Mode.LONGPOLL, -len(self._channels), self._route.config.name)
+        note, self._note = self._note, None
+        if note is not None:
+            note.drop()
+        channels, self._channels = self._channels, {}
+        for channel in channels:
+            channel.begin_again(self.request, at)
 
     def has_gone(self) -> None:
         """Abort all connections: no answer will come."""

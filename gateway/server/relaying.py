@@ -124,6 +124,8 @@ class Relays:
         )
         if context.is_session or mode is Mode.LONGPOLL or mode is Mode.SSE:
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
+        if context.why_alone is not None:
+            self.recorder.metrics.unshared(context.why_alone, route.config.name)
         context.is_relayed = True
         Relaying(self, context, parsed).begin(passed)
 
@@ -238,7 +240,12 @@ class Relaying:
         context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
+        if (
+            context.mode is Mode.HEAD
+            and status in (404, 410)
+            and parsed.read is not None
+            and parsed.route.why_refusal_alone(status, reply.headers) is None
+        ):
             self._relays.engine.negative_cache.add_relayed(
                 parsed.key,
                 status,
@@ -249,7 +256,13 @@ class Relaying:
                 parsed.client,
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
-        said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
+        said = cache_status(
+            recorder.node,
+            Outcome.PASS,
+            fwd_status=status,
+            detail=context.why_alone,
+            by_method=request.method != "GET",
+        )
         if "Cache-Status" in headers:
             said = ", ".join([*headers.popall("Cache-Status"), said])
         headers["Cache-Status"] = said

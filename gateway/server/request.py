@@ -58,6 +58,9 @@ class Note(Protocol):
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Record the end of the answer."""
 
+    def drop(self) -> None:
+        """Record nothing: the request is handled again."""
+
 
 class Channel(Protocol):
     """Takes one request's answer, and stands for the client behind it.
@@ -140,6 +143,12 @@ class Channel(Protocol):
     def release(self) -> None:
         """End a live answer."""
 
+    def begin_again(self, request: bytes | None, at: str) -> None:
+        """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
+
+        `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
+        """
+
     def end_live_use(self) -> None:
         """Count the live read no more, if there is one."""
 
@@ -172,6 +181,7 @@ class Request:
         "head",
         "headers",
         "held",
+        "is_alone",
         "is_detached",
         "keeps_alive",
         "method",
@@ -195,6 +205,8 @@ class Request:
         """Whether the request is carried to its end even if its client leaves."""
         self.held: Holder | None = None
         """What the body of its answer is made of, while that is written."""
+        self.is_alone = False
+        """Whether it is a live read that waited for a shared answer, was counted then, and is to be relayed now."""
 
     @property
     def version(self) -> str:

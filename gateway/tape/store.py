@@ -358,6 +358,13 @@ class TapeStore:
         stream.withdrawn()
         self.on_forget(stream)
 
+    def vary_by_origin(self, stream: Stream) -> None:
+        """From now on the stream is for requests without an Origin header."""
+        if not stream.varies_by_origin:
+            stream.varies_by_origin = True
+            # Answers to requests with that header may be remembered.
+            self.withdraw(stream)
+
     def release(self, stream: Stream) -> None:
         """Unpin; drop an unpinned stream that has no bytes and no known tail, which is the state after a refusal."""
         stream.holds -= 1

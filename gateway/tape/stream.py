@@ -69,6 +69,8 @@ class Stream:
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
+    varies_by_origin: bool = False
+    """Whether the stream is for requests without an Origin header: the origin's replies depend on that header."""
     cache_control: str | None = None
     """The origin's Cache-Control on replies that stop short of the tail; None if it sends none."""
     is_verbatim: bool = False
@@ -195,6 +197,9 @@ class Stream:
     def record_headers(self, headers: Headers) -> None:
         """Record the headers of any answer that hits repeat."""
         self.headers = storable_headers(headers)
+        if self.varies_by_origin:
+            # Caches between gateway and clients have to tell requests with an Origin header apart as well.
+            self.headers["Vary"] = "Origin"
 
     def record_head(self, headers: Headers) -> None:
         """Record what only the answer to a HEAD reports."""

@@ -289,6 +289,9 @@ class LiveNote(Protocol):
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The read has ended.  Further calls do nothing."""
 
+    def drop(self) -> None:
+        """Write no line any more: another record takes the read's place."""
+
 
 class AccessLog(Protocol):
     """Receives the records of requests."""
@@ -330,6 +333,9 @@ class NoAccessLog:
         """Do nothing."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        """Do nothing."""
+
+    def drop(self) -> None:
         """Do nothing."""
 
 

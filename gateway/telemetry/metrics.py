@@ -86,6 +86,9 @@ class MetricsRecorder(Protocol):
         """A request was refused, or its client dropped, by a limit per client; `limit` is its key in the section
         `limits`."""
 
+    def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
+        """A read was relayed because answers of the origin may not be shared; `reason` is one of a fixed set."""
+
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
         """A request was refused by the configured rate limit of this name."""
 
@@ -168,6 +171,9 @@ class NoMetrics:
 
     def client_limited(self, limit: str) -> None:
         self.counts["client_limited", limit] += 1
+
+    def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
+        self.counts["unshared", reason] += 1
 
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
         self.counts["rate_limited", limit] += 1

@@ -25,6 +25,7 @@ from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
 from gateway.limits.shared_bytes import Holding, SharedBytes
+from gateway.protocol.sharing import Ground
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
@@ -50,6 +51,8 @@ class OriginError:
     body: bytes
     request_headers: CIMultiDict[str] | None = None
     """The request's headers, if the refusal may be due to them: it is no answer to readers with other headers."""
+    varies_by_origin: bool = False
+    """Whether it is no answer to readers with an Origin header."""
 
     @classmethod
     def of_ended(cls, status: int) -> OriginError:
@@ -71,6 +74,8 @@ class NotShareable:
     is_personal: bool = False
 
 
+VARIES_BY_ORIGIN: Final = NotShareable(Ground.ORIGIN, is_lasting=False)
+"""Why a read with an Origin header is relayed while other reads of the stream are shared."""
 CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
 """What is held of the stream was forgotten too often while one read waited."""
 

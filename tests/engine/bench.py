@@ -94,6 +94,8 @@ class LongPoll:
         self.answers: list[Answer] = []
         self.bodies: list[bytes] = []
         self.has_left = False
+        self.relayed_at: str | None = None
+        """The offset after which its own request is to be answered, if it is relayed."""
 
     def render(self, answer: Answer) -> Rendered:
         body = answer.body if answer.parts is None else b"".join(answer.parts.held(answer.is_json) or ())
@@ -111,6 +113,9 @@ class LongPoll:
 
     def waits(self, waiter: Waiter) -> None:
         """No other reader waits with it."""
+
+    def relay(self, at: str) -> None:
+        self.relayed_at = at
 
     def has_gone(self) -> None:
         self.has_left = True

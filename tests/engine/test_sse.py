@@ -143,7 +143,7 @@ class TestFirstReader:
         bench = start(origin)
         await bench.subscribe("/text?offset=-1&live=sse")
         assert not bench.route.shares_live
-        bench.route.judge_live(True)
+        bench.route.judge_live(bench.read("/text").key, None)
         origin.is_closed = True
         for _ in range(2):
             await bench.subscribe("/closed?offset=-1&live=sse")

@@ -39,6 +39,7 @@ from gateway.protocol import (
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.forwarded_headers import passed_nodes, request_headers_for_origin, response_headers_for_client
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray, unwrap
+from gateway.protocol.sharing import SharingRules, cure
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.protocol.trace_context import trace_id_of
@@ -341,7 +342,12 @@ def fields(data: bytes) -> None:
     ttl = freshness.parse_ttl(text)
     assert ttl is None or 0 <= ttl <= freshness.MAX_TTL_S
     freshness.parse_expires_at(text)
-    freshness.vary_allows_sharing(text, ("authorization",), text)
+    rules = SharingRules(frozenset({"authorization"}), frozenset({"id"}))
+    for name in ("Cache-Control", "Set-Cookie", "Vary", "Access-Control-Allow-Origin"):
+        reply = CIMultiDict({"Vary": "Origin", name: text})
+        rules.varies_by_origin(reply)
+        if (ground := rules.why_alone(reply, is_stored=True)) is not None:
+            assert cure(ground, reply, rules)
     accepted = coding.negotiate(text, text, tuple(coding.Coding))
     assert accepted.best is None or accepted.best in accepted.codings
     coding.is_compressible(text)

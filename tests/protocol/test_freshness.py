@@ -20,7 +20,6 @@ from gateway.protocol.freshness import (
     parse_cache_control,
     parse_expires_at,
     parse_ttl,
-    vary_allows_sharing,
 )
 
 _FIRST = datetime(1971, 1, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -165,30 +164,6 @@ def test_how_long_a_reply_may_be_repeated(headers: dict[str, str], fresh_s: floa
 def test_lines_of_cache_control_are_one_list() -> None:
     lines = CIMultiDict([("Cache-Control", "max-age=60"), ("Cache-Control", "no-cache")])
     assert freshness_from_headers(lines) == Freshness()
-
-
-class TestVary:
-    @pytest.mark.parametrize(
-        ("vary", "allow_origin", "is_shared"),
-        [
-            (None, None, True),
-            ("", None, True),
-            (" , ", None, True),
-            ("Accept-Encoding", None, True),
-            ("accept-encoding, AUTHORIZATION", None, True),
-            ("Cookie", None, True),
-            ("Origin", "*", True),
-            ("Origin", " * ", True),
-            ("Origin", None, True),
-            ("Origin", "https://a.example", False),
-            ("*", "*", False),
-            ("Accept-Encoding, *", None, False),
-            ("Accept-Language", None, False),
-            ("Accept-Encoding, X-Tenant", None, False),
-        ],
-    )
-    def test_sharing_by_vary(self, vary: str | None, allow_origin: str | None, is_shared: bool) -> None:
-        assert vary_allows_sharing(vary, ("authorization", "Cookie"), allow_origin) is is_shared
 
 
 def test_a_cache_control_that_no_origin_needs_is_not_read_and_forbids_to_store() -> None:

@@ -359,6 +359,11 @@ class _Live:
             self._record.close_reason = reason
             self.write()
 
+    def drop(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._log.ended(self)
+
     def write(self) -> None:
         """Write a line with the counts since the previous line."""
         record = self._record

@@ -204,9 +204,17 @@ class StreamChannel(Handling):
     def answer(self) -> None:
         """Answer the request as far as possible without waiting."""
         body = self._body
-        request = self._request = Request(self, self._http2_request.head(has_body=body is not None), body)
+        self._begin_handling(Request(self, self._http2_request.head(has_body=body is not None), body))
+
+    def _begin_handling(self, request: Request) -> None:
+        self._live, self._request = None, request
         if (task := self._handle(request)) is not None:
             self._task = task
+
+    def _repeated(self, data: bytes | None) -> Request | None:
+        if self.stream.reset_code is not None:
+            return None
+        return Request(self, self._http2_request.head(has_body=False), None)
 
     def answered(self, request: Request) -> None:
         """The answer is written."""
@@ -221,8 +229,9 @@ class StreamChannel(Handling):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The request's task has ended, or was cancelled before it began."""
-        self._task = None
-        self._connection.check(self)
+        if self._task is task:
+            self._task = None
+            self._connection.check(self)
 
     def feed(self, data: bytes, size: int) -> None:
         """Take a piece of the request's body, which has used `size` bytes of the client's window."""
