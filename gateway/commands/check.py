@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,7 +27,9 @@ from gateway.config.errors import ConfigError, Mistakes
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
     from gateway.config.origin_tls import OriginTls
+    from gateway.config.routes import RouteConfig
     from gateway.config.settings import LoadedConfig, Setting
+    from gateway.protocol.forwarded_headers import Headers
 
 _PROBE_S: Final = 3.0
 """Bound on connecting to an origin, and on its answer."""
@@ -42,6 +44,8 @@ class Probe:
     """Status of the answer; None without an answer."""
     problem: str | None
     """None if the origin answered below 500."""
+    unshared: tuple[str, ...] = ()
+    """Why routes cannot share such answers, and what to do about it, a line each."""
 
     def __str__(self) -> str:
         return f"origin {self.origin}: {self.problem or f'answers ({self.status})'}"
@@ -54,7 +58,12 @@ def check(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: ok, mistakes, warnings, settings.")
     ] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Ask each origin whether it answers, within 3 s.")] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Ask each origin whether it answers, within 3 s, and warn if such answers cannot be shared."
+        ),
+    ] = False,
 ) -> None:
     """Validate a configuration and the files that it names; print the values it sets with their sources, and "ok".
 
@@ -73,7 +82,8 @@ def check(
         raise typer.Exit(2) from None
     probes = _probed(loaded.config, tls) if probe else []
     bad = [one for one in probes if one.problem is not None]
-    settings, warnings = list(loaded.settings()), list(loaded.warnings())
+    settings = list(loaded.settings())
+    warnings = [*loaded.warnings(), *(f"origin {one.origin}: {line}" for one in probes for line in one.unshared)]
     if as_json:
         answer: dict[str, Any] = {
             "ok": not bad,
@@ -139,19 +149,22 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
     from gateway.upstream.origin_pool import authority_of
     from gateway.upstream.slots import SlotLimits
 
-    urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
+    routes: dict[str, list[RouteConfig]] = {}
+    for route in config.routes:
+        for url in (*(one.url for one in route.members), *route.leaders):
+            routes.setdefault(authority_of(url), []).append(route)
     exchanges = Exchanges(SlotLimits(config.limits.upstream_connections))
     exchanges.configure_tls(tls)
     exchanges.configure_http2(config.http2_origins)
     try:
-        authorities = dict.fromkeys(map(authority_of, urls))
-        found += await asyncio.gather(*(_probe_one(exchanges, authority) for authority in authorities))
+        found += await asyncio.gather(*(_probe_one(exchanges, *one) for one in routes.items()))
     finally:
         await exchanges.close()
 
 
-async def _probe_one(exchanges: Any, authority: str) -> Probe:
-    """Send `HEAD /` to one origin.  Any status below 500 shows that it answers."""
+async def _probe_one(exchanges: Any, authority: str, routes: Sequence[RouteConfig]) -> Probe:
+    """Send `HEAD /` to one origin.  Any status below 500 shows that it answers; what the answer's headers say of
+    sharing, such as a load balancer's cookie, is likely to be true of its other answers too."""
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError
@@ -164,7 +177,25 @@ async def _probe_one(exchanges: Any, authority: str) -> Probe:
     except GatewayError as error:
         return Probe(authority, None, f"does not answer: {reason_of(error.__cause__ or error)}")
     reply.close()
-    return Probe(authority, reply.status, f"answers {reply.status}" if reply.status >= 500 else None)
+    unshared = tuple(
+        f"route {route.name} will not share answers like that to HEAD /: the origin {why}"
+        for route in routes
+        if (why := _why_not_shared(route, reply.headers)) is not None
+    )
+    return Probe(authority, reply.status, f"answers {reply.status}" if reply.status >= 500 else None, unshared)
+
+
+def _why_not_shared(route: RouteConfig, headers: Headers) -> str | None:
+    """Why replies with these headers are not shared on a route, and what to do about it; None if they are."""
+    from gateway.protocol.sharing import Ground, cure, rules_of
+
+    rules = rules_of(route)
+    if not route.cache or route.protocol == "s2":
+        return None
+    ground = rules.why_alone(headers, is_stored=False)
+    if ground is None and rules.varies_by_origin(headers):
+        ground = Ground.ORIGIN
+    return cure(ground, headers, rules) if ground is not None else None
 
 
 def _shown(setting: Setting) -> dict[str, object]:

@@ -20,7 +20,7 @@ from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.sharing import Ground, SharingRules, cure
+from gateway.protocol.sharing import Ground, cure, rules_of
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.flight import NotShareable
@@ -95,9 +95,7 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
-        self.sharing = SharingRules(
-            frozenset(self.credential_names), frozenset(config.ignore_set_cookie), config.cors is not None
-        )
+        self.sharing = rules_of(config)
         """Which of the origin's replies may be shared."""
         self._noticed: set[str] = set()
         """The grounds that the operator has been told."""

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from gateway.config.routes import RouteConfig
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness import forbids_storing, parse_cache_control
 
@@ -75,6 +76,15 @@ class SharingRules(NamedTuple):
         if self.has_cors or "Vary" not in headers or headers.get(ALLOW_ORIGIN, "").strip() == "*":
             return False
         return "origin" not in self.credential_headers and "origin" in _varied(headers)
+
+
+def rules_of(config: RouteConfig) -> SharingRules:
+    """A route's rules."""
+    return SharingRules(
+        frozenset(map(str.lower, config.credential_headers)),
+        frozenset(config.ignore_set_cookie),
+        config.cors is not None,
+    )
 
 
 def _varied(headers: Headers) -> Iterator[str]:

@@ -126,3 +126,22 @@ async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrig
     assert status == 1
     assert [one["problem"] for one in json.loads(out)["origins"]] == [None, "does not answer: connection refused"]
     assert durable_origin.origin.counters.total_requests == 3
+
+
+async def test_a_probe_warns_of_answers_that_cannot_be_shared(file: Path, durable_origin: RunningOrigin) -> None:
+    allowed = {"Access-Control-Allow-Origin": "https://a.example"}
+    replies = durable_origin.origin.faults
+    for fields, exempt, said in (
+        ({"Set-Cookie": "AWSALB=x; Path=/"}, 'ignore_set_cookie = ["AWSALB"]', 'ignore_set_cookie = ["AWSALB"]'),
+        ({"Vary": "Origin", **allowed}, "cors = {}", "set [route.cors]"),
+    ):
+        replies.clear()
+        replies.replace(404, fields, b"", times=None)
+        routes = (("a", ""), ("b", exempt), ("c", "cache = false"))
+        route = '[[route]]\nname = "{}"\nprefix = "/{}"\norigin = "{}"\n{}\n'
+        written(file, "".join(route.format(name, name, durable_origin.url, more) for name, more in routes))
+        status, out, err = await finished("check", "--probe", "--json", str(file))
+        (warning,) = json.loads(out)["warnings"]
+        assert (status, err) == (0, "")
+        assert warning.startswith(f"origin {durable_origin.url}: route a will not share answers like that to HEAD /")
+        assert said in warning
