@@ -17,6 +17,7 @@ from urllib.parse import quote
 from multidict import CIMultiDict
 
 from gateway.http.request import Mark
+from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
@@ -175,6 +176,10 @@ class _Again:
         self._request = request
         self._at = at
         self.use = channel.use
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Nothing: the answer has not begun."""
+        return NOTHING
 
     def pump(self) -> None:
         """Do nothing: the answer has not begun."""
