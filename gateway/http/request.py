@@ -124,6 +124,7 @@ class RequestParser:
         "_head_bytes",
         "_keeps_alive",
         "_parser",
+        "_parts",
         "_pending_bytes",
         "_refusal",
         "_target",
@@ -135,6 +136,8 @@ class RequestParser:
         self.state = State.IDLE
         self._reset_parser()
         self._events: list[Event] = []
+        self._parts: list[bytes] = []
+        """Parts of the body in the bytes being parsed, which become one event, however many chunks they came in."""
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
@@ -180,6 +183,8 @@ class RequestParser:
                 self._reset_parser()
             except HttpParserError:
                 self._break()
+        if self._parts:
+            self._end_parts()
         if events or self.state is not began:
             self._pending_bytes = 0
         elif self._pending_bytes > LONGEST_HEAD and began is not State.CLOSED:
@@ -195,7 +200,13 @@ class RequestParser:
             # After the last message, bytes from the client are ignored.
             return
         self.state = State.CLOSED
+        if self._parts:
+            self._end_parts()
         self._events.append(self._refusal)
+
+    def _end_parts(self) -> None:
+        self._events.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+        self._parts = []
 
     # -- callbacks of llhttp, in the order of their calls for one request
 
@@ -261,10 +272,12 @@ class RequestParser:
         self._events.append(RequestHead(method, target, version, Fields(headers, self._keeps_alive, length)))
 
     def on_body(self, part: bytes) -> None:
-        self._events.append(part)
+        self._parts.append(part)
 
     def on_message_complete(self) -> None:
         if self._framing:
             return
+        if self._parts:
+            self._end_parts()
         self.state = _DONE if self._keeps_alive else _LAST_DONE
         self._events.append(Mark.END)

@@ -27,6 +27,9 @@ _MOST_GATHERED: Final = 1 << 16
 """A body that is not longer than this is read whole before the origin is contacted."""
 _GATHERED_S: Final = 0.5
 """How long a body without an announced length is gathered; slower ones are streamed."""
+_SMALL_PIECE: Final = 1 << 9
+"""Shorter pieces, in bytes, are joined as they arrive: each would take many times its length."""
+_MOST_JOINED: Final = 1 << 14
 
 
 class Flow(Protocol):
@@ -60,7 +63,7 @@ class RequestBody:
         """`length` is the announced length in bytes; None for a chunked body."""
         self._flow = flow
         self._length = length
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytes | bytearray] = deque()
         self._size = 0
         self._received = 0
         """Bytes that have arrived, including all that were taken."""
@@ -87,6 +90,11 @@ class RequestBody:
         return f"<RequestBody {self._size} unread, {state}>"
 
     @property
+    def is_chunked(self) -> bool:
+        """Whether the length is not announced."""
+        return self._length is None
+
+    @property
     def unread_bytes(self) -> int:
         """Bytes that have arrived and were not taken yet."""
         return self._size
@@ -94,7 +102,13 @@ class RequestBody:
     # -- the connection's side
 
     def feed(self, piece: bytes) -> None:
-        self._pieces.append(piece)
+        pieces = self._pieces
+        if len(piece) >= _SMALL_PIECE or not pieces:
+            pieces.append(piece)
+        elif isinstance(last := pieces[-1], bytearray) and len(last) < _MOST_JOINED:
+            last += piece
+        else:
+            pieces.append(bytearray(piece))
         self._size += len(piece)
         self._received += len(piece)
         self._flow.unread(self._size)
@@ -149,7 +163,7 @@ class RequestBody:
         pieces = self._pieces
         if not pieces:
             return b""
-        piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
+        piece = bytes(pieces.popleft()) if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._size = 0
         self._flow.unread(0)

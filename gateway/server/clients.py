@@ -48,6 +48,8 @@ of its connection to the origin, and the beginning of the upload that waits for 
 LATE_BODIES_S: Final = 2.0
 """Seconds within which all fail that are late together."""
 _SPARE_PARSERS: Final = 16
+_FLOOD_LINES_S: Final = 10.0
+"""Seconds between two log lines about floods."""
 _MOST_LOOKED_AT: Final = 1_000
 """Connections looked at for an idle one to be displaced."""
 
@@ -205,6 +207,7 @@ class Clients:
         self._unflushed: list[Flushing] = []
         """Connections with output to be written at the end of the loop's turn."""
         self._emptied = Signal()
+        self._flood_logged_at = -_FLOOD_LINES_S
 
     def __repr__(self) -> str:
         return f"<Clients {len(self._open)} open, {self.refused.total()} refused{', draining' * self.is_draining}>"
@@ -307,6 +310,17 @@ class Clients:
             async with asyncio.timeout(timeout_s):
                 while self._open or self._unadmitted:
                     await self._emptied.wait()
+
+    def note_flood(self, use: NetUse | None, kind: str) -> None:
+        """Log that an HTTP/2 connection ends because of too many frames of a kind; at most one line in 10 s.
+
+        `use` is where the connection is counted.
+        """
+        now = self.now()
+        if now - self._flood_logged_at >= _FLOOD_LINES_S:
+            self._flood_logged_at = now
+            net = use.net if use is not None else "a trusted proxy"
+            _log.warning("an HTTP/2 connection of %s ends: too many frames of the kind %s", net, kind)
 
     def flush_soon(self, connection: Flushing) -> None:
         """Flush the connection at the end of the loop's turn; one call of the loop serves all connections."""

@@ -172,7 +172,7 @@ class Connection(ReadingConnection, Handling):
         if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
         if not is_first:
-            self._read()
+            self._read(has_turn=False)
         elif clients.bans.nets and clients.is_banned(self):
             self.abort()
         elif clients.turns.must_wait(self):
@@ -181,11 +181,11 @@ class Connection(ReadingConnection, Handling):
             self._begin()
 
     def take_turn(self) -> None:
-        """Begin the request that had to wait for its turn."""
-        is_first, self._is_waiting = self._is_waiting, False
+        """Begin the request, or read the input, that had to wait for its turn."""
+        is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
-        if is_first:
+        if is_waiting and self.phase is Phase.IDLE and self._parser is None and not self._pending:
             self._begin()
         else:
             self._take_pending()
@@ -392,14 +392,14 @@ class Connection(ReadingConnection, Handling):
     def _resume(self) -> None:
         """Go on to the next request."""
         transport = self.transport
-        if transport is None or transport.is_closing() or self._is_waiting:
+        if transport is None or transport.is_closing():
             return
         self._candidate = None
         self._is_active = True
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
-        if self._is_taking:
-            # What began this request is on the stack, and takes what was parsed behind it.
+        if self._is_taking or self._is_waiting:
+            # What began this request is on the stack, and takes what was parsed behind it; or `take_turn` will.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.

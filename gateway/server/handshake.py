@@ -360,7 +360,7 @@ class Handshake(asyncio.Protocol):
                 protocol.data_received(rest)
             return
         self._acceptor.on_handshake()
-        secure = TlsTransport(transport, tls, self._incoming, self._outgoing, protocol)
+        secure = TlsTransport(transport, tls, self._incoming, self._outgoing, protocol, acceptor.clients.turns)
         secure.connect()
         if rest:
             secure.data_received(rest)

@@ -21,6 +21,10 @@ from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14
 """Bytes parsed at a time: a parsed request takes many times the memory of its bytes."""
+FINE_SLICE_BYTES: Final = 1 << 12
+"""The same of chunks or requests that may be tiny: parsing these bytes takes half a millisecond at most."""
+_MANY_HEADS: Final = 16
+"""Requests in a slice above which the slice is a fine one."""
 _MOST_PENDING: Final = 1 << 12
 """Bytes and events that may wait behind the current request before reading pauses."""
 _MOST_UNREAD: Final = 1 << 18
@@ -62,7 +66,7 @@ class ReadingConnection(WritingConnection):
         self._is_taking = False
         """Whether requests are being begun now; one that is answered meanwhile begins no other."""
         self._is_waiting = False
-        """Whether the unparsed input begins with a request that waits for its turn."""
+        """Whether the unparsed input waits for its turn."""
         self._is_body_full = False
         """Whether reading is paused because the body being read has enough unread bytes."""
         self._body: RequestBody | None = None
@@ -75,6 +79,10 @@ class ReadingConnection(WritingConnection):
     @abstractmethod
     def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
+
+    @abstractmethod
+    def take_turn(self) -> None:
+        """Read the input that had to wait for its turn."""
 
     @property
     def held_bytes(self) -> int:
@@ -104,19 +112,32 @@ class ReadingConnection(WritingConnection):
         """The request's bytes, if it arrived whole and alone and may still be remembered."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
-    def _read(self, is_first: bool = False) -> None:
-        """Parse the input slice by slice, as long as its events are taken."""
+    def _read(self, is_first: bool = False, *, has_turn: bool = True) -> None:
+        """Parse the input slice by slice, as long as its events are taken and the turn is not late.  If `has_turn`, the
+        first slice is not asked about."""
         data = self._unparsed
-        while data and not self._pending:
-            part, data = (data[:_SLICE_BYTES], data[_SLICE_BYTES:]) if len(data) > _SLICE_BYTES else (data, b"")
+        while data and not self._pending and not self._is_waiting:
+            if not has_turn and self._clients.turns.must_wait(self):
+                self._is_waiting = True
+                break
+            has_turn = False
+            size = len(data)
+            if size > FINE_SLICE_BYTES:
+                size = FINE_SLICE_BYTES if self._is_fine(data) else _SLICE_BYTES
             # Set before feeding: taking the events may call this method again.
-            self._unparsed = data
-            self._parse(part, is_first)
+            self._unparsed = data[size:]
+            self._parse(data[:size], is_first)
             is_first, data = False, self._unparsed
-        if self._pending:
+        if self._pending or self._is_waiting:
             self._limit_unparsed()
         elif self._is_paused:
             self._end_pause()
+
+    def _is_fine(self, data: bytes) -> bool:
+        """Whether the input has, or may have, many small parts in few bytes."""
+        if self._body is not None:
+            return self._body.is_chunked
+        return data.count(b"\r\n\r\n", 0, _SLICE_BYTES) > _MANY_HEADS
 
     def _end_pause(self) -> None:
         """Read on: no input waits any more."""

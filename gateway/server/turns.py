@@ -10,6 +10,9 @@ queued.  The time that the loop has spent on that and on all else since it last 
 against the share, so the more there is to be done for requests that have begun, the fewer are begun.  They get a
 quarter of that time at least, up to the whole share: what does not wait, such as a flood of hits, must not starve them.
 
+Input that is no request, such as bodies and frames, is read in small parts, and a late turn reads no further one.
+Otherwise the tiny chunks, frames or TLS records of one read of a socket would keep the loop busy for a second.
+
 A request that waits has been parsed; its connection keeps it, and reads on up to the usual bound.  Remembered answers
 and joins take less than queueing would, and do not wait.
 """

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.server.tls import TlsTransport
+from gateway.server.turns import Turns, TurnTaker
 from tests.certificates import Authority
 from tests.waiting import pass_turns
 
@@ -100,6 +101,7 @@ class Wired:
         early: bytes = b"",
         raw: Raw | None = None,
         up: Up | None = None,
+        turns: Turns | None = None,
     ) -> None:
         server, client = contexts
         self.raw, self.up = raw or Raw(), up or Up()
@@ -121,7 +123,7 @@ class Wired:
                     self.client.write(early)
                     early = b""
                 sink.write(source.read())
-        self.transport = TlsTransport(self.raw, tls, incoming, outgoing, self.up)
+        self.transport = TlsTransport(self.raw, tls, incoming, outgoing, self.up, turns)
         self.transport.connect()
 
     def sealed(self, data: bytes) -> bytes:
@@ -224,6 +226,47 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
                 wired.transport.data_received(stream[:cut])
                 stream = stream[cut:]
         assert wired.up.data == bytes(size)
+
+    run(contexts, scenario)
+
+
+class Held(Turns):
+    """Turns that are given by the test alone."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None, lambda: 0.0)
+        self.takers: list[TurnTaker] = []
+
+    def must_wait(self, taker: TurnTaker) -> bool:
+        self.takers.append(taker)
+        return True
+
+
+@settings(max_examples=10)
+@given(cut=st.integers(500, 40_000), every=st.integers(0, 3))
+def test_short_records_are_opened_a_part_at_a_time(contexts: Contexts, cut: int, every: int) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        held = Held()
+        wired = Wired(contexts, turns=held)
+        wired.up.pauses_after = every
+        sent = bytes(n % 251 for n in range(1_000))
+        stream = b"".join(wired.sealed(bytes((n,))) for n in sent) + wired.sealed(bytes(20_000)) + wired.ended()
+        for _ in range(2_000):
+            before = len(wired.up.data)
+            if not stream and not wired.raw.is_paused:
+                break
+            if not wired.raw.is_paused:
+                wired.transport.data_received(stream[:cut])
+                stream = stream[cut:]
+            elif held.takers:
+                held.takers.pop().take_turn()
+            else:
+                wired.transport.resume_reading()
+                await pass_turns(1)
+            assert len(wired.up.data) - before <= (1 << 14) + 66
+            assert before >= len(sent) - 66 or len(wired.up.data) - before <= 66
+        assert wired.up.data == sent + bytes(20_000)
+        assert wired.up.has_ended
 
     run(contexts, scenario)
 

@@ -10,9 +10,10 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.usage import NetUse, Usage
+from gateway.server.http2.connection import FRAMES
 from gateway.server.turns import LATE_S, SHARE_S, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
-from tests.server.conftest import BOUND_S, Pair, always_late, connect, get, read_response, write
+from tests.server.conftest import BOUND_S, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
 
 LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -391,3 +392,89 @@ async def test_a_request_over_http_2_behind_a_goaway_is_answered_although_it_wai
         assert (await wire.answer_of(wire.call)).body == b"abc"
         assert await wire.is_ended()
     wire.writer.close()
+
+
+# -- input that is no request
+
+
+async def _content(gateway: RunningGateway) -> bytes:
+    """The whole stream, which the origin gives out in parts."""
+    offset, content = "-1", b""
+    while True:
+        (read,) = await ask(gateway, get(f"/s?offset={offset}"))
+        content += read.body
+        if "stream-up-to-date" in read.headers:
+            return content
+        (offset,) = read.headers["stream-next-offset"]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+async def test_a_flood_of_small_data_frames_is_read_a_part_at_a_time(pair: Pair, size: int) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    wire.gathered = b""
+    await wire.ask("/s", {"Content-Type": "text/plain"}, "POST", ends=False)
+    for n in range(400):
+        await wire.part(b"x" * size, ends=n == 399)
+    flood, wire.gathered = wire.gathered, None
+    turns, waiting = gateway.clients.turns, Held()
+    gateway.clients.turns = waiting
+    wire.writer.write(flood)
+    await eventually(lambda: bool(waiting.takers))
+    taken = 0
+    while taken < len(waiting.takers):
+        waiting.takers[taken].take_turn()
+        taken += 1
+    assert taken >= 400 // FRAMES
+    gateway.clients.turns = turns
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).status in (200, 204)
+    assert await _content(gateway) == b"x" * 400 * size
+    wire.writer.close()
+
+
+@pytest.mark.parametrize("piece", [b"1\r\nx\r\n", b"1;a=b\r\nx\r\n"])
+async def test_a_flood_of_small_chunks_is_parsed_a_part_at_a_time(pair: Pair, piece: bytes) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    writer.write(
+        b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n" + piece
+    )
+    await eventually(lambda: any(not client.is_idle for client in gateway.clients))
+    turns, waiting = gateway.clients.turns, Held()
+    gateway.clients.turns = waiting
+    flood = piece * 10_000 + b"0\r\n\r\n"
+    writer.write(flood)
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    most, taken = len(flood) // 10, 0
+    async with asyncio.timeout(BOUND_S):
+        while taken < len(waiting.takers) or client.held_bytes > most:
+            if taken < len(waiting.takers):
+                waiting.takers[taken].take_turn()
+                taken += 1
+            await asyncio.sleep(0)
+    assert taken >= len(flood) >> 13, "a turn reads a few kilobytes"
+    gateway.clients.turns = turns
+    assert (await read_response(reader)).status in (200, 204)
+    assert await _content(gateway) == b"x" * 10_001
+    writer.close()
+
+
+async def test_a_request_behind_a_body_that_waits_for_its_turn_is_answered(pair: Pair) -> None:
+    gateway = pair.strict
+    turns = gateway.clients.turns = always_late(asyncio.get_running_loop())
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    reader, writer = await connect(gateway)
+    before = turns.waited
+    post = b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write((post + b"1\r\nx\r\n" * 3_000 + b"0\r\n\r\n") * 2 + LAST)
+    async with asyncio.timeout(2 * BOUND_S):
+        said = await reader.read()
+    assert await _content(gateway) == b"x" * 6_000
+    assert said.count(b"HTTP/1.1 404") == 1
+    assert turns.waited - before >= 4
+    writer.close()

@@ -14,7 +14,8 @@ class Kind(Enum):
     """The kinds of frames that are limited."""
 
     RESET = "reset"
-    """Streams reset by the client (CVE-2023-44487), or by this side for an error of the client's (CVE-2025-8671)."""
+    """Streams reset by the client soon after they began and before their answer did (CVE-2023-44487), or by this side
+    for an error of the client's (CVE-2025-8671)."""
     REFUSED = "refused"
     """Requests beyond the bound on concurrent streams."""
     PING = "ping"
@@ -25,7 +26,7 @@ class Kind(Enum):
     WINDOW = "window"
     """Window updates beyond what sent data accounts for (CVE-2019-9511)."""
     IDLE = "idle"
-    """Priorities, frames of unknown types, and frames for streams that have ended."""
+    """Priorities, frames of unknown types, and frames for streams that have ended, resets included."""
 
 
 class Allowance(NamedTuple):
@@ -36,7 +37,8 @@ class Allowance(NamedTuple):
 
 
 ALLOWANCES: Final = {
-    # Leaving a page resets its open requests: a hundred at once, several times in a row.
+    # Leaving a page resets its open requests: a hundred at once, several times in a row.  A stream whose answer has
+    # begun may be reset at any rate (RFC 9113 section 5.4.2).
     Kind.RESET: Allowance(400, 20),
     Kind.REFUSED: Allowance(200, 20),
     Kind.PING: Allowance(60, 5),

@@ -29,6 +29,9 @@ class SessionError(Exception):
         self.code = code
 
 
+_FRAME_OF_SETTINGS: Final = 192
+"""Bytes of settings that take about as long to read as another frame."""
+
 Head = TypeVar("Head")
 """What a side makes of the head of a message: a request, or a reply."""
 
@@ -42,12 +45,14 @@ class Reading(Ending, Generic[Head]):
         "_block_ends",
         "_block_id",
         "_budget",
+        "_consumed",
         "_events",
         "_has_settings",
         "_most_block_bytes",
         "_now",
         "_reader",
         "_unparsed",
+        "flood",
         "has_goaway",
         "has_more",
         "peer_streams",
@@ -62,7 +67,11 @@ class Reading(Ending, Generic[Head]):
         """Bound on a header block, and on what it decodes to."""
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
+        self.flood: Kind | None = None
+        """The kind of frames of which the peer has sent too many; None if there is none."""
         self._unparsed = b""
+        self._consumed = 0
+        """Bytes at the begin of the unparsed input that have been read; 0 unless `has_more`."""
         self.has_more = False
         """Whether input is left that has only to be read."""
         self._has_settings = False
@@ -97,26 +106,33 @@ class Reading(Ending, Generic[Head]):
     @property
     def input_bytes(self) -> int:
         """Bytes of input that are held: an incomplete frame and header block, and unread bodies."""
-        return len(self._unparsed) + self._block_bytes * (self._block is not None) + self._unread_bytes
+        return len(self._unparsed) - self._consumed + self._block_bytes * (self._block is not None) + self._unread_bytes
 
-    def receive(self, data: bytes, now: float, most_heads: int = sys.maxsize) -> list[Event]:
+    def receive(
+        self, data: bytes, now: float, most_heads: int = sys.maxsize, most_frames: int = sys.maxsize
+    ) -> list[Event]:
         """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read.
 
-        Reading stops before the next HEADERS frame after `most_heads` of them; then `has_more` is true, and the next
-        call goes on.
+        Reading stops before the next HEADERS frame after `most_heads` of them, and before the next other frame after
+        `most_frames` of those; then `has_more` is true, and the next call goes on.  A long SETTINGS frame counts as
+        several.
         """
         self.has_more = False
         if self.failed is not None:
             return []
         self._now = now
         events = self._events = []
+        begin, self._consumed = self._consumed, 0
         if self._unparsed:
-            data = self._unparsed + data
+            if data:
+                data, begin = self._unparsed[begin:] + data, 0
+            else:
+                data = self._unparsed
             self._unparsed = b""
         try:
             at = self._read_preface(data)
             if at >= 0:
-                self._read(data, at, most_heads)
+                self._read(data, at + begin, most_heads, most_frames)
         except SessionError as failure:
             self.fail(failure.code)
         return events
@@ -125,7 +141,7 @@ class Reading(Ending, Generic[Head]):
         """Where the frames begin in these bytes; -1 if more has to come first."""
         return 0
 
-    def _read(self, data: bytes, at: int, most_heads: int) -> None:
+    def _read(self, data: bytes, at: int, most_heads: int, most_frames: int) -> None:
         end = len(data)
         while end - at >= frames.HEAD_BYTES:
             high, low, kind, flags, stream_id = frames.read_head(data, at)
@@ -141,12 +157,14 @@ class Reading(Ending, Generic[Head]):
             if end - begin < size:
                 break
             at = begin + size
+            if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
+                # Nothing is copied: the rest may be long, and be read a few frames at a time.
+                self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
+                return
             if kind == frames.HEADERS:
-                if not most_heads:
-                    self.has_more = True
-                    at = begin - frames.HEAD_BYTES
-                    break
                 most_heads -= 1
+            else:
+                most_frames -= 1 + size // _FRAME_OF_SETTINGS if kind == frames.SETTINGS else 1
             take = _TAKERS.get(kind)
             if take is None:
                 self._spend(Kind.IDLE)
@@ -156,8 +174,12 @@ class Reading(Ending, Generic[Head]):
 
     def _spend(self, kind: Kind) -> None:
         if not self._budget.spend(kind, self._now):
-            self._counts.floods[kind] += 1
+            self._note_flood(kind)
             raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
+
+    def _note_flood(self, kind: Kind) -> None:
+        self._counts.floods[kind] += 1
+        self.flood = kind
 
     # -- header blocks
 
@@ -310,22 +332,25 @@ class Reading(Ending, Generic[Head]):
         if flags & frames.ACK:
             return
         self._has_settings = True
+        settings: dict[int, int] = {}
         for name, value in frames.read_setting(payload):
-            match name:
-                case Setting.HEADER_TABLE_SIZE:
-                    # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
-                    self._owes_size_update = self._owes_size_update or value < frames.DEFAULT_TABLE_BYTES
-                case Setting.ENABLE_PUSH if value > self._most_push:
-                    raise SessionError(ErrorCode.PROTOCOL_ERROR)
-                case Setting.MAX_CONCURRENT_STREAMS:
-                    self.peer_streams = value
-                case Setting.INITIAL_WINDOW_SIZE:
-                    if value > frames.LARGEST_WINDOW:
-                        raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
-                    self._change_windows(value)
-                case Setting.MAX_FRAME_SIZE:
-                    if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
-                        raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            # All of them must be valid, and the last of each name holds (RFC 9113 section 6.5.3).
+            settings[name] = value
+            if name == Setting.HEADER_TABLE_SIZE:
+                # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
+                self._owes_size_update = self._owes_size_update or value < frames.DEFAULT_TABLE_BYTES
+            elif name == Setting.ENABLE_PUSH and value > self._most_push:
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+            elif name == Setting.INITIAL_WINDOW_SIZE and value > frames.LARGEST_WINDOW:
+                raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
+            elif name == Setting.MAX_FRAME_SIZE and not (
+                frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES
+            ):
+                raise SessionError(ErrorCode.PROTOCOL_ERROR)
+        self.peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.peer_streams)
+        if (window := settings.get(Setting.INITIAL_WINDOW_SIZE)) is not None:
+            # Once for each frame: each change goes over all streams.
+            self._change_windows(window)
         self._write(frames.SETTINGS_ACK)
         self._events += map(StreamDrained, self.pump())
 
@@ -401,6 +426,7 @@ class Reading(Ending, Generic[Head]):
     def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         super().abandon(code)
         self._unparsed = b""
+        self._consumed = 0
         self._block = None
 
 

@@ -67,10 +67,12 @@ class Sending(ABC):
         self.out_bytes = 0
         return out
 
-    def send_head(self, stream: Stream, block: bytes, *, ends: bool = False) -> None:
-        """Begin the answer or request; `ends` if it has no body."""
+    def send_head(self, stream: Stream, block: bytes, *, ends: bool = False, is_interim: bool = False) -> None:
+        """Begin the answer or request; `ends` if it has no body, `is_interim` if an answer is still to follow."""
         if stream.reset_code is not None or self.failed is not None:
             return
+        if not is_interim:
+            stream.settled_at = 0.0
         if self._owes_size_update:
             self._owes_size_update = False
             block = EMPTY_TABLE_UPDATE + block

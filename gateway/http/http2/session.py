@@ -10,6 +10,8 @@ request that is answered.
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import RequestReceived, StreamReset
@@ -20,6 +22,10 @@ from gateway.http.http2.reading import Reading, SessionError
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
+
+SETTLED_S: Final = 1.0
+"""A client that resets a stream this long after it began has waited for its answer.  Such resets are no flood: their
+rate is bounded by the streams that may be open at once."""
 
 
 class Session(Reading[Http2Request]):
@@ -97,15 +103,33 @@ class Session(Reading[Http2Request]):
             return
         stream.announced_bytes = request.length
         stream.is_receiving = not ends
+        stream.settled_at = self._now + SETTLED_S
         self._events.append(RequestReceived(stream, request, ends))
 
     # -- the end
 
     def _end_by_reset(self, stream: Stream | None, code: ErrorCode) -> None:
-        self._spend(Kind.RESET)
-        if stream is not None:
-            self._drop(stream, ErrorCode.CANCEL)
-            self._events.append(StreamReset(stream, is_by_peer=True))
+        if stream is None:
+            # It may have ended while the reset was on its way.
+            self._spend(Kind.IDLE)
+            return
+        is_flood = self._now < stream.settled_at and not self._budget.spend(Kind.RESET, self._now)
+        self._drop(stream, ErrorCode.CANCEL)
+        if is_flood and self._last_answered_id is None:
+            self._end_for_resets()
+        self._events.append(StreamReset(stream, is_by_peer=True))
+
+    def _end_for_resets(self) -> None:
+        """End the connection: too many requests were reset before their answers began (CVE-2023-44487).
+
+        Streams that are still open may be those of other clients of a proxy, so they are answered first.
+        """
+        self._note_flood(Kind.RESET)
+        if not self.streams:
+            raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
+        self._counts.goaways[ErrorCode.ENHANCE_YOUR_CALM] += not self._has_sent_goaway
+        self._last_answered_id = self._last_id
+        self._write(frames.goaway(self._last_id, ErrorCode.ENHANCE_YOUR_CALM))
 
     def _close_if_ended(self, stream: Stream) -> None:
         """Close the stream if its answer has ended."""

@@ -23,6 +23,7 @@ class Stream:
         "reset_code",
         "send_window",
         "sent_bytes",
+        "settled_at",
         "unacknowledged_bytes",
         "unread_bytes",
     )
@@ -47,6 +48,9 @@ class Stream:
         self.queued_bytes = 0
         self.sent_bytes = 0
         """Bytes of DATA that have left the queue, or never waited."""
+        self.settled_at = 0.0
+        """From this time on (monotonic seconds) a reset by the client is no sign of a flood; 0 once the answer has
+        begun."""
         self.is_ending = False
         """Whether this side ends with the queued data."""
         self.is_ended = False

@@ -279,7 +279,7 @@ class StreamChannel(Handling):
 
     def proceed(self) -> None:
         """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
-        self._connection.session.send_head(self.stream, _CONTINUE)
+        self._connection.session.send_head(self.stream, _CONTINUE, is_interim=True)
         self._connection.wake()
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:

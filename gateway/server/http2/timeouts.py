@@ -119,6 +119,9 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _update_deadlines(self) -> None:
         """Set the deadlines for what the connection waits for next."""
         session = self.session
+        if session.flood is not None:
+            self.clients.note_flood(self.use, session.flood.value)
+            session.flood = None
         if session.has_failed:
             self._end()
         elif session.is_mid_head or not session.is_greeted:
@@ -127,7 +130,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         else:
             if self._head_timer.is_set:
                 self._head_timer.clear()
-            if session.has_goaway:
+            if session.has_goaway or session.is_leaving:
                 self._close_if_over()
 
     def _check_idle(self) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.flood_limits import ALLOWANCES
+from gateway.http.http2.flood_limits import ALLOWANCES, Kind
 from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.session import SETTLED_S
 from tests.http.http2.peer import (
     NO_SETTINGS,
     POST,
@@ -20,6 +21,7 @@ from tests.http.http2.peer import (
     request,
     reset,
     setting,
+    u32,
     window,
 )
 
@@ -104,6 +106,53 @@ def test_regular_clients_are_not_floods() -> None:
         server.said()
         server.now += 1
     assert server.session.failed is None
+
+
+def answered(id_: int, server: Server) -> None:
+    server.take(request(id_))
+    server.session.send_head(server.streams[id_], b"\x88")
+
+
+def test_resets_of_answered_streams_are_no_flood() -> None:
+    server = Server()
+    for id_ in range(1, 10_000, 2):
+        answered(id_, server)
+        server.take(reset(id_))
+        server.said()
+    assert server.session.failed is None
+    assert not server.session.is_leaving
+
+
+def test_resets_of_streams_that_have_waited_for_their_answers_are_no_flood() -> None:
+    server = Server()
+    ids = iter(range(1, 1 << 30, 2))
+    for _ in range(60):
+        batch = [next(ids) for _ in range(100)]
+        server.take(*map(request, batch))
+        server.now += SETTLED_S
+        server.take(*map(reset, batch))
+        server.said()
+    assert server.session.failed is None
+    assert not server.session.is_leaving
+
+
+def test_resets_before_the_answers_begin_leave_the_open_streams_to_their_end() -> None:
+    server = Server()
+    answered(1, server)
+    ids = iter(range(3, 1 << 30, 2))
+    while not server.session.is_leaving:
+        id_ = next(ids)
+        server.take(request(id_))
+        server.session.send_head(server.streams[id_], b"\x08\x03100", is_interim=True)
+        server.take(reset(id_))
+    assert id_ < 2 * (ALLOWANCES[Kind.RESET].holds + 3)
+    goaways = [payload for kind, *_, payload in server.said() if kind == frames.GOAWAY]
+    assert goaways == [u32(id_) + u32(CALM)]
+    assert (server.counts.floods[Kind.RESET], server.counts.goaways[CALM]) == (1, 1)
+    assert server.take(request(next(ids))) == []
+    assert server.session.failed is None
+    server.session.send(server.streams[1], b"last", ends=True)
+    assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"last")
 
 
 def test_the_docs_name_the_allowances() -> None:

@@ -111,6 +111,49 @@ def test_no_more_heads_are_read_than_asked_for_and_the_rest_is_read_later() -> N
     assert server.session.input_bytes == 0
 
 
+@pytest.mark.parametrize("cut", [0, 5, 11])
+def test_no_more_other_frames_are_read_than_asked_for_and_the_rest_is_read_later(cut: int) -> None:
+    server = Server()
+    body = b"".join(data(1, bytes((n,))) for n in range(20))
+    rest, flood = body[len(body) - cut :], request(1, POST, ends=False) + body[: len(body) - cut]
+    events = [*server.session.receive(flood, 0.0, 4, 8), *server.session.receive(rest, 0.0, 4, 0)]
+    assert (len(events), server.session.has_more) == (9, True)
+    assert server.session.input_bytes == 12 * len(data(1, b"x"))
+    events += server.session.receive(b"", 0.0, 4, 8)
+    events += server.session.receive(data(1, b"last", ends=True), 0.0, 4, 8)
+    assert not server.session.has_more
+    assert b"".join(event.data for event in events if isinstance(event, DataReceived)) == bytes(range(20)) + b"last"
+    assert server.session.input_bytes == 0
+
+
+def test_a_long_settings_frame_counts_as_several_frames() -> None:
+    server = Server()
+    storm = frame(frames.SETTINGS, 0, 0, setting(Setting.INITIAL_WINDOW_SIZE, 5)[9:] * 2_730)
+    server.session.receive(storm + ping() * 3, 0.0, 4, 64)
+    assert server.session.has_more
+    server.session.receive(b"", 0.0, 4, 64)
+    assert not server.session.has_more
+
+
+def test_the_last_window_of_a_settings_frame_applies() -> None:
+    server = Server()
+    streams = [request(id_, POST, ends=False) for id_ in range(1, 201, 2)]
+    server.take(*streams)
+    windows = [1 << 30, *range(2_000), (1 << 31) - 1, 7]
+    server.take(frame(frames.SETTINGS, 0, 0, b"".join(setting(Setting.INITIAL_WINDOW_SIZE, n)[9:] for n in windows)))
+    assert {stream.send_window for stream in server.streams.values()} == {7}
+    (later,) = server.take(request(201))
+    assert isinstance(later, RequestReceived)
+    assert later.stream.send_window == 7
+
+
+def test_an_invalid_setting_ends_the_connection_although_a_valid_one_follows() -> None:
+    server = Server()
+    values = (1 << 31, 7)
+    server.take(frame(frames.SETTINGS, 0, 0, b"".join(setting(Setting.INITIAL_WINDOW_SIZE, n)[9:] for n in values)))
+    assert server.session.failed is ErrorCode.FLOW_CONTROL_ERROR
+
+
 def test_what_waits_to_be_read_after_a_failure_is_dropped() -> None:
     server = Server()
     server.session.receive(request(1) + request(3), 0.0, 1)
