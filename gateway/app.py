@@ -1,7 +1,7 @@
 """The composition root: the only module that knows all parts of the gateway.
 
-It builds the engine and its parts, listens, applies reloads, and shuts down in order: stop accepting, end live readers
-spread over the first part of the drain, let requests in flight finish, drop the rest.
+It builds the engine and its parts, listens, applies reloads, and shuts down in order: end live readers spread over the
+first part of the drain, answer what arrives and have its connection close, stop accepting, drop the rest.
 """
 
 from __future__ import annotations
@@ -189,11 +189,24 @@ class RunningGateway:
     def drain(self, within_s: float | None = None) -> None:
         """Stop being ready, and end live reads cleanly within `within_s`, by default `shutdown_timeout_s`.
 
-        New requests are still answered until `stop`, because a load balancer needs time to notice.
+        New requests are still answered until `stop`, because a load balancer needs time to notice.  Each answer over
+        HTTP/1.1 says that its connection closes, and connections over HTTP/2 get a GOAWAY.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
         self.planned.stop()
         self.engine.begin_drain(within_s * 0.8, within_s)
+        self._frontend.begin_drain()
+
+    def undo_drain(self) -> bool:
+        """Be ready again after `drain`, and keep the live readers that have not ended; False if it is too late, because
+        the gateway stops."""
+        if not self._is_open:
+            return False
+        if self.engine.drain.is_set:
+            self.engine.undo_drain()
+            self._frontend.undo_drain()
+            self.planned.resume()
+        return True
 
     async def reload(self) -> Change:
         """Read the configuration again, and apply what can change while connections are open.
@@ -258,18 +271,19 @@ class RunningGateway:
         return is_new
 
     async def stop(self) -> None:
-        """Drain and stop within `shutdown_timeout_s`; connections that are still open then are dropped."""
+        """Drain and stop within `shutdown_timeout_s`; connections that are still open then are dropped.
+
+        Ports that other processes share are left to them at once.  The others stay open until the last connection is
+        closed, at most for the drain, so that a restart refuses connections only while the next process starts.
+        """
         timeout_s = self.config.server.shutdown_timeout_s
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
-        self.listeners.close()
+        await self.listeners.leave_shared()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
-        for clients in self._frontend.every_clients:
-            clients.begin_drain()
-        for clients in self._frontend.every_clients:
-            await clients.emptied(gone_at - timeout_s * 0.1 - asyncio.get_running_loop().time())
-            await clients.abort()
+        self._frontend.begin_drain()
+        await self._frontend.close_connections(gone_at - timeout_s * 0.2, gone_at - timeout_s * 0.1)
         await self.listeners.wait_closed()
         await self._tasks.close()
         await self.engine.close()

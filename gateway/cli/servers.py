@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _ORIGIN_GRACE_S: Final = 2.0
 """Seconds that the origin of `dev` has to stop; the gateway, its one reader, stops before it."""
 
+_DEV_DRAIN_S: Final = 1.0
+"""Seconds that the gateway of `dev` drains: a browser's idle connections would hold it for longer."""
+
 _MUCH_LOWER: Final = 4
 """A default that open files lower to less than one in so many is worth a line."""
 
@@ -202,7 +205,11 @@ async def run_dev(
 
             running = await _started(start_origin(OriginSettings(host=host, port=port)), origin_address)
         stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
-        dev_flags = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
+        dev_flags = [
+            Flag("route.*.origin", running.url, "dev"),
+            Flag("server.console_writes", True, "dev"),
+            Flag("server.shutdown_timeout_s", _DEV_DRAIN_S, "dev"),
+        ]
         if is_s2:
             # Append sessions need HTTP/2 on both sides.
             dev_flags += [Flag("route.*.protocol", "s2", "dev"), Flag("route.*.origin_http", "2", "dev")]

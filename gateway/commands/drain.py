@@ -1,4 +1,4 @@
-"""`drain`: disconnect live readers, spread over time, and wait until the last one has left."""
+"""`drain`: disconnect live readers, spread over time, and wait until the last one has left; `--undo` ends that."""
 
 from __future__ import annotations
 
@@ -34,11 +34,24 @@ def drain(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until no live reader is left.")] = True,
+    undo: Annotated[bool, typer.Option("--undo", help="End a drain: the gateway is ready again.")] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Make the gateway not ready and disconnect its live readers cleanly; the process goes on until it is stopped."""
+    """Make the gateway not ready and disconnect its clients cleanly; the process goes on until it is stopped."""
+    if undo:
+        if within is not None:
+            raise typer.BadParameter("does not go with --undo", param_hint="'--within'")
+        if not run(_undo(admin_url(admin))):
+            raise CommandFailed("stopped; the drain may have been undone")
+        return
     if not run(_drain(admin_url(admin), within, wait)):
         raise CommandFailed("stopped watching; the drain goes on")
+
+
+async def _undo(url: str) -> None:
+    async with admin_client(url) as client:
+        await client.post("/api/drain", {"undo": True})
+    typer.echo("ready again")
 
 
 async def _drain(url: str, within_s: float | None, wait: bool) -> None:

@@ -343,9 +343,15 @@ class Engine:
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""
-        self.drain.start(spread_s, within_s)
+        self.drain.start(self.clock.now(), spread_s, within_s)
         self.live.leave(spread_s, within_s)
         self.s2.leave(spread_s, within_s)
+
+    def undo_drain(self) -> None:
+        """Let live readers stay that have not ended yet."""
+        self.drain.undo()
+        self.live.stay()
+        self.s2.stay()
 
     async def close(self) -> None:
         self.live.close()

@@ -201,7 +201,8 @@ class LongPoll:
         """A waiter, not yet started."""
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
-            waiter.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
+            drain = self._reads.drain
+            waiter.leave(drain.delay_s(self.clock.now(), self._reads.rng), drain.within_s)
         return waiter
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:

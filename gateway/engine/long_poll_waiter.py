@@ -41,6 +41,8 @@ class Rendered(NamedTuple):
     """The answer it was made of."""
     shared: SharedBytes
     """What a large body belongs to."""
+    keeps: bool = True
+    """Whether the connection stays open behind it."""
 
     @property
     def cursor(self) -> int | None:
@@ -289,6 +291,9 @@ class Waiter:
         wheel.drop(self, self._tick)
         left_s = self._tick * TICK_S - self._waiting.polls.clock.now()
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
+
+    def stay(self, lifetime_s: float) -> None:
+        """Do nothing: an early end of a wait is harmless, a late one is not."""
 
     def due(self) -> None:
         """The wait has timed out."""

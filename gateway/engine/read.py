@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from random import Random
 from typing import Final, NamedTuple
 
 from gateway.engine.hit_for_miss import Shape
@@ -53,18 +54,28 @@ class Drain:
     """Whether the gateway is draining.
 
     Live readers end spread over `spread_s` seconds, so that they do not all reconnect at once, and the last of them
-    within `within_s`.
+    within `within_s`.  Readers that begin meanwhile end late, so that none reconnects again and again.
     """
 
     def __init__(self) -> None:
         self.is_set = False
         self.spread_s = 0.0
         self.within_s = math.inf
+        self._ends_at = 0.0
 
-    def start(self, spread_s: float, within_s: float = math.inf) -> None:
+    def start(self, now: float, spread_s: float, within_s: float = math.inf) -> None:
         self.is_set = True
         self.spread_s = spread_s
         self.within_s = within_s
+        self._ends_at = now + spread_s
+
+    def undo(self) -> None:
+        self.is_set = False
+
+    def delay_s(self, now: float, rng: Random) -> float:
+        """Seconds until a reader ends that begins now."""
+        left_s = self._ends_at - now
+        return rng.uniform(left_s / 2, left_s) if left_s > 0 else rng.uniform(0, self.spread_s)
 
 
 class StreamEnded(Exception):

@@ -105,7 +105,7 @@ class Sse:
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
-            subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
+            subscriber.leave(self.drain.delay_s(self.clock.now(), self._reads.rng), self.drain.within_s)
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, head: bytes, wall: float) -> SseOpening | None:

@@ -40,6 +40,9 @@ class LiveReader(Protocol):
     def leave(self, delay_s: float, within_s: float) -> None:
         """The gateway is draining: end in order after about `delay_s`, and at the latest after `within_s`."""
 
+    def stay(self, lifetime_s: float) -> None:
+        """The drain is undone: go on for `lifetime_s`, if the reader is one that lasts."""
+
 
 class LargeEvent:
     """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is

@@ -241,6 +241,13 @@ class Subscriber:
         left_s = self._tick * TICK_S - self._context.clock.now()
         self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 
+    def stay(self, lifetime_s: float) -> None:
+        """Begin another lifetime."""
+        if not self._is_over:
+            wheel = self._context.wheel
+            wheel.drop(self, self._tick)
+            self._tick = wheel.add(self, max(SHORTEST_S, lifetime_s))
+
     def due(self) -> None:
         """The connection has reached its lifetime."""
         if self._large is not None:

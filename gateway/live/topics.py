@@ -440,6 +440,12 @@ class LiveTopics:
                     alone.leave(self._rng.uniform(0, spread_s), within_s)
             topic.wake()
 
+    def stay(self) -> None:
+        """Let the live readers go on that have not ended yet: the drain is undone."""
+        for topic in self._topics.values():
+            for reader in tuple(topic.readers_now):
+                reader.stay(topic.times.lifetime_s * self._rng.uniform(0.8, 1))
+
     def close(self) -> None:
         """End every topic; called at shutdown, after the readers have gone."""
         for topic in list(self._topics.values()):

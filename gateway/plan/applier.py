@@ -113,12 +113,16 @@ class PlanApplier:
         return is_new
 
     def stop(self) -> None:
-        """Stop warming and sweeping: the gateway is shutting down."""
+        """Stop warming and sweeping: the gateway is draining."""
         if self.warming is not None:
             self.warming.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def resume(self) -> None:
+        """Sweep again after `stop`; what is not warm by now is warmed by its readers."""
+        self._schedule_sweep()
 
     def _warm(self, grants: CachePlanConfig) -> None:
         engine = self._engine

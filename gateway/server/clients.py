@@ -74,7 +74,7 @@ class ConnectionRefusal(StrEnum):
     DISPLACED = "displaced"
     """It was idle and of the network with the most connections, and a smaller one needed its place."""
     LEAVING = "leaving"
-    """The gateway is draining."""
+    """The gateway stops, and its drain's deadline has passed."""
     MEMORY = "memory"
     """The process is close to `memory_max_bytes`."""
     PROXY = "proxy"
@@ -114,8 +114,12 @@ class ClientConnection(Protocol):
     def shed(self) -> None:
         """Close the connection at once, because too much memory is held."""
 
+    def begin_leaving(self) -> None:
+        """The drain begins: ask the client to move to another connection, as far as that is possible before an answer.
+        Requests that arrive meanwhile are answered."""
+
     def close_if_idle(self) -> None:
-        """Close the connection: now if it is idle, else after the current answer."""
+        """The drain's deadline has come: close the connection in order, unless it is being used."""
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -188,6 +192,9 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         self.is_draining = False
+        """Whether each answer over HTTP/1.1 says that its connection closes, and HTTP/2 connections get a GOAWAY."""
+        self._is_closing = False
+        """Whether no connection is admitted any more."""
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
         self._unadmitted = 0
@@ -223,7 +230,7 @@ class Clients:
         self._unadmitted += 1
 
     def admit(self, client: ClientConnection) -> bool:
-        """Register a new connection; False if there are too many or the gateway is draining."""
+        """Register a new connection; False if there are too many or the gateway is about to stop."""
         self._unadmitted -= 1
         net = self.client_net(client.client) if self.proxies is None else self._net(client, self.proxies)
         refusal = self._refusal(net)
@@ -245,7 +252,7 @@ class Clients:
 
     def _refusal(self, net: str) -> ConnectionRefusal | None:
         """Why a new connection of the net is refused; None, with room made for it, if it is not."""
-        if self.is_draining:
+        if self._is_closing:
             return ConnectionRefusal.LEAVING
         if self.is_short_of_memory:
             return ConnectionRefusal.MEMORY
@@ -371,9 +378,24 @@ class Clients:
             self.remembered.count()
 
     def begin_drain(self) -> None:
-        """Begin the drain: close idle connections now, and the others as they become idle."""
+        """Move clients to other processes without failing a request.
+
+        An idle connection stays open: closing it would race with the client's next request, and a client may not repeat
+        a POST that fails (RFC 9112 section 9.3.1).  The next answer says that the connection closes.
+        """
         self.is_draining = True
         for client in list(self._open):
+            client.begin_leaving()
+
+    def undo_drain(self) -> None:
+        """Keep connections again.  Those that were asked to leave go on leaving."""
+        self.is_draining = False
+
+    def close_idle(self) -> None:
+        """Admit no more connections, and close those that are idle; the others close after their answers."""
+        self._is_closing = True
+        for client in list(self._open):
+            client.begin_leaving()
             client.close_if_idle()
 
     async def abort(self) -> None:

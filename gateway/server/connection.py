@@ -342,6 +342,8 @@ class Connection(ReadingConnection, Handling):
     def _begin_handling(self, request: Request) -> None:
         self.phase = Phase.ANSWERING
         self._live, self._request = None, request
+        if self._clients.is_draining:
+            request.keeps_alive = False
         if (task := self._handle(request)) is not None:
             self._task = task
 
@@ -384,7 +386,7 @@ class Connection(ReadingConnection, Handling):
             self._resume_reading()
         if not is_whole:
             self._linger()
-        elif not request.keeps_alive or self._clients.is_draining:
+        elif not request.keeps_alive:
             self._close()
         else:
             self._resume()

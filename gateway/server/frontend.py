@@ -8,6 +8,7 @@ a request means and which of its header lines matter.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 
@@ -85,7 +86,7 @@ class Frontend:
         # With a log or a tracer, every request has to go through their handlers.
         self._knows_joins = config.server.fast_path and self.clients.on_hit is None
         self._handler = self._make_handler()
-        self._apply_rate_limits()
+        self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
         # By name in ALPN, in the order in which they are offered: the preferred one first.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
@@ -148,12 +149,42 @@ class Frontend:
                 _log.warning("keeping the previous version of a certificate: %s", line)
         self.listeners.use_certificates(certificates)
 
-    def _apply_rate_limits(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits, and only then."""
-        is_limited = bool(self._rates.limits)
-        self.clients.admits = self._admits if is_limited else None
-        if self.clients.remembered is not None:
-            self.clients.remembered.answers_at_once = not is_limited
+    def _choose_shortcuts(self) -> None:
+        """Have remembered answers admitted one by one if there are rate limits.  Take no shortcut during a drain, in
+        which each answer says that its connection closes."""
+        clients, is_limited, is_draining = self.clients, bool(self._rates.limits), self.clients.is_draining
+        clients.admits = _admits_none if is_draining else self._admits if is_limited else None
+        if clients.remembered is not None:
+            clients.remembered.answers_at_once = not is_limited and not is_draining
+        clients.join = self._join if self._knows_joins and not is_draining else None
+
+    def begin_drain(self) -> None:
+        """Have every connection leave after its next answer."""
+        for clients in self.every_clients:
+            clients.begin_drain()
+        self._joins.clear()
+        self._choose_shortcuts()
+
+    def undo_drain(self) -> None:
+        """Keep connections again."""
+        for clients in self.every_clients:
+            clients.undo_drain()
+        # Those made during the drain say that the connection closes.
+        self._joins.clear()
+        self._choose_shortcuts()
+
+    async def close_connections(self, idle_at: float, gone_at: float) -> None:
+        """Wait until every connection has left.  Close idle ones at `idle_at`, and drop what is left at `gone_at`, in
+        seconds of the event loop's clock."""
+        now = asyncio.get_running_loop().time
+        for clients in self.every_clients:
+            await clients.emptied(idle_at - now())
+        self.listeners.close()
+        for clients in self.every_clients:
+            clients.close_idle()
+        for clients in self.every_clients:
+            await clients.emptied(gone_at - now())
+            await clients.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
         """Whether a rate limit admits a request that a remembered answer answers."""
@@ -174,7 +205,7 @@ class Frontend:
             self._joins,
             self._admission,
         )
-        self.clients.join = request_handler.join if self._knows_joins else None
+        self._join = request_handler.join
         handler: AsyncHandler | None = None
         if self._access_log.is_kept:
             handler = AccessLogHandler(request_handler, self._access_log, self._engine.clock)
@@ -223,7 +254,6 @@ class Frontend:
             clients.limits = config.limits
         self._admission.configure(config.limits)
         self._rates.replace(config.rate_limits)
-        self._apply_rate_limits()
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
@@ -231,3 +261,8 @@ class Frontend:
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()
+        self._choose_shortcuts()
+
+
+def _admits_none(answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
+    return False

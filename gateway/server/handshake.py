@@ -173,6 +173,9 @@ class Handshake(asyncio.Protocol):
     def shed(self) -> None:
         self.drop()
 
+    def begin_leaving(self) -> None:
+        pass
+
     def close_if_idle(self) -> None:
         self.drop()
 

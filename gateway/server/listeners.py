@@ -22,7 +22,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets, serve_on
+from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, passed_sockets, serve_on
 
 Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""
@@ -245,8 +245,25 @@ class Listeners:
     def _failed(self, address: str, reason: HandshakeFailure) -> None:
         self._metrics.handshake_failure(address, reason.value)
 
+    async def leave_shared(self) -> None:
+        """Stop accepting at ports that other processes may share.
+
+        The kernel has queued connections for this process.  They are taken first, because it resets them when their
+        socket closes.
+        """
+        loop = asyncio.get_running_loop()
+        for index, listening in enumerate(self._open):
+            if not listening.config.reuse_port:
+                continue
+            factory = self._factory(index)
+            for server in listening.servers:
+                queue = [adopt(one.fileno()) for one in server.sockets]
+                server.close()
+                for sock in [accepted for one in queue for accepted in accept_queued(one)]:
+                    await loop.connect_accepted_socket(factory, sock)
+
     def close(self) -> None:
-        """Stop accepting."""
+        """Stop accepting everywhere."""
         for listening in self._open:
             if listening.file is not None:
                 listening.file.remove()

@@ -145,11 +145,12 @@ class PollGroup:
         size = sum(map(len, body))
         if answer.status not in (204, 304):
             answer.headers["Content-Length"] = str(size)
-        head = response_head(answer.status, answer.headers, rendering.clock.wall(), keeps=self._keeps)
+        keeps = self._keeps and not rendering.drain.is_set
+        head = response_head(answer.status, answer.headers, rendering.clock.wall(), keeps=keeps)
         if size <= JOINED_BYTES:
             head, body = b"".join((head, *body)), ()
         shared = answer.parts.shared if answer.parts is not None else None
-        return Rendered(head, body, size, answer, shared or SharedBytes(size))
+        return Rendered(head, body, size, answer, shared or SharedBytes(size), keeps)
 
     def send(self, rendered: Rendered) -> None:
         """Write the response to all clients."""
@@ -165,7 +166,7 @@ class PollGroup:
         self._end(answer.outcome, _reason(answer, is_draining=self._rendering.drain.is_set), rendered)
         channels, self._channels = self._channels, {}
         for channel in channels:
-            channel.release()
+            channel.release(keeps=rendered.keeps)
 
     def relay(self, at: str) -> None:
         """Have each client's request handled again, by itself; what it waited for lies after the offset `at`."""

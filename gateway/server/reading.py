@@ -103,7 +103,7 @@ class ReadingConnection(WritingConnection):
         return not self._is_waiting and super().is_idle
 
     def close_if_idle(self) -> None:
-        # A request that waits for its turn has arrived before the drain began: it is answered.
+        # A request that waits for its turn has arrived before the deadline: it is answered.
         if not self._is_waiting:
             super().close_if_idle()
 

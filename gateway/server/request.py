@@ -140,8 +140,8 @@ class Channel(Protocol):
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """Have `live` give the answer, until `release`."""
 
-    def release(self) -> None:
-        """End a live answer."""
+    def release(self, *, keeps: bool = True) -> None:
+        """End a live answer, whose head said whether the connection `keeps` open."""
 
     def begin_again(self, request: bytes | None, at: str) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.

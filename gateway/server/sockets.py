@@ -142,3 +142,15 @@ def adopt(fd: int) -> socket.socket:
         raise OSError(errno.EINVAL, f"descriptor {fd} is not a listening stream socket")
     os.set_inheritable(sock.fileno(), False)
     return sock
+
+
+def accept_queued(listening: socket.socket) -> list[socket.socket]:
+    """Every connection that waits in the kernel's queue of a listening socket, which is closed behind the last one."""
+    accepted: list[socket.socket] = []
+    listening.setblocking(False)
+    with listening, suppress(OSError):
+        while True:
+            sock, _ = listening.accept()
+            sock.setblocking(False)
+            accepted.append(sock)
+    return accepted

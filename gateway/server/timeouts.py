@@ -172,8 +172,11 @@ class TimedConnection(asyncio.Protocol):
         transport = self.transport
         return self.phase is Phase.IDLE and transport is not None and not transport.get_write_buffer_size()
 
+    def begin_leaving(self) -> None:
+        """Do nothing: only an answer can say that the connection closes (RFC 9112 section 9.6)."""
+
     def close_if_idle(self) -> None:
-        """Close the connection at the start of a drain; an answer in progress is allowed to end."""
+        """Close the connection at the deadline of a drain; an answer in progress is allowed to end."""
         if self.phase is Phase.IDLE:
             self._close()
 

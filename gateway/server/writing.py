@@ -177,7 +177,7 @@ class WritingConnection(TimedConnection, ABC):
         self._is_chunked = is_chunked
         self.live_bytes = 0
 
-    def release(self) -> None:
+    def release(self, *, keeps: bool = True) -> None:
         """End a live answer: take the next request, or close the connection."""
         self._live = None
         self.phase = Phase.IDLE
@@ -186,7 +186,7 @@ class WritingConnection(TimedConnection, ABC):
         if self.transport is None:
             # The client has left.
             return
-        if not self._keeps or self._clients.is_draining:
+        if not (self._keeps and keeps):
             self._close()
         else:
             self._resume()

@@ -261,6 +261,8 @@ async def test_a_drain_without_readers_is_done_at_once(admin: str, durable_gatew
     assert await finished("drain", "--admin", admin) == (0, "drained 0 live readers\n", "")
     assert not durable_gateway.is_ready
     assert await finished("drain", "--no-wait", "--admin", admin) == (0, "draining 0 live readers\n", "")
+    assert await finished("drain", "--undo", "--admin", admin) == (0, "ready again\n", "")
+    assert durable_gateway.is_ready
 
 
 async def test_a_reload_prints_changes_and_rejects_an_invalid_file(
@@ -317,6 +319,7 @@ async def test_an_unreachable_port_is_one_line(command: list[str], url: str) -> 
         (["top", "--admin", "ftp://x"], "Invalid value for '--admin': expected an http:// or https:// URL"),
         (["streams", "--limit", "0"], "Invalid value for '--limit'"),
         (["drain", "--within", "-1"], "Invalid value for '--within'"),
+        (["drain", "--within", "1", "--undo"], "Invalid value for '--within': does not go with --undo"),
     ],
 )
 async def test_misuse_is_one_line_and_status_2(arguments: list[str], said: str) -> None:

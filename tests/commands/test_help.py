@@ -21,7 +21,7 @@ OPTIONS = {
     "top": ["--by", "--limit", "--interval", "--once", "--admin"],
     "streams": ["PREFIX", "--limit", "--json", "--admin"],
     "purge": ["PATH", "--prefix", "--key", "--all", "--yes", "--soft", "--admin"],
-    "drain": ["--within", "--wait", "--no-wait", "--admin"],
+    "drain": ["--within", "--undo", "--wait", "--no-wait", "--admin"],
     "reload": ["--admin"],
 }
 

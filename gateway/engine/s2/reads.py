@@ -259,13 +259,24 @@ class S2Reads:
             if stream.topic is not None:
                 stream.topic.changed.fire()
 
+    def stay(self) -> None:
+        """Let the sessions go on that have not ended yet."""
+        self._drained_at = None
+
     @property
     def is_draining(self) -> bool:
         """Whether live reads are to end."""
         return self._drained_at is not None
 
     def _drain(self, reader: SessionReader, delay_s: float) -> None:
-        self.clock.call_later(delay_s, lambda: reader.lost(DRAINING))
+        drained_at = self._drained_at
+
+        def end() -> None:
+            # Not if the drain was undone, nor for an earlier one.
+            if self._drained_at == drained_at:
+                reader.lost(DRAINING)
+
+        self.clock.call_later(delay_s, end)
 
     def end(self) -> None:
         """End everything; called at shutdown, after the clients have gone."""

@@ -62,6 +62,11 @@ class Session(Reading[Http2Request]):
         return self._last_id
 
     @property
+    def has_sent_goaway(self) -> bool:
+        """Whether the client was asked to begin no more requests."""
+        return self._has_sent_goaway
+
+    @property
     def is_leaving(self) -> bool:
         """Whether this side has named the last request that is answered."""
         return self._last_answered_id is not None

@@ -33,12 +33,14 @@ class DrainBody:
 
     within_s: Annotated[float, Field(ge=0, le=3_600)] | None = None
     """Seconds until the last live reader is sent off; the configured shutdown_timeout_s if left out."""
+    undo: bool = False
+    """Be ready again instead; live readers that have not ended stay."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Whether the gateway is draining; true also where an earlier request began it."""
+    """Whether the gateway is draining; true also if an earlier request began it."""
 
     is_draining: bool
 
@@ -69,7 +71,12 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         return subject.config.model_dump(mode="json")
 
     async def drain(request: ApiRequest[Nothing, DrainBody]) -> Draining:
-        subject.drain(request.body.within_s)
+        if not request.body.undo:
+            subject.drain(request.body.within_s)
+        elif request.body.within_s is not None:
+            raise Refused(422, "within_s: does not go with undo")
+        elif not subject.undo_drain():
+            raise Refused(409, "the gateway is stopping")
         return Draining(subject.engine.drain.is_set)
 
     async def log_level(_: ApiRequest[Nothing, Nothing]) -> LogLevel:
@@ -93,12 +100,13 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/drain",
-            "Drain the live readers",
+            "Drain the live readers, or undo that",
             drain,
             Draining,
             body=DrainBody,
             status=202,
             audited=_drained,
+            refusals={409: "The gateway is stopping, which cannot be undone."},
         ),
         Endpoint("GET", "/api/log-level", "The log level", log_level, LogLevel),
         Endpoint(
@@ -120,6 +128,8 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
 
 
 def _drained(body: DrainBody, _: Draining) -> str:
+    if body.undo:
+        return "undone"
     return f"within {body.within_s:g} s" if body.within_s is not None else ""
 
 

@@ -44,6 +44,9 @@ class Subject(Protocol):
     def drain(self, within_s: float | None = None) -> None:
         """Stop being ready and send the live readers off in order, within `within_s` or the configured time."""
 
+    def undo_drain(self) -> bool:
+        """Be ready again after `drain`; False if it is too late, because the gateway stops."""
+
     async def reload(self) -> Change:
         """Read the configuration again and apply every setting that can change at run time.
 

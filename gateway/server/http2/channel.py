@@ -409,7 +409,7 @@ class StreamChannel(Handling):
         self._live = live
         self.live_bytes = 0
 
-    def release(self) -> None:
+    def release(self, *, keeps: bool = True) -> None:
         """End a live answer."""
         self._live = None
         self.end_live_use()

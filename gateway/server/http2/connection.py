@@ -249,6 +249,10 @@ class Http2Connection(TimedHttp2Connection):
                     if not is_whole:
                         opened.read_body()
                     self._unanswered.append(opened)
+                if self.clients.is_draining:
+                    # Of a connection that is newer than the drain: a GOAWAY before its first request could send the
+                    # client round in circles.
+                    self.begin_leaving()
             case DataReceived(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.feed(data, size)

@@ -180,8 +180,11 @@ class TimedHttp2Connection(asyncio.Protocol):
     # -- the end
 
     def close_if_idle(self) -> None:
-        """Begin to leave at the start of a drain: requests in progress and on their way are answered."""
-        if self.session.has_failed or self.transport is None:
+        """Do nothing: the connection closes behind its last GOAWAY."""
+
+    def begin_leaving(self) -> None:
+        """Send a GOAWAY, unless one is sent: requests in progress and on their way are answered."""
+        if self.session.has_failed or self.session.has_sent_goaway or self.transport is None:
             return
         self.session.leave(is_final=False)
         self.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from gateway.config.sections import every_field
 from gateway.ops.admin.controls import LOGGER
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -44,7 +46,24 @@ async def test_a_drain_ends_readiness_and_ends_live_reads_in_order(bench: Bench)
     assert (await bench.read("/live?offset=-1"))[1] == b"hello"
 
 
-@pytest.mark.parametrize("body", [{"within_s": -1}, {"within_s": "5"}, {"within_s": 1e9}, {"within": 5}, None, 5])
+async def test_a_drain_is_undone_until_the_gateway_stops(bench: Bench) -> None:
+    await bench.post("/api/drain", {"within_s": 2})
+    assert (await bench.ask("GET", "/readyz")).status == 503
+    assert await bench.post("/api/drain", {"undo": True}) == {"is_draining": False}
+    assert await bench.post("/api/drain", {"undo": True}) == {"is_draining": False}
+    assert (await bench.ask("GET", "/readyz")).status == 200
+    # An open connection keeps the gateway for a moment.
+    await bench.put("/s")
+    stopping = asyncio.create_task(bench.gateway.stop())
+    await eventually(lambda: bench.gateway.clients.is_draining)
+    assert not bench.gateway.undo_drain()
+    await stopping
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"undo": True, "within_s": 1}, {"within_s": -1}, {"within_s": "5"}, {"within_s": 1e9}, {"within": 5}, None, 5],
+)
 async def test_a_drain_with_an_invalid_time_is_refused(bench: Bench, body: Any) -> None:
     told = await bench.ask("POST", "/api/drain", body)
     assert told.status in (415, 422)
