@@ -59,6 +59,9 @@ from gateway.upstream.origin_pool import Credentials
 
 _log = logging.getLogger("gateway.app")
 
+_LAST_ACCEPTED_S: Final = 1.0
+"""Seconds that the last accepted connections have for a request before idle connections are closed."""
+
 _CONTAINER_SHARE: Final = 0.9
 """The part of its container's memory under which a process keeps itself if no bound is configured."""
 
@@ -280,10 +283,13 @@ class RunningGateway:
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
-        await self.listeners.leave_shared()
+        await self.listeners.leave(only_shared=True)
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
         self._frontend.begin_drain()
-        await self._frontend.close_connections(gone_at - timeout_s * 0.2, gone_at - timeout_s * 0.1)
+        idle_at = gone_at - timeout_s * 0.2
+        await self._frontend.close_connections(
+            idle_at - min(_LAST_ACCEPTED_S, timeout_s * 0.1), idle_at, gone_at - timeout_s * 0.1
+        )
         await self.listeners.wait_closed()
         await self._tasks.close()
         await self.engine.close()

@@ -7,7 +7,8 @@ from typing import Any
 
 import typer.main
 
-from gateway.cli import PROGRAM, app
+from gateway.cli import PROGRAM
+from gateway.cli.program import app
 from reference_pages.part import table
 
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 import typer
 
 from gateway import __version__
-from gateway.cli import PROGRAM, app
+from gateway.cli import PROGRAM
+from gateway.cli.program import app
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE, ENV_PREFIX
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "durable-gateway.1"

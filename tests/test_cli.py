@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gateway.config.sections import every_field
 from tests.commands import warm
 from tests.commands.here import run_here
 from tests.commands.warm import clean_environ
+from tests.ports import kept_port
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0
@@ -390,6 +392,99 @@ def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, o
     assert command.process.wait(bound_s + 2) == 0
     assert answers[0].status_code in (204, 503)
     assert command.finished() == (0, "", "")
+
+
+# -- under a supervisor ------------------------------------------------------------------------------------------------
+
+
+HANGS_UP = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gateway.cli.program":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+sys.meta_path.insert(0, Finder())
+from gateway.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_sighup_while_the_program_loads_is_a_reload_once_it_serves(start: Start, origin: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[route]]\norigin = "{origin}"\n')
+    command = Command([sys.executable, "-c", HANGS_UP, "serve", "--config", str(file)], clean_environ())
+    try:
+        command.ready("gateway", "admin")
+        assert command.process.stderr is not None
+        assert command.process.stderr.readline() == "durable-gateway: reloaded: nothing has changed\n"
+        assert command.told(signal.SIGTERM) == (0, "", "")
+    finally:
+        command.close()
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_a_supervisor_is_notified_of_the_start_of_reloads_and_of_the_stop(
+    start: Start, origin: str, tmp_path: Path, is_abstract: bool
+) -> None:
+    file = tmp_path / "gateway.toml"
+    valid = f'[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[route]]\norigin = "{origin}"\n'
+    file.write_text(valid)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.settimeout(PATIENCE_S)
+        path = f"\0{tmp_path}" if is_abstract else str(tmp_path / "notify")
+        supervisor.bind(path)
+
+        def heard() -> dict[str, str]:
+            lines = supervisor.recv(65_536).decode().splitlines()
+            return dict(line.split("=", 1) for line in lines)
+
+        address = path.replace("\0", "@")
+        environ = {**clean_environ(), "NOTIFY_SOCKET": address}
+        command = Command([sys.executable, "-m", "gateway", "serve", "--config", str(file)], environ)
+        try:
+            assert heard() == {"READY": "1"}
+            command.ready("gateway", "admin")
+            file.write_text(f"{valid}trust_s = 7\n")
+            outcomes = ["reloaded: route.default.trust_s", "not reloaded, all stays as it was: "]
+            for outcome in outcomes:
+                before = time.monotonic_ns() // 1_000
+                command.process.send_signal(signal.SIGHUP)
+                reloading = heard()
+                assert list(reloading) == ["RELOADING", "MONOTONIC_USEC"]
+                assert before <= int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1_000
+                done = heard()
+                assert (done["READY"], done["STATUS"].startswith(outcome)) == ("1", True)
+                file.write_text("nonsense = 1\n")
+            command.process.send_signal(signal.SIGTERM)
+            assert heard() == {"STOPPING": "1", "STATUS": "draining"}
+            assert command.finished()[0] == 0
+        finally:
+            command.close()
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_gateway_serves_with_closed_standard_descriptors(origin: str, closed: str) -> None:
+    with kept_port() as port, kept_port() as admin:
+        places = ("--origin", origin, "--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}")
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "gateway", "serve", *places]
+        command = Command(shell, {**clean_environ(), "DURABLE_GATEWAY_LOG__SINK": "stdout"})
+        try:
+            while not accepts(port):
+                assert command.process.poll() is None
+                time.sleep(0.05)
+            stream = f"http://127.0.0.1:{port}/demo"
+            assert httpx.put(stream, headers=JSON, content="[1]").status_code == 201
+            assert [httpx.get(stream).json() for _ in range(3)] == [[1]] * 3
+            assert command.told(signal.SIGTERM)[0] == 0
+        finally:
+            command.close()
 
 
 # -- dev ---------------------------------------------------------------------------------------------------------------

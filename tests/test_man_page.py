@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cli import app
+from gateway.cli.program import app
 from tests.man_page import FILE, man_page
 
 

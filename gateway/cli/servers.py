@@ -21,6 +21,8 @@ import uvloop
 from gateway.aio.clock import SystemClock
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import print_message, print_ready
+from gateway.cli.process import was_hung_up
+from gateway.cli.supervisor import Supervisor
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.config.addresses import Address
@@ -76,36 +78,47 @@ async def run_serve(load: Callable[[], GatewayConfig]) -> None:
     def load_fitting() -> GatewayConfig:
         return _fit_open_files(load())
 
-    shutdown = Shutdown()
+    shutdown, supervisor = Shutdown(), Supervisor(os.environ)
     sighup = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sighup.set)
     config = load_fitting()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sighup.set)
+    if was_hung_up():
+        sighup.set()
     async with AsyncExitStack() as stack:
         gateway = await _started(start_gateway(config, load=load_fitting), *_bind_addresses(config))
         stack.push_async_callback(gateway.stop)
-        gateway.engine.tasks.start(_reload_when(sighup, gateway), "SIGHUP")
+        gateway.engine.tasks.start(_reload_when(sighup, gateway, supervisor), "SIGHUP")
         for url in gateway.listeners.urls:
             print_ready("gateway", url)
         print_ready("admin", gateway.admin_url)
+        supervisor.ready()
         gateway.engine.health.probe_all()
         await shutdown.requested()
+        supervisor.stopping()
 
 
-async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway) -> None:
-    """Read the configuration again at each SIGHUP, and print the outcome in one line."""
+async def _reload_when(sighup: asyncio.Event, gateway: RunningGateway, supervisor: Supervisor) -> None:
+    """Read the configuration again at each SIGHUP, print the outcome in one line, and report it to the supervisor."""
     while True:
         await sighup.wait()
         sighup.clear()
-        try:
-            change = await gateway.reload()
-        except ConfigError as error:
-            print_message(f"not reloaded, all stays as it was: {error}")
-        except Exception as error:
-            # Keep serving: the next file may be valid.
-            print_message(f"not reloaded, all stays as it was: {type(error).__name__}: {error}")
-        else:
-            waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
-            print_message(f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}")
+        supervisor.reloading()
+        outcome = await _reloaded(gateway)
+        print_message(outcome)
+        supervisor.ready(outcome)
+
+
+async def _reloaded(gateway: RunningGateway) -> str:
+    """Read the configuration again; the outcome in one line."""
+    try:
+        change = await gateway.reload()
+    except ConfigError as error:
+        return f"not reloaded, all stays as it was: {error}"
+    except Exception as error:
+        # Keep serving: the next file may be valid.
+        return f"not reloaded, all stays as it was: {type(error).__name__}: {error}"
+    waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
+    return f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}"
 
 
 async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:

@@ -50,7 +50,7 @@ class ListenerFigures:
         yield counter(
             "durable_gateway_connections_refused",
             "Client connections closed unanswered: limit beyond max_connections, client beyond client_connections, "
-            "displaced for a smaller network's, leaving in a drain, proxy for a PROXY header that is missing, "
+            "displaced for a smaller network's, leaving at the end of a drain, proxy for a PROXY header that is missing, "
             "malformed or not trusted. Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),

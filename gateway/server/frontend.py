@@ -173,14 +173,15 @@ class Frontend:
         self._joins.clear()
         self._choose_shortcuts()
 
-    async def close_connections(self, idle_at: float, gone_at: float) -> None:
-        """Wait until every connection has left.  Close idle ones at `idle_at`, and drop what is left at `gone_at`, in
-        seconds of the event loop's clock."""
+    async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
+        """Wait until every connection has left.  Accept none after `accepts_until`, close idle ones at `idle_at`, and
+        drop what is left at `gone_at`, in seconds of the event loop's clock."""
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
-            await clients.emptied(idle_at - now())
-        self.listeners.close()
+            await clients.emptied(accepts_until - now())
+        await self.listeners.leave()
         for clients in self.every_clients:
+            await clients.emptied(idle_at - now())
             clients.close_idle()
         for clients in self.every_clients:
             await clients.emptied(gone_at - now())

@@ -245,25 +245,28 @@ class Listeners:
     def _failed(self, address: str, reason: HandshakeFailure) -> None:
         self._metrics.handshake_failure(address, reason.value)
 
-    async def leave_shared(self) -> None:
-        """Stop accepting at ports that other processes may share.
+    async def leave(self, *, only_shared: bool = False) -> None:
+        """Stop accepting, everywhere or only at ports that other processes may share.
 
-        The kernel has queued connections for this process.  They are taken first, because it resets them when their
-        socket closes.
+        The kernel resets the connections that it has queued when their socket closes, so they are accepted first.  The
+        sockets of systemd stay open: their queue waits for the next process.
         """
         loop = asyncio.get_running_loop()
         for index, listening in enumerate(self._open):
-            if not listening.config.reuse_port:
+            if only_shared and not listening.config.reuse_port:
                 continue
-            factory = self._factory(index)
+            factory, queues = self._factory(index), []
+            if listening.file is not None:
+                listening.file.remove()
             for server in listening.servers:
-                queue = [adopt(one.fileno()) for one in server.sockets]
+                if not isinstance(listening.config.bind_address, SystemdSockets):
+                    queues += [adopt(one.fileno()) for one in server.sockets]
                 server.close()
-                for sock in [accepted for one in queue for accepted in accept_queued(one)]:
-                    await loop.connect_accepted_socket(factory, sock)
+            for sock in [accepted for queue in queues for accepted in accept_queued(queue)]:
+                await loop.connect_accepted_socket(factory, sock)
 
     def close(self) -> None:
-        """Stop accepting everywhere."""
+        """Stop accepting everywhere, at once."""
         for listening in self._open:
             if listening.file is not None:
                 listening.file.remove()

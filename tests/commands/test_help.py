@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.cli import app
+from gateway.cli.program import app
 from tests.commands.here import run_here
 from tests.commands.warm import ROOT
 

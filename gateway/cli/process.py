@@ -1,0 +1,45 @@
+"""The process before the program is loaded: its descriptors and its signals.
+
+Loading the program takes half a second, in which a signal or a closed descriptor must not end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+_hangups = 0
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Make the process safe for the command of these arguments."""
+    open_standard_descriptors()
+    if arguments[:1] == ["serve"]:
+        # By default, SIGHUP ends a process.  `run_serve` takes it over once there is something to read again.
+        signal.signal(signal.SIGHUP, _note_hangup)
+
+
+def open_standard_descriptors() -> None:
+    """Open descriptors 0 to 2 on the null device if they are closed.
+
+    A supervisor may close them.  The first sockets would then take their numbers: output would go to a client, and
+    libuv aborts the process when it finds its own descriptors there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def was_hung_up() -> bool:
+    """Whether a SIGHUP has arrived since `prepare`."""
+    return _hangups > 0
+
+
+def _note_hangup(_number: int, _frame: FrameType | None) -> None:
+    global _hangups
+    _hangups += 1
