@@ -50,8 +50,8 @@ class ListenerFigures:
         yield counter(
             "durable_gateway_connections_refused",
             "Client connections closed unanswered: limit beyond max_connections, client beyond client_connections, "
-            "displaced for a smaller network's, leaving at the end of a drain, proxy for a PROXY header that is missing, "
-            "malformed or not trusted. Excludes failed TLS handshakes.",
+            "displaced for a smaller network's, leaving at the end of a drain, proxy for a PROXY header that is "
+            "missing, malformed or not trusted. Excludes failed TLS handshakes.",
             ("reason",),
             (((reason,), n) for reason, n in self.refused().items()),
         )

@@ -154,7 +154,7 @@ class PollGroup:
 
     def send(self, rendered: Rendered) -> None:
         """Write the response to all clients."""
-        head, body, size, _, shared = rendered
+        head, body, size, _, shared, _ = rendered
         for channel in self._channels:
             channel.write_response(head, body, size, shared)
 
