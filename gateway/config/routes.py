@@ -94,7 +94,9 @@ class RouteConfig(Model):
     )
     host: RouteHost = Field(
         default="*",
-        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it.',
+        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it. '
+        "The origin is sent its own name and not this one, so all hosts of a route share its streams. With protocol "
+        '"s2" and "*.example.org" the part before it is the basin.',
     )
     prefix: Prefix = Field(
         default="/", description="Path the request must start with, in whole segments; the longest prefix wins."

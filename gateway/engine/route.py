@@ -162,6 +162,11 @@ class Route:
             return False
         return self.covers(path)
 
+    def label(self, host: str) -> str | None:
+        """The part of a host, which this route serves, that stands for the `*` of `*.example.org`; None if the route's
+        host is none of that form."""
+        return host[: 1 - len(self._host)] if self._host.startswith("*.") else None
+
     def covers(self, path: str) -> bool:
         """Whether a canonical path is below the route's prefix."""
         return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")

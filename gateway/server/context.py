@@ -52,6 +52,8 @@ class ParsedRequest(NamedTuple):
     """The read of an S2 stream; None if the request is none, or has to be relayed."""
     named: RecordedStream | None = None
     """The stream's name in records, if the target does not give it."""
+    basin: str | None = None
+    """The S2 basin that the host names and no header does."""
 
     @property
     def recorded(self) -> RecordedStream:

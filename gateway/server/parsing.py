@@ -21,7 +21,7 @@ from gateway.protocol.target import Target, parse_target
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Request
-from gateway.server.s2_request import parse_s2, recorded_stream, s2_mode
+from gateway.server.s2_request import named_basin, parse_s2, recorded_stream, s2_mode
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
@@ -52,7 +52,8 @@ class RequestParser:
         facts = self._facts(request)
         if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
             raise BadRequest("Exactly one Host header is needed")
-        route = context.route = route_for(self._routes, _host(target.authority or facts.host.lower()), target.path)
+        host = _host(target.authority or facts.host.lower())
+        route = context.route = route_for(self._routes, host, target.path)
         if route is None:
             raise NoRoute
         if facts.is_looping:
@@ -61,13 +62,16 @@ class RequestParser:
         key = route.key(target, sharing.partition)
         config, client = route.config, self._client_net(request.client)
         if route.is_s2:
-            named = recorded_stream(request, target, route, sharing)
-            s2 = parse_s2(request, target, route, sharing, client, named)
+            basin, is_in_host = named_basin(request, target, route, host)
+            named = recorded_stream(target, route, sharing, basin)
+            s2 = parse_s2(request, target, route, sharing, client, named, basin)
             # No path is reserved there, and no query makes a read live.
             by_method = _METHODS.get(request.method, Mode.OTHER)
             context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
             context.is_session = request.body is not None and is_session(request.headers)
-            return ParsedRequest(route, target, key, False, facts, None, client, s2, named)
+            return ParsedRequest(
+                route, target, key, False, facts, None, client, s2, named, basin if is_in_host else None
+            )
         shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None

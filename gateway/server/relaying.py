@@ -16,11 +16,14 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
 from typing import Any, Final
 
+from multidict import CIMultiDict
+
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import RelayExchange
 from gateway.engine.relayed_request import WRITES, RelayedRequest
 from gateway.engine.s2.acks import Acknowledgements
+from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.live_requests import RelayedLive
@@ -101,11 +104,14 @@ class Relays:
         self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _, client, _, _ = parsed
+        route, target, key, shares, facts, _, client, _, _, basin = parsed
         mode = context.mode
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and mode is not Mode.OTHER
-        headers = facts.forwarded(request, is_plain=is_plain)
+        headers: CIMultiDict[str] = facts.forwarded(request, is_plain=is_plain)
+        if basin is not None:
+            headers = headers.copy()
+            headers[BASIN_HEADER] = basin
         passed = RelayedRequest(
             route,
             key.group,

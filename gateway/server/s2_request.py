@@ -11,14 +11,17 @@ from gateway.engine.s2.answer import S2Read
 from gateway.engine.s2.origin import Source
 from gateway.engine.s2.request import (
     BASIN_HEADER,
+    BadBasin,
     CheckTail,
     ReadRecords,
+    basin_in_host,
     is_session,
     key_query,
     may_wait,
     parse_path,
     parse_read,
 )
+from gateway.errors import BadRequest
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW
 from gateway.protocol.stream_key import Group, StreamKey
@@ -56,13 +59,27 @@ def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None)
             return Mode.LONGPOLL if asked_query.longest_wait_s else Mode.CATCHUP
 
 
-def recorded_stream(request: Request, target: Target, route: Route, sharing: SharingFacts) -> RecordedStream:
+def named_basin(request: Request, target: Target, route: Route, host: str) -> tuple[str | None, bool]:
+    """The basin that a request names, and whether only its host names it, so that the origin has to be told.
+
+    Raises BadRequest.
+    """
+    label, named = route.label(host), request.headers.get(BASIN_HEADER)
+    if label is None:
+        return named, False
+    try:
+        basin = basin_in_host(label, unescaped_delimiters(target.path), request.headers)
+    except BadBasin as error:
+        raise BadRequest(str(error)) from None
+    return (named, False) if basin is None else (basin, named is None)
+
+
+def recorded_stream(target: Target, route: Route, sharing: SharingFacts, basin: str | None) -> RecordedStream:
     """The stream that a request names, whatever it asks of it, as records show it."""
     config, path = route.config, parse_path(unescaped_delimiters(target.path))
     if path is None:
         return RecordedStream.named(config.name, target.path, target.query, sharing.partition, is_s2=True)
-    query = key_query(request.headers.get(BASIN_HEADER))
-    return RecordedStream.named(config.name, path.stream, query, sharing.partition, is_s2=True)
+    return RecordedStream.named(config.name, path.stream, key_query(basin), sharing.partition, is_s2=True)
 
 
 def recorded_start(asked: ReadRecords | CheckTail) -> str | None:
@@ -79,7 +96,13 @@ def recorded_start(asked: ReadRecords | CheckTail) -> str | None:
 
 
 def parse_s2(
-    request: Request, target: Target, route: Route, sharing: SharingFacts, client: str, named: RecordedStream
+    request: Request,
+    target: Target,
+    route: Route,
+    sharing: SharingFacts,
+    client: str,
+    named: RecordedStream,
+    basin: str | None,
 ) -> S2Request | None:
     """The read that a request asks for; None if it is to be relayed."""
     config = route.config
@@ -90,7 +113,6 @@ def parse_s2(
     asked = parse_read(path, target.query, request.headers) if path is not None else None
     if path is None or asked is None:
         return None
-    basin = request.headers.get(BASIN_HEADER)
     key = StreamKey(Group(route.authority, path.stream), key_query(basin), sharing.partition)
     headers = CIMultiDict(sharing.headers)
     if basin is not None:

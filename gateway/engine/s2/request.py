@@ -32,6 +32,8 @@ _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
 _PATH: Final = re.compile(r"(.*/v1/streams/[^/]+)(/records(/tail)?)?")
 _BASIN_PATH: Final = re.compile(r".*/v1/basins/([^/]+)")
 _BASINS_PATH: Final = re.compile(r".*/v1/basins")
+_IN_BASIN_PATH: Final = re.compile(r".*/v1/streams(?:/.*)?", re.DOTALL)
+_BASIN: Final = re.compile(r"[a-z0-9-]+")
 _STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)")
 _MOST_CREATED_BYTES: Final = 1 << 16
 """The largest request to create a basin or a stream: a name has at most 512 bytes, a configuration a few hundred."""
@@ -98,6 +100,25 @@ def parse_basin(path: str) -> str | None:
     """The basin that a path at the origin names; None if it is not of one basin."""
     found = _BASIN_PATH.fullmatch(path)
     return found[1] if found is not None else None
+
+
+class BadBasin(ValueError):
+    """The basin that a request names is not clear; the message is one line for the client."""
+
+
+def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | None:
+    """The basin that a request names by its host, of which `label` stands for the basin; None for a path of the
+    account.  Raises BadBasin if the host names none, or a header another one.
+
+    S2's SDKs have `{basin}.zone` as their default endpoint, and then send no header.
+    """
+    if _IN_BASIN_PATH.fullmatch(path) is None:
+        return None
+    if _BASIN.fullmatch(label) is None:
+        raise BadBasin("The host names no basin")
+    if any(named != label for named in headers.getall(BASIN_HEADER, ())):
+        raise BadBasin(f"The host and the header {BASIN_HEADER} name different basins")
+    return label
 
 
 @dataclass(frozen=True, slots=True)
