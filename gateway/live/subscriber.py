@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.limits.shared_bytes import NOTHING, Holding
-from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, chunk
+from gateway.live.reader import HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step
 from gateway.live.topic import BEATS, Topic
 from gateway.tape.sighting import FirstTail
 from gateway.telemetry.access_record import CloseReason
@@ -32,6 +32,9 @@ class Wire(Protocol):
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
+
+    def send_view(self, piece: memoryview) -> None:
+        """Write a piece of the body that many clients are sent, without copying it."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """The response has ended, in order or truncated.  Called once."""
@@ -198,11 +201,11 @@ class Subscriber:
             self._finish(CloseReason.CLOSED)
 
     def _send_part(self, large: LargeEvent) -> None:
-        part = large.data[self._large_sent : self._large_sent + PART_BYTES]
+        part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
         self.topic.stream.count_sent(len(part))
-        self.wire.send(chunk(part), len(part))
+        self.wire.send_view(part)
         if self._large_sent == len(large.data):
             self._large = None
             self.at = large.end

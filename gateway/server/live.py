@@ -187,6 +187,10 @@ class _Opening:
         else:
             self._channel.send(chunk, size)
 
+    def send_view(self, piece: memoryview) -> None:
+        self.write_head()
+        self._channel.send_view(piece)
+
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         self.write_head()
         self._channel.over(reason, in_order=in_order)

@@ -163,6 +163,9 @@ class Channel(Protocol):
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
 
+    def send_view(self, piece: memoryview) -> None:
+        """Write a piece of a live body that many clients are sent, without copying it."""
+
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """End the live body; `in_order` if it is whole."""
 

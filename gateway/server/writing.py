@@ -227,6 +227,19 @@ class WritingConnection(TimedConnection, ABC):
         self.live_bytes += size
         self._clients.sent_bytes += size
 
+    def send_view(self, piece: memoryview) -> None:
+        """Write a piece of a live body that many clients are sent, without copying it."""
+        transport = self.transport
+        if transport is None:
+            return
+        size = len(piece)
+        if self._is_chunked:
+            transport.writelines((b"%x\r\n" % size, piece, b"\r\n"))
+        else:
+            transport.write(piece)
+        self.live_bytes += size
+        self._clients.sent_bytes += size
+
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """End the live body; `in_order` if it is whole."""
         if self.transport is not None:

@@ -19,6 +19,7 @@ from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.limits.shared_bytes import SharedBytes
+from gateway.live.reader import chunk
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_DATA_ENCODING
@@ -136,6 +137,9 @@ class EventStream:
         assert rest.endswith(b"\r\n")
         self.said += rest[:size]
         self.is_full = self.is_slow
+
+    def send_view(self, piece: memoryview) -> None:
+        self.send(chunk(bytes(piece)), len(piece))
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         self.ended.append((reason, in_order))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.limits.shared_bytes import SharedBytes
 from gateway.live.reader import chunk
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format, encode_read_batch
@@ -16,13 +17,40 @@ from gateway.s2.session import Compression, encode_message
 from gateway.tape.records import Part
 
 _SHARED_BYTES: Final = 1 << 16
-"""Records in JSON of this size are written as they are for all readers, and not as a part of each reader's event."""
+"""Records of this size are written as they are for all readers: in JSON not as a part of each reader's event, and
+without copies that frame them as chunks."""
+
+
+class LargePiece:
+    """Encoded records that sessions are sent in parts, as they take them."""
+
+    __slots__ = ("data", "shared")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.shared = SharedBytes(len(data))
+        """What the data belongs to: the sessions that are being sent it."""
+
+    def __repr__(self) -> str:
+        return f"<LargePiece {len(self.data)} bytes>"
 
 
 class Batch:
     """Records from `start` to `end`, and the tail if they reach it."""
 
-    __slots__ = ("_chunks", "_event", "_event_of", "_jsons", "_rests", "batch", "count", "end", "size", "start")
+    __slots__ = (
+        "_chunks",
+        "_event",
+        "_event_of",
+        "_frames",
+        "_jsons",
+        "_rests",
+        "batch",
+        "count",
+        "end",
+        "size",
+        "start",
+    )
 
     def __init__(
         self, start: int, end: int, records: tuple[Record, ...], size: int, tail: StreamPosition | None = None
@@ -34,7 +62,8 @@ class Batch:
         """Metered bytes."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
-        self._rests: dict[Format, tuple[bytes, int]] = {}
+        self._rests: dict[Format, LargePiece] = {}
+        self._frames: list[bytes | LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
         """The event that was asked for last."""
@@ -66,22 +95,32 @@ class Batch:
         """The beginning of the event of a response that has delivered so many records and metered bytes with it."""
         return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
 
-    def rest_of_event(self, format_: Format) -> tuple[bytes, int]:
-        """What follows `data: ` in the batch's event: framed as a chunk, and its size without that.
+    def rest_of_event(self, format_: Format) -> LargePiece:
+        """What follows `data: ` in the batch's event.
 
         It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
         """
         found = self._rests.get(format_)
         if found is None:
-            rest = self.json(format_) + b"\n\n"
-            found = self._rests[format_] = chunk(rest), len(rest)
+            found = self._rests[format_] = LargePiece(self.json(format_) + b"\n\n")
         return found
 
-    def chunk(self, compression: Compression) -> tuple[bytes, int]:
-        """The batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without that."""
-        found = self._chunks[compression]
+    def frame(self, compression: Compression) -> LargePiece | None:
+        """The batch as one frame of a session if that is large; None if it is to be sent as a `chunk`."""
+        found = self._frames[compression]
         if found is None:
             frame = encode_message(protobuf.encode_read_batch(self.batch), compression)
+            found = self._frames[compression] = LargePiece(frame) if len(frame) >= _SHARED_BYTES else frame
+        return found if isinstance(found, LargePiece) else None
+
+    def chunk(self, compression: Compression) -> tuple[bytes, int]:
+        """A small batch as one frame of a session: framed as a chunk (RFC 9112 section 7.1), and its size without
+        that."""
+        found = self._chunks[compression]
+        if found is None:
+            assert self.frame(compression) is None, "a large one is sent in parts"
+            frame = self._frames[compression]
+            assert isinstance(frame, bytes)
             found = self._chunks[compression] = chunk(frame), len(frame)
         return found
 

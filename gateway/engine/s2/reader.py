@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import NEVER, Wheel
-from gateway.engine.s2.batch import Batch
+from gateway.engine.s2.batch import Batch, LargePiece
 from gateway.engine.s2.fetch import Fetched
 from gateway.engine.s2.follower import LOST, REPLACED, refusal
 from gateway.engine.s2.origin import AtTail, Found, Refused
@@ -25,7 +25,7 @@ from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import Topic
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import chunk
-from gateway.live.subscriber import Wire
+from gateway.live.subscriber import PART_BYTES, Wire
 from gateway.s2 import protobuf, sse
 from gateway.s2.errors import ErrorCode
 from gateway.s2.records import ReadBatch, StreamPosition
@@ -37,6 +37,10 @@ DRAINING: Final = refusal(ErrorCode.SERVER_DRAINING, "the gateway is shutting do
 
 LOOK_S: Final = 1.0
 """How often a session whose wait has passed looks whether it is at the tail, while that is not known."""
+
+REPLAY_BYTES: Final = 1 << 18
+"""Metered bytes of a replay in one batch, unless one record is larger: a session that its client does not read holds
+no more."""
 
 _QUIET_BEATS: Final = 2
 """A client that was sent nothing for this many beats of the topic is sent a heartbeat."""
@@ -83,10 +87,13 @@ class SessionReader:
     __slots__ = (
         "_context",
         "_count",
+        "_ends_by",
         "_form",
         "_is_fetching",
         "_is_limited",
         "_is_over",
+        "_large",
+        "_large_sent",
         "_left",
         "_longest_wait_s",
         "_owes_beat",
@@ -118,6 +125,11 @@ class SessionReader:
         self._count = 0
         self._size = 0
         """Records and metered bytes that the client was sent."""
+        self._large: LargePiece | None = None
+        """Records of which the first `_large_sent` bytes have been written."""
+        self._large_sent = 0
+        self._ends_by: Refused | None = None
+        """The error that ends the session once they are written."""
         self._is_fetching = False
         self._is_over = False
         self._owes_beat = False
@@ -159,13 +171,22 @@ class SessionReader:
     def pump(self) -> None:
         """Write from the client's position on, as far as the tape and the connection allow."""
         while not (self._is_over or self._is_fetching or self._wire.is_full):
+            if self._large is not None:
+                self._send_parts()
+                continue
             if self.topic is not None and self.at >= self.topic.position:
                 self.beat(is_due=False)
                 return
             if self.stream.stream.ended is not None:
                 self.lost(REPLACED)
                 return
-            batch, is_closed = self.stream.batch(self.at, self.wanted, self._latest_tail)
+            wanted = self.wanted
+            batch, is_closed = self.stream.batch(
+                self.at, wanted.within(UNARY.count or 0, REPLAY_BYTES), self._latest_tail
+            )
+            if is_closed and not batch.count:
+                # One record may be larger.
+                batch, is_closed = self.stream.batch(self.at, wanted, self._latest_tail)
             if batch.count:
                 self._send(batch)
             elif is_closed:
@@ -176,7 +197,7 @@ class SessionReader:
 
     def deliver(self, batch: Batch) -> None:
         """These records have just come, and the client is to have them next, unless it is behind."""
-        if self._is_over or self._is_fetching or self._wire.is_full:
+        if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
             return
         if self.at != batch.start or self._is_limited:
             self.pump()
@@ -190,26 +211,60 @@ class SessionReader:
             self._owes_beat = False
         self._count += batch.count
         self._size += batch.size
+        if self._is_limited:
+            self._left = self._left.after(batch.count, batch.size)
         if self.is_sse:
             format_ = self._form.format_
             if batch.is_large(format_):
                 self._write(batch.head_of_event(self._count, self._size))
-                if self._is_over:
-                    return
-                framed, size = batch.rest_of_event(format_)
-            else:
-                framed, size = batch.event(self._count, self._size, format_)
+                if not self._is_over:
+                    self._send_large(batch.rest_of_event(format_))
+                return
+            framed, size = batch.event(self._count, self._size, format_)
         else:
+            if (large := batch.frame(self._form.compression)) is not None:
+                self._send_large(large)
+                return
             framed, size = batch.chunk(self._form.compression)
         self.stream.stream.count_sent(size)
         self._wire.send(framed, size)
-        if self._is_limited:
-            self._left = self._left.after(batch.count, batch.size)
-            if self._left.is_exhausted:
-                self._finish(CloseReason.CLOSED)
-                return
-        if self._tick != NEVER:
+        self._batch_is_out()
+
+    def _batch_is_out(self) -> None:
+        """A batch is written whole."""
+        if self._left.is_exhausted:
+            self._finish(CloseReason.CLOSED)
+        elif self._ends_by is not None:
+            self.lost(self._ends_by)
+        elif self._tick != NEVER:
             self._wait()
+
+    def _send_large(self, large: LargePiece) -> None:
+        """Write large records in parts: the first now, the others as the client takes them."""
+        self._large, self._large_sent = large, 0
+        self._send_parts()
+
+    def _send_parts(self) -> None:
+        """Write what there is room for of the large records."""
+        large = self._large
+        while large is not None and not self._is_over:
+            part = memoryview(large.data)[self._large_sent : self._large_sent + PART_BYTES]
+            if not part:
+                # The client has taken nearly all of it: until then, the connection has referred to the whole.
+                self._large = None
+                return
+            self._large_sent += len(part)
+            self.stream.stream.count_sent(len(part))
+            self._wire.send_view(part)
+            if not self._is_midway:
+                self._batch_is_out()
+            if self._wire.is_full:
+                return
+
+    @property
+    def _is_midway(self) -> bool:
+        """Whether records are being written of which a part is missing: nothing else may be written."""
+        return self._large is not None and self._large_sent < len(self._large.data)
 
     def _write(self, data: bytes) -> None:
         self.stream.stream.count_sent(len(data))
@@ -283,6 +338,8 @@ class SessionReader:
         topic = self.topic
         if topic is None or topic.tail is None or self._is_over or self._wire.is_full or self.at != topic.tail.seq_num:
             return
+        if self._is_midway:
+            return
         if self._owes_beat or self._quiet_beats >= _QUIET_BEATS:
             self._heartbeat(topic.tail)
 
@@ -305,7 +362,7 @@ class SessionReader:
         """The longest wait has passed without a record."""
         self._tick = NEVER
         topic = self.topic
-        if topic is not None and self.at < topic.position:
+        if self._is_midway or (topic is not None and self.at < topic.position):
             # The client has not read what has come in the meantime.
             self._wait()
         elif topic is not None and topic.tail is None:
@@ -319,6 +376,13 @@ class SessionReader:
     def lost(self, error: Refused) -> None:
         """The session cannot go on: end it with this error, even if the connection is full."""
         if self._is_over:
+            return
+        if self._is_midway:
+            if error is DRAINING:
+                self._ends_by = error
+            else:
+                # A whole frame or event cannot follow half of one.
+                self._end(CloseReason.FAILED, in_order=False)
             return
         if self.is_sse:
             self._write(sse.encode_event(sse.Failure(error.body), self._form.format_))
@@ -336,7 +400,8 @@ class SessionReader:
 
     def holdings(self) -> tuple[Holding, ...]:
         """What it keeps in memory for its client beside what is written."""
-        return NOTHING
+        large = self._large
+        return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 
     def left(self, _: object) -> None:
         """The client has disconnected."""

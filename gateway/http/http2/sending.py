@@ -81,7 +81,7 @@ class Sending(ABC):
             stream.is_ended = True
             self._close_if_ended(stream)
 
-    def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
+    def send(self, stream: Stream, data: bytes | memoryview, *, ends: bool = False) -> None:
         """Send a part of the body, now or when the windows allow."""
         size = len(data)
         if stream.reset_code is not None or self.failed is not None or not (size or ends):

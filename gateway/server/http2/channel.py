@@ -439,10 +439,17 @@ class StreamChannel(Handling):
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
+        if self.stream.reset_code is None:
+            self._send_live(_chunk_data(chunk), size)
+
+    def send_view(self, piece: memoryview) -> None:
+        """Write a piece of a live body that many clients are sent, without copying it."""
+        if self.stream.reset_code is None:
+            self._send_live(piece, len(piece))
+
+    def _send_live(self, data: bytes | memoryview, size: int) -> None:
         connection = self._connection
-        if self.stream.reset_code is not None:
-            return
-        connection.session.send(self.stream, _chunk_data(chunk))
+        connection.session.send(self.stream, data)
         if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             connection.clients.metrics.slow_consumer(is_closed=False)

@@ -25,6 +25,7 @@ from gateway.engine.s2.reader import Session, SessionReader
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
+from gateway.live.reader import chunk
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2 import protobuf
 from gateway.s2.json_format import Format
@@ -59,6 +60,9 @@ class FakeWire:
         assert int(head, 16) == size == len(rest) - 2
         self.sent += rest[:-2]
         self.is_full = self.fills_up
+
+    def send_view(self, piece: memoryview) -> None:
+        self.send(chunk(bytes(piece)), len(piece))
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         assert self.over_by is None

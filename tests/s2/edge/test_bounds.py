@@ -90,6 +90,40 @@ async def test_readers_of_a_large_record_share_its_bytes(edge: Edge, slow_client
         reader.close()
 
 
+@pytest.mark.parametrize("how", ["session", "events"])
+async def test_sessions_that_are_not_read_hold_little_and_count_whole(
+    edge: Edge, slow_client: Client, how: str
+) -> None:
+    texts = [f"{number}" + "x" * 100_000 for number in range(30)]
+    for begin in range(0, len(texts), 10):
+        await edge.client.append(*texts[begin : begin + 10])
+    opened = slow_client.session if how == "session" else slow_client.events
+    full = await edge.client.session("seq_num=0&count=30")
+    assert await full.texts(30) == texts
+    readers: list[SseReader | SessionReader] = []
+    tracemalloc.start()
+    try:
+        readers += [await opened(f"seq_num={start}&count=14") for start in range(16)]
+        await eventually(lambda: all(wire_is_full(edge)))
+        held, _ = tracemalloc.get_traced_memory()
+        await edge.gateway.memory.look()
+        counted = edge.gateway.memory.client_bytes
+    finally:
+        tracemalloc.stop()
+    # For each of them what is written and not sent, one batch, and what the test's own client has received.
+    assert held < 16 * 950_000
+    unsent, _ = edge.gateway.clients.unsent()
+    assert unsent < counted < unsent + 16 * 300_000
+    for start, reader in enumerate(readers):
+        assert await reader.texts(14) == texts[start : start + 14]
+        reader.close()
+
+
+def wire_is_full(edge: Edge) -> list[bool]:
+    """Of each session, whether its client has left as much unread as may wait."""
+    return [reader._wire.is_full for reader in edge.gateway.engine.s2.readers]
+
+
 async def test_a_stream_is_given_up_after_so_many_attempts(edge: Edge) -> None:
     await edge.client.append("a")
     session = await edge.client.session("seq_num=1")
