@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, BodyRun
 from gateway.errors import GatewayError
+from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -24,6 +25,24 @@ _JOINED_BYTES: Final = 1 << 18
 
 class Aborted(ConnectionError):
     """The connection was dropped in the middle of a body; no response can be sent any more."""
+
+
+class WholeBody:
+    """A large body that is written in parts; a `gateway.server.request.Holder`."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def holdings(self) -> tuple[Holding]:
+        """The body."""
+        size = len(self._body)
+        return (Holding(SharedBytes(size), size),)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body, as one piece."""
+        yield self._body
 
 
 class Delivery:
@@ -71,6 +90,11 @@ class Delivery:
     def _sent(self, size: int) -> None:
         self.sent_bytes += size
         self._metrics.downstream_bytes(size)
+
+    async def whole(self, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
+        """Send a large body that is in memory, in parts.  Raises Aborted if the client goes away in the middle."""
+        held = self._request.held = WholeBody(body)
+        return await self.stream(status, None, headers, len(body), held.parts())
 
     async def stream(
         self,

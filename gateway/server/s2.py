@@ -7,7 +7,6 @@ A unary answer is written whole.  A session has no task once its head is out: it
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from typing import Final
 
 from multidict import CIMultiDict
@@ -68,7 +67,7 @@ class S2Answers:
             )
         if len(body) <= _WHOLE_BYTES:
             return context.delivery.text(answer.status, answer.headers, body)
-        return context.delivery.stream(answer.status, None, answer.headers, len(body), _whole(body))
+        return context.delivery.whole(answer.status, answer.headers, body)
 
     async def _answer(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | None:
         """Answer a read; None if a session gives the answer.  Raises a GatewayError."""
@@ -96,7 +95,7 @@ class S2Answers:
         headers, body = answer.headers, answer.body
         if len(body) <= _WHOLE_BYTES:
             return context.delivery.text(answer.status, headers, body)
-        return await context.delivery.stream(answer.status, None, headers, len(body), _whole(body))
+        return await context.delivery.whole(answer.status, headers, body)
 
     def _begin_session(self, context: RequestContext, route: Route, read: S2Read, session: Session) -> None:
         """Begin a session.  Raises UpstreamBroken and closes it if a header must not be written."""
@@ -142,7 +141,3 @@ def _start(reader: SessionReader, session: Session) -> None:
         # The session has the connection by now, so an error cannot become a response.
         reader.gone()
         raise
-
-
-async def _whole(body: bytes) -> AsyncIterator[bytes]:
-    yield body
