@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
@@ -134,7 +135,9 @@ async def test_a_restart_neither_delays_nor_repeats_a_rotation(
     file = tmp_path / "access.log"
     file.write_bytes(numbered([0]))
     os.utime(file, (clock.wall(), clock.wall()))
-    assert await open_file(rotate_s=86_400).write(numbered([1]))
+    before = open_file(rotate_s=86_400)
+    assert await before.write(numbered([1]))
+    await before.close()
     assert files(tmp_path) == ["access.log"]
     os.utime(file, (clock.wall() - 86_400, clock.wall() - 86_400))
     assert await open_file(rotate_s=86_400).write(numbered([2]))
@@ -198,6 +201,67 @@ async def test_a_partial_write_to_a_full_disk_is_truncated(open_file: OpenFile, 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert await sink.write(numbered([2]))
     assert (tmp_path / "access.log").read_bytes() == before + numbered([2])
+
+
+async def test_a_failed_write_after_a_truncation_from_outside_leaves_no_hole(
+    open_file: OpenFile, tmp_path: Path
+) -> None:
+    sink, file = open_file(), tmp_path / "access.log"
+    before = numbered(range(10_000), pad="x" * 100)
+    assert await sink.write(before)
+    # As logrotate does with copytruncate.
+    os.truncate(file, 0)
+    assert await sink.write(numbered([1]))
+    kept = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * len(before), limits[1]))
+    try:
+        assert not await sink.write(3 * before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == kept
+    assert await sink.write(numbered([3]))
+    assert numbers_in(file.read_bytes()) == [1, 3]
+
+
+async def test_a_truncated_file_is_rotated_by_its_own_size(open_file: OpenFile, tmp_path: Path) -> None:
+    sink = open_file(rotate_bytes=1_000)
+    assert await sink.write(numbered([0], pad="x" * 900))
+    os.truncate(tmp_path / "access.log", 0)
+    assert await sink.write(numbered([1], pad="x" * 900))
+    assert files(tmp_path) == ["access.log"]
+
+
+async def test_a_line_that_a_crash_has_cut_is_ended_before_the_next(open_file: OpenFile, tmp_path: Path) -> None:
+    file = tmp_path / "access.log"
+    file.write_bytes(b'{"number":0,"cut')
+    assert await open_file().write(numbered([1]))
+    torn, line, rest = file.read_bytes().split(b"\n", 2)
+    assert (torn, numbers_in(line + b"\n"), rest) == (b'{"number":0,"cut', [1], b"")
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    config = LogConfig(sink="file", path=str(path))
+    with path.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused = rf"^log\.path: {path} cannot be written: another process writes it$"
+        with pytest.raises(ConfigError, match=refused):
+            open_sink(config, "edge", SystemClock(), Random(1))
+
+
+async def test_a_file_that_a_rotation_begins_has_one_writer_too(
+    open_file: OpenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, file = open_file(), tmp_path / "access.log"
+    file.unlink()
+    with file.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not await sink.write(numbered([0]))
+        assert file.read_bytes() == b""
+    assert await sink.write(numbered([1]))
+    with file.open("ab") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_file_that_cannot_be_written_is_refused_with_one_line(tmp_path: Path) -> None:

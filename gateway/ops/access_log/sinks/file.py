@@ -4,14 +4,20 @@ Rotation renames the file, `access.log` to `access.log.20261121T193505Z`, and ke
 Periods end at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC).  The period of a file that existed at the
 start is that of its last change, so restarts neither delay nor repeat a rotation.  Rotation is considered when a batch
 is written, so a gateway without requests makes no empty files.  A batch is never split over two files.  If the file is
-moved or removed from outside, a new one is opened, so `logrotate` needs no signal.  A partial write is truncated away:
-every line in a file is whole.  If a file cannot be rotated, the sink logs that and goes on writing to it.
+moved or removed from outside, a new one is opened, so `logrotate` needs no signal; it may also truncate the file.  A
+partial write is truncated away, and a line that a crash has cut is ended: every other line in a file is whole.  If a
+file cannot be rotated, the sink logs that and goes on writing to it.
+
+A file has one writer, which holds a lock on it (flock(2)): the partial write of one would take whole lines of another.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +28,10 @@ from gateway.ops.access_log.sinks.sink import Trouble
 from gateway.ops.access_log.sinks.thread import WorkThread
 
 _MODE = 0o640
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.05
+"""One second in total, for a process that is about to leave the file."""
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
 
@@ -95,13 +105,23 @@ class FileSink:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            os.ftruncate(self._descriptor, self._size)
+            # Counted from the file's end, which may have moved: truncating to a size beyond it would fill it with NULs.
+            size, written = os.fstat(self._descriptor).st_size, len(lines) - len(rest)
+            os.ftruncate(self._descriptor, max(0, size - written))
             raise
         self._size += len(lines)
 
     def _open(self) -> None:
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
-        state = os.fstat(self._descriptor)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        try:
+            _lock(descriptor)
+            if _is_torn(self._path):
+                os.write(descriptor, b"\n")
+            state = os.fstat(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
         self._size = state.st_size
         self._period = self._period_of(state.st_mtime)
 
@@ -117,6 +137,7 @@ class FileSink:
             there, here = self._path.stat(), os.fstat(self._descriptor)
         except FileNotFoundError:
             return False
+        self._size = here.st_size
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def _period_of(self, wall: float) -> int:
@@ -141,3 +162,26 @@ class FileSink:
         for _, file in rotated[: max(0, len(rotated) - self._keep_files)]:
             with suppress(FileNotFoundError):
                 file.unlink()
+
+
+def _lock(descriptor: int) -> None:
+    """Become the file's one writer.  OSError if another process is.  A file system without locks has none to offer."""
+    for left in range(_LOCK_TRIES - 1, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                return
+            if not left:
+                raise OSError(error.errno, "another process writes it") from None
+            time.sleep(_LOCK_PAUSE_S)  # noqa: TID251 - on the sink's thread, or before anything is served
+        else:
+            return
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends in the middle of a line."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
