@@ -29,6 +29,8 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     fault: ClassVar[Fault] = Fault.GATEWAY
     text: ClassVar[str] = "Gateway error"
+    limit: ClassVar[str | None] = None
+    """The key of the limit that refused the request, if it is counted by that; limits per client count themselves."""
 
     def __init__(self, text: str | None = None, *, is_unsent: bool = False) -> None:
         super().__init__(text or self.text)
@@ -73,6 +75,7 @@ class BodyTooLarge(GatewayError):
     status = 413
     fault = Fault.CLIENT
     text = "Request body too large"
+    limit = "max_request_bytes"
 
 
 class VersionNotSupported(GatewayError):
@@ -138,6 +141,7 @@ class TooManyFollowed(GatewayError):
 
     status = 503
     text = "Too many live streams"
+    limit = "followed_streams"
 
 
 class TooManyAbsent(GatewayError):
@@ -145,6 +149,7 @@ class TooManyAbsent(GatewayError):
 
     status = 503
     text = "Too many reads of unknown streams"
+    limit = "absent_per_s"
 
 
 class UpstreamCongested(GatewayError):

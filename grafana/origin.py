@@ -33,7 +33,7 @@ ORIGIN: Final = Board(
                 Panel(
                     "Refused at once",
                     "Requests that were not sent because the origin's breaker was open.",
-                    "reqps",
+                    "ops",
                     (Query(rate("durable_gateway_origin_refused_total", "origin", GATEWAY), "{{origin}}"),),
                 ),
             ),
@@ -44,7 +44,7 @@ ORIGIN: Final = Board(
                 Panel(
                     "Requests by mode",
                     "Requests to origins: reads, tail probes, live requests, relayed writes.",
-                    "reqps",
+                    "ops",
                     (Query(rate("durable_gateway_upstream_requests_total", "mode"), "{{mode}}"),),
                     "stack",
                 ),
@@ -75,20 +75,20 @@ ORIGIN: Final = Board(
                 Panel(
                     "Answers by status",
                     "Answers by class of status. 4xx: mistakes of clients, and streams that no longer exist.",
-                    "reqps",
+                    "ops",
                     (Query(rate("durable_gateway_upstream_replies_total", "class"), "{{class}}"),),
                     "stack",
                 ),
                 Panel(
                     "Failures",
                     "Requests without a usable answer: no connection, no answer in time, or an invalid answer.",
-                    "reqps",
+                    "ops",
                     (Query(rate("durable_gateway_upstream_failures_total", "error"), "{{error}}"),),
                 ),
                 Panel(
                     "Retries",
                     "Retried reads, within the route's budget. Writes are never retried.",
-                    "reqps",
+                    "ops",
                     (Query(rate("durable_gateway_upstream_retries_total", "route"), "{{route}}"),),
                 ),
                 Panel(
@@ -145,6 +145,13 @@ ORIGIN: Final = Board(
                     "short",
                     (Query(total("durable_gateway_upstream_queue", "purpose", GATEWAY), "{{purpose}}"),),
                     "stack",
+                ),
+                Panel(
+                    "Requests that had to wait",
+                    "By the limit that delays them. connections: upstream_connections. client: "
+                    "client_upstream_requests.",
+                    "ops",
+                    (Query(rate("durable_gateway_upstream_waited_total", "reason", GATEWAY), "{{reason}}"),),
                 ),
                 Panel(
                     "Refused for want of a connection",

@@ -58,3 +58,11 @@ def connection_families(pools: Mapping[str, Connections], slots: SlotUse) -> Ite
         ("reason",),
         (((reason.value,), count) for reason, count in slots.refused.items()),
     )
+    yield counter(
+        "durable_gateway_upstream_waited",
+        "Requests that had to wait for a connection to an origin: connections, because upstream_connections or a share "
+        "of them were taken; client, because their client network had client_upstream_requests under way. Excludes "
+        "requests that were refused at once.",
+        ("reason",),
+        (((reason.value,), count) for reason, count in slots.waited.items()),
+    )

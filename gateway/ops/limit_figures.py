@@ -12,12 +12,17 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.ops.families import counter
 
 _CLIENT_LIMITS: Final = (
+    "absent_per_s",
     "client_body_timeout_s",
     "client_followed_streams",
+    "client_header_timeout_s",
+    "client_idle_timeout_s",
     "client_live_reads",
     "client_min_rate",
     "client_new_streams_per_s",
     "client_refusals_per_s",
+    "followed_streams",
+    "max_request_bytes",
 )
 
 
@@ -41,8 +46,9 @@ class LimitFigures:
         yield counter(
             "durable_gateway_client_limited",
             "Requests refused, clients cut off, and client networks banned, because a client network used more than "
-            "its share or was slower than it may be, by the limit's key. Excludes connections, which are in "
-            "durable_gateway_connections_refused, and configured rate limits.",
+            "its share, sent too much or too slowly, or because all clients together reached a limit, by the limit's "
+            "key. Excludes connections, which are in durable_gateway_connections_refused, requests that wait, and "
+            "configured rate limits.",
             ("limit",),
             (((limit,), n) for limit, n in self.client_limited.items()),
         )

@@ -190,7 +190,7 @@ class RequestBody:
             raise self.error.anew()
         loop = asyncio.get_running_loop()
         bounds = {
-            None: limits.client_idle_timeout_s,
+            "client_idle_timeout_s": limits.client_idle_timeout_s,
             "client_min_rate": upload_time_left(
                 self._waited_s, self._received, limits.client_min_rate, limits.client_idle_timeout_s
             ),

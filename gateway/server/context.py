@@ -135,6 +135,8 @@ class ResponseRecorder:
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
         """Turn an error into a response: its status, and one line of text or S2's JSON."""
+        if error.limit is not None:
+            self.metrics.client_limited(error.limit)
         answer = failure_answer(self.node, error)
         context.outcome, headers, body = answer.outcome, answer.headers, answer.body
         if context.route is not None and context.route.is_s2:

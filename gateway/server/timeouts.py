@@ -116,6 +116,7 @@ class TimedConnection(asyncio.Protocol):
             limits = self._clients.limits
             self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
         elif self.has_partial_head:
+            self._clients.metrics.client_limited("client_header_timeout_s")
             transport.abort()
         elif self._is_active:
             self._is_active = False

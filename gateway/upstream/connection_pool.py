@@ -15,6 +15,7 @@ Only `acquire` waits, and no longer than `SlotLimits.wait_s`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from math import inf
 from typing import Final, NamedTuple
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 from gateway.limits.askers import Askers, ignore
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
-from gateway.upstream.failures import NoSlot, NotConnected, Refusal
+from gateway.upstream.failures import Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import Carrier
@@ -41,6 +42,11 @@ class Connections(NamedTuple):
     mean_s: float
 
 
+_log = logging.getLogger("gateway.upstream")
+
+_SILENCE_S: Final = 60.0
+"""Seconds without another line about delayed clients."""
+
 Slot = tuple[Lane, str]
 """A slot in use: its lane, and the net of the client that it counts for."""
 
@@ -51,6 +57,7 @@ class ConnectionPool:
     def __init__(self, limits: SlotLimits) -> None:
         self._slots = Slots(limits)
         self._wait_s = limits.wait_s
+        self._silent_until = -inf
         self._idle: dict[Endpoint, dict[Connection, None]] = {}
         """By host, in the order in which they became idle."""
         self._idle_count = 0
@@ -122,6 +129,8 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
         waiting = slots.wait(lane, clients, partial(_wake, granted))
+        if waiting.delay is Delay.CLIENT:
+            self._report_delay(lane, clients[0], loop.time())
         self._waiting.add(granted)
         timer = loop.call_later(self._wait_s, _time_out, granted)
         if not isinstance(asker, str):
@@ -141,6 +150,17 @@ class ConnectionPool:
             if not isinstance(asker, str):
                 asker.on_join = ignore
             self._waiting.discard(granted)
+
+    def _report_delay(self, lane: Lane, client: str, now: float) -> None:
+        """Log that a client's bound delays its requests: behind a proxy that is not trusted, it delays everybody's."""
+        if now >= self._silent_until:
+            self._silent_until = now + _SILENCE_S
+            under_way = self._slots.under_way(lane, client)
+            _log.warning(
+                "requests of %s wait: %d are under way at one origin (limits.client_upstream_requests)",
+                client,
+                under_way,
+            )
 
     def release(self, slot: Slot) -> None:
         """Give back a slot that no connection holds."""

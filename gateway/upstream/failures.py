@@ -16,6 +16,15 @@ class Refusal(StrEnum):
     """It has waited for too long."""
 
 
+class Delay(StrEnum):
+    """Why a request waits for a connection slot."""
+
+    CONNECTIONS = "connections"
+    """`upstream_connections`, or a share of them, are taken."""
+    CLIENT = "client"
+    """Its client has `client_upstream_requests` under way, or half of `upstream_connections`."""
+
+
 class NotConnected(OSError):
     """No connection could be made; the cause is the error of the operating system or of TLS."""
 

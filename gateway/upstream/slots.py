@@ -32,12 +32,13 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gateway.limits.client_net import UNKNOWN
 from gateway.limits.fair_queue import FairQueue
 from gateway.upstream.endpoint import Endpoint
-from gateway.upstream.failures import NoSlot, Refusal
+from gateway.upstream.failures import Delay, NoSlot, Refusal
 from gateway.upstream.purpose import Purpose
 
 
@@ -66,6 +67,8 @@ class SlotUse(NamedTuple):
     taken: Mapping[Purpose, int]
     waiting: Mapping[Purpose, int]
     refused: Mapping[Refusal, int]
+    waited: Mapping[Delay, int] = MappingProxyType(dict.fromkeys(Delay, 0))
+    """Requests that had to wait so far, by reason."""
 
 
 class _Share:
@@ -144,10 +147,12 @@ class Lane:
 class Waiting:
     """A request that waits for a slot, under each client that it is made for."""
 
-    __slots__ = ("clients", "lane", "on_slot", "paid_by")
+    __slots__ = ("clients", "delay", "lane", "on_slot", "paid_by")
 
-    def __init__(self, lane: Lane, on_slot: Callable[[], None]) -> None:
+    def __init__(self, lane: Lane, on_slot: Callable[[], None], delay: Delay) -> None:
         self.lane = lane
+        self.delay = delay
+        """Why it began to wait."""
         self.clients: set[str] = set()
         self.on_slot = on_slot
         """Called when it has got a slot."""
@@ -178,11 +183,16 @@ class Slots:
         self.waiting = 0
         """Requests that wait."""
         self._refused: Counter[Refusal] = Counter()
+        self._waited: Counter[Delay] = Counter()
 
     @property
     def taken(self) -> int:
         """Slots in use."""
         return self._all.total.taken
+
+    def under_way(self, lane: Lane, client: str) -> int:
+        """Slots of the client at the lane's host."""
+        return lane.taken_by.get(client, 0)
 
     def exceeded_by(self, connections: int) -> bool:
         """Whether this many connections are more than there may be."""
@@ -228,7 +238,8 @@ class Slots:
         waiting = dict.fromkeys(Purpose, 0)
         for lane in self._crowded:
             waiting[lane.purpose] += lane.waiting
-        return SlotUse(taken, waiting, {reason: self._refused[reason] for reason in Refusal})
+        refused = {reason: self._refused[reason] for reason in Refusal}
+        return SlotUse(taken, waiting, refused, {reason: self._waited[reason] for reason in Delay})
 
     # -- slots
 
@@ -299,11 +310,14 @@ class Slots:
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
         """Wait for a slot under these clients.  The caller must call `leave`.  Raises NoSlot if too many wait."""
-        waiting = Waiting(lane, on_slot)
+        clients = tuple(clients)
+        is_bound = all(self._is_at_bound(lane, client) for client in clients)
+        waiting = Waiting(lane, on_slot, Delay.CLIENT if is_bound else Delay.CONNECTIONS)
         for client in clients:
             self._add(waiting, client)
         if not waiting.clients:
             raise self.refusal(Refusal.QUEUE if self.waiting >= self._most_waiting else Refusal.CLIENT)
+        self._waited[waiting.delay] += 1
         self.waiting += 1
         lane.waiting += 1
         self._crowded[lane] = None

@@ -11,11 +11,29 @@ from typing import NamedTuple
 import pytest
 
 from gateway.config.limits import LimitsConfig
+from gateway.config.routes import RouteConfig
+from gateway.ops.limit_figures import LimitFigures
 from reference_pages.configuration import configuration
 
 HOME = Path(__file__).parents[2]
 BOUNDS = (HOME / "docs" / "reference" / "bounds.md").read_text()
 SECURITY = (HOME / "docs" / "security.md").read_text()
+LIMITS_GUIDE = (HOME / "docs" / "guides" / "limits.md").read_text()
+HARMLESS = {
+    f"limits.{name}"
+    for name in (
+        "client_v4_bits",
+        "client_v6_bits",
+        "compress_cache_bytes",
+        "compress_min_bytes",
+        "eviction",
+        "keepalive_timeout_s",
+        "max_flight_bytes",
+        "max_reply_bytes",
+    )
+}
+"""Limits that neither delay nor refuse a request, nor cut a client off that waits for something."""
+
 METRICS = (HOME / "docs" / "reference" / "metrics.md").read_text()
 DEFAULTS = dict(re.findall(r"^\| `([\w.]+)` \| `?\"?([^|]*?)\"?`? \|", configuration(), re.MULTILINE))
 """Each configuration key and its default, as the reference has them."""
@@ -43,6 +61,20 @@ CONSTANTS = [bound for bound in bounds() if ".py:" in bound.default]
 def test_every_limit_is_on_the_page() -> None:
     wanted = {f"limits.{name}" for name in LimitsConfig.model_fields}
     assert wanted - KEYS.keys() == set()
+
+
+def test_every_limit_that_delays_or_refuses_has_a_count_and_is_in_the_guide() -> None:
+    """An operator looks at metrics first, and at the guide next."""
+    keys = {f"limits.{name}" for name in LimitsConfig.model_fields} - HARMLESS
+    assert {key for key in keys if KEYS[key].metric == "–"} == set()
+    named = {f"limits.{name}" for name in re.findall(r"`(?:limits\.)?(\w+)`", LIMITS_GUIDE)}
+    assert keys - named == set()
+
+
+def test_every_label_of_a_limit_is_a_key() -> None:
+    labels = LimitFigures().client_limited.keys()
+    assert labels - (LimitsConfig.model_fields.keys() | RouteConfig.model_fields.keys()) == set()
+    assert {label for label in labels if f"`{label}`" not in LIMITS_GUIDE and f".{label}`" not in LIMITS_GUIDE} == set()
 
 
 @pytest.mark.parametrize("key", KEYS)

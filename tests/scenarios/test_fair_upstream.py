@@ -152,6 +152,31 @@ async def test_a_client_with_a_quarter_of_the_queue_is_refused_at_once_and_other
     assert figure(edge, "durable_gateway_upstream_slots", purpose="read") == 0
 
 
+@pytest.mark.http_1
+async def test_requests_that_wait_are_counted_by_the_bound_that_delays_them(
+    start: Start,
+    origin: RunningOrigin,
+    faults: Faults,
+    settings: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    edge = await start(origin.url, **{**settings, "client_upstream_requests": 2})
+    gate = faults.hold(kind=Kind.CATCHUP)
+
+    def waited(reason: str) -> float:
+        return figure(edge, "durable_gateway_upstream_waited_total", reason=reason)
+
+    asking = [edge.asking(f"/one{number}", of(1)) for number in range(5)]
+    await eventually(lambda: waited("client") == 3)
+    assert waited("connections") == 0
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.upstream"]
+    assert lines == ["requests of 192.0.2.1 wait: 2 are under way at one origin (limits.client_upstream_requests)"]
+    asking += [edge.asking(f"/two{number}", of(number)) for number in range(2, 20)]
+    await eventually(lambda: waited("connections") > 0)
+    gate.release()
+    assert {answer.status for answer in await bounded(asyncio.gather(*asking))} == {404}
+
+
 async def test_a_shared_fetch_does_not_wait_behind_its_first_clients_bound(
     hostile: Hostile, start: Start, settings: dict[str, Any]
 ) -> None:

@@ -11,6 +11,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Start, bounded
+from tests.scenarios.test_client_limits import counted
 from tests.waiting import eventually, pass_turns
 
 pytestmark = pytest.mark.http_1
@@ -195,6 +196,7 @@ async def test_a_slow_head_times_out(edge: Edge) -> None:
         if done:
             break
     assert await ended
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_header_timeout_s",] == 1
 
 
 async def test_pipelined_requests_are_answered_in_order(edge: Edge) -> None:

@@ -11,6 +11,7 @@ from gateway.origin.requests import Kind
 from gateway.server.connection import Connection
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer
+from tests.scenarios.test_client_limits import counted
 from tests.scenarios.wire import Dropped
 from tests.transports import Trust
 from tests.waiting import eventually, pass_turns
@@ -267,6 +268,7 @@ async def test_a_body_that_stops_coming_is_a_408_within_the_bound_and_no_write(e
     refused = await wire.answer()
     assert (refused.status, refused.is_one_line_of_text) == (408, True)
     assert await wire.is_ended()
+    assert counted(edge.gateway, "durable_gateway_client_limited_total")["client_idle_timeout_s",] == 1
     assert (await edge.get("/s")).body == b"before"
 
 

@@ -153,6 +153,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def _on_head_timeout(self) -> None:
         """The preface or a head was not completed in time."""
+        self.clients.metrics.client_limited("client_header_timeout_s")
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
             self.flush()
