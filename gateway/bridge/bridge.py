@@ -174,7 +174,6 @@ class Bridge:
             is_live,
             _once(requester.sent),
             self.sightings.of(key.digest()),
-            self._clock.now,
         )
         asked = Asked(
             call,

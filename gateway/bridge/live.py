@@ -63,7 +63,7 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     sighting = asked.call.sighting
     events = _Events(asked, place, sighting.known())
     is_beyond_end = sighting.closed_at is not None and sighting.closed_at < place
-    if is_beyond_end or (events.start == place and sighting.is_due(asked.call.now())):
+    if is_beyond_end:
         refused = await asked.call.recognise()
         if refused is not None:
             return refusal(refused)
@@ -79,6 +79,9 @@ async def open_sse(asked: Asked, tasks: Tasks) -> Made:
     try:
         # The first batch tells whether the records are there, and an error can still be a status.
         first = await anext(batches, None)
+        if first is not None and events.is_doubtful(first) and (refused := await asked.call.recognise(events.known)):
+            await batches.aclose()
+            return refusal(refused)
         data = b"" if first is None else events.of(first)
     except _Lost:
         await batches.aclose()
@@ -138,7 +141,8 @@ class _Events:
     def __init__(self, asked: Asked, place: int, known: Known) -> None:
         self._asked = asked
         self._at = place
-        self._known = known
+        self.known = known
+        """What was known of the stream when the session was asked for."""
         position = known.position
         self._overlap = position if position is not None and 0 < place == position.seq_num else None
         """The position after the record that is asked for again, until something has come."""
@@ -152,18 +156,25 @@ class _Events:
         """The sequence number that the session is to start at."""
         return self._at if self._overlap is None else self._at - 1
 
+    def is_doubtful(self, first: ReadBatch) -> bool:
+        """Whether the first batch does not show that the session is of the stream that was read before."""
+        return bool(first.records) and not self.known.is_shown_by(first.records)
+
     def of(self, batch: ReadBatch) -> bytes:
         """The events for the next batch.  Raises _Lost or _Replaced."""
         asked, tail, records = self._asked, batch.tail, batch.records
+        if not self._is_begun and asked.call.sighting.known().incarnation != self.known.incarnation:
+            raise _Replaced
         if not records:
             if tail is None:
                 return HEARTBEAT
             self._reach(tail.seq_num)
             return HEARTBEAT if self._is_told else self._control(up_to_date=True)
         check_run(records, 0)
-        asked.call.sighting.saw_records(self._known, records, asked.call.now(), is_proof=self._is_begun)
+        # A session is one stream's, and the first batch was compared.
+        asked.call.sighting.saw_records(self.known, records, is_proof=True)
         if self._overlap is not None and records[0].seq_num == self._overlap.seq_num - 1:
-            if records[0].timestamp != self._overlap.timestamp:
+            if asked.call.sighting.known().incarnation != self.known.incarnation:
                 raise _Replaced
             records = records[1:]
         self._overlap = None

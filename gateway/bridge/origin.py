@@ -21,7 +21,16 @@ from gateway.limits.askers import Askers
 from gateway.s2 import protobuf, session
 from gateway.s2.errors import Unwritten, parse_error
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
-from gateway.s2.records import AppendAck, AppendInput, Record, StreamPosition
+from gateway.s2.records import (
+    MAX_BATCH_METERED_BYTES,
+    MAX_BATCH_RECORDS,
+    AppendAck,
+    AppendInput,
+    Record,
+    StreamPosition,
+    metered_bytes,
+    total_metered_bytes,
+)
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
@@ -41,6 +50,9 @@ _MOST_INCARNATIONS: Final = 3
 
 _MOST_COMMAND_BYTES: Final = 64
 """Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
+
+_MOST_OVERLAP_BYTES: Final = 1 << 16
+"""Metered bytes of the largest record that is asked for again together with its successors."""
 
 _JSON: Final = "application/json"
 
@@ -74,7 +86,6 @@ class Call:
     is_live: bool
     on_sent: Callable[[], object]
     sighting: Sighting
-    now: Callable[[], float]
 
     async def read(self, query: ReadQuery) -> Found | AtTail | Refused:
         """A unary read.  Raises a GatewayError."""
@@ -105,30 +116,58 @@ class Call:
         return outcome.records[0]
 
     async def read_from(self, seq_num: int, wait_s: int | None = None) -> Found | AtTail | Refused:
-        """A unary read from a number on, by which the stream is recognised if that is due.  It waits at the tail for so
-        many seconds.  Raises a GatewayError."""
+        """A unary read from a number on, of the stream that was read before.  It waits at the tail for so many seconds.
+
+        If its records do not show whose they are, the last record that was read before is asked for again.  Behind a
+        full page it is asked for with its successors, because there these are likely.  Raises a GatewayError.
+        """
         for _ in range(_MOST_INCARNATIONS):
             known = self.sighting.known()
-            outcome = await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
-            if self._is_doubtful(outcome) and (refused := await self.recognise()) is not None:
+            joined = await self._read_joined(known, seq_num)
+            outcome = joined or await self._read(ReadQuery(FromSeqNum(seq_num), wait_s=wait_s))
+            if self._is_doubtful(known, outcome, joined) and (refused := await self.recognise(known)) is not None:
                 return refused
             if self.sighting.known().incarnation == known.incarnation:
-                self._saw(known, outcome)
+                if isinstance(outcome, Found):
+                    self.sighting.saw_records(known, outcome.records, is_proof=True)
+                    # One record fewer if the one before the first was asked for again.
+                    is_full = len(outcome.records) >= MAX_BATCH_RECORDS - 1 or (
+                        2 * total_metered_bytes(outcome.records) >= MAX_BATCH_METERED_BYTES
+                    )
+                    is_full &= metered_bytes(outcome.records[-1]) <= _MOST_OVERLAP_BYTES
+                    self.sighting.full_to = outcome.records[-1].seq_num + 1 if is_full else 0
+                else:
+                    self._saw(known, outcome)
                 return outcome
             # Another reply has shown the stream's successor: this one may be of either.
             wait_s = None
         raise UpstreamBroken("Stream changes faster than it can be read")
 
-    async def recognise(self) -> Refused | None:
-        """Recognise the stream by the furthest record that was seen of it, or say why not.  Raises a GatewayError."""
-        known = self.sighting.known()
+    async def _read_joined(self, known: Known, seq_num: int) -> Found | None:
+        """Records from a number on, by a read of the last one that was read before and its successors; None if that is
+        not due, or brings nothing new.  Raises a GatewayError."""
+        position = known.position
+        if position is None or seq_num != position.seq_num or seq_num != self.sighting.full_to:
+            return None
+        outcome = await self._read(ReadQuery(FromSeqNum(seq_num - 1)))
+        if not isinstance(outcome, Found):
+            return None
+        self.sighting.saw_records(known, outcome.records)
+        left = tuple(record for record in outcome.records if record.seq_num >= seq_num)
+        return Found(left, outcome.tail) if left else None
+
+    async def recognise(self, known: Known | None = None) -> Refused | None:
+        """Ask for the last record again that was read of the stream, as far as it was known, or say why not.
+
+        Raises a GatewayError.
+        """
+        known = known or self.sighting.known()
         if known.position is None or not known.position.seq_num:
             return None
         seq_num = known.position.seq_num - 1
         outcome = await self._read(ReadQuery(FromSeqNum(seq_num), count=1))
-        if isinstance(outcome, Found) and outcome.records[0].seq_num > seq_num:
-            self.sighting.cannot_tell(self.now())
-        else:
+        # If it has been trimmed, nothing that was read before is left, and nothing can tell.
+        if not isinstance(outcome, Found) or outcome.records[0].seq_num == seq_num:
             self._saw(known, outcome)
         return outcome if isinstance(outcome, Refused) else None
 
@@ -172,7 +211,7 @@ class Call:
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
             # Bytes that are not of S2 decode too: an empty body is a message of zeros.
             raise UpstreamBroken("Origin acknowledged other records than it was sent")
-        self.sighting.saw_append(known, ack, self.now())
+        self.sighting.saw_append(known, ack)
         return ack
 
     async def create(self) -> Refused | None:
@@ -198,14 +237,15 @@ class Call:
     def _stream(self) -> str:
         return self.base + self.name.path
 
-    def _is_doubtful(self, outcome: Found | AtTail | Refused) -> bool:
-        """Whether the stream has to be recognised before the outcome is joined to what is known of it."""
+    def _is_doubtful(self, known: Known, outcome: Found | AtTail | Refused, joined: Found | None) -> bool:
+        """Whether the stream has to be recognised before the outcome is joined to what is known of it; `joined` is the
+        outcome if it came together with the record before it."""
         closed_at = self.sighting.closed_at
         match outcome:
             case Found(records):
                 # Behind the mark, or of a stream that is not closed.
                 is_behind = closed_at is not None and closed_at < records[0].seq_num
-                return is_behind or self.sighting.is_due(self.now())
+                return is_behind or (joined is None and not known.is_shown_by(records))
             case AtTail(tail):
                 return closed_at is not None and not self.sighting.has_read_to(tail)
             case _:
@@ -238,9 +278,9 @@ class Call:
     def _saw(self, known: Known, outcome: Found | AtTail | Refused) -> None:
         match outcome:
             case Found(records):
-                self.sighting.saw_records(known, records, self.now())
+                self.sighting.saw_records(known, records)
             case AtTail(tail):
-                self.sighting.saw_tail(known, tail, self.now())
+                self.sighting.saw_tail(known, tail)
             case Refused(is_absent=True):
                 self.sighting.gone(known)
             case _:

@@ -33,6 +33,17 @@ _LOOK_BACK: Final = 64
 TRIMMED: Final = text(410, "The records after this offset have been trimmed")
 
 
+_MOST_BEGINNINGS: Final = 3
+"""How often an answer begins from its start because the stream was created again."""
+
+
+class _CreatedAgain(UpstreamBroken):
+    """The stream was created again while it was read."""
+
+    def __init__(self) -> None:
+        super().__init__("Stream was created again while it was read")
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """Where a stream ends now."""
@@ -129,9 +140,14 @@ async def now(asked: Asked) -> Made:
 
 async def catch_up(asked: Asked) -> Made:
     """Answer a catch-up read.  Raises BadOffset or a GatewayError."""
-    answer = _Answer(asked.place)
-    refused = await _read_on(asked, answer)
-    return _made(asked, answer) if refused is None else refusal(refused)
+    for _ in range(_MOST_BEGINNINGS):
+        answer = _Answer(asked.place)
+        try:
+            refused = await _read_on(asked, answer)
+        except _CreatedAgain:
+            continue
+        return _made(asked, answer) if refused is None else refusal(refused)
+    raise _CreatedAgain
 
 
 async def long_poll(asked: Asked) -> Made:
@@ -181,7 +197,7 @@ def _take(asked: Asked, answer: _Answer, outcome: Found | AtTail) -> None:
     """Take one page, or what is known instead.  Raises UpstreamBroken if it is of another stream than those before."""
     place, identity = answer.end, asked.call.sighting.identity
     if answer.identity not in ("", identity):
-        raise UpstreamBroken("Stream was created again while it was read")
+        raise _CreatedAgain
     answer.identity = identity
     closed_at = asked.call.sighting.closed_at
     if closed_at is not None and closed_at <= place:

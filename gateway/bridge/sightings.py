@@ -6,8 +6,9 @@ does a tail that lies before a record that was seen, or an append that got such 
 is another *incarnation*; entity tags name it, and the engine drops what it holds of the one before.
 
 A reply is compared with what was known when it was asked for, because replies overtake each other.  A reply that says
-nothing of a record that was seen proves nothing.  It is believed for `VERIFIED_S` after the last proof; then the
-furthest record that was seen is asked for again (`is_due`).
+nothing of a record that was seen proves nothing: what it brings may be another stream's, so it is not joined to what
+was read before until that record has been asked for again.  A stream that is gone never comes back, so a record that is
+the same before and after a reply shows whose the reply is.
 
 The table is bounded.  A stream that falls out of it is taken for the same when it is seen again.
 """
@@ -25,9 +26,6 @@ from gateway.s2.records import AppendAck, Record, StreamPosition
 MOST_SIGHTINGS: Final = 65_536
 """Streams in the table; the one that was used least recently falls out."""
 
-VERIFIED_S: Final = 10.0
-"""How long after it was recognised a stream is taken for the same without a question, in seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -35,18 +33,27 @@ class Known:
 
     incarnation: int
     position: StreamPosition | None
-    """The furthest position seen: the number after a record, and the timestamp of that record."""
+    """The number after the last record that was read of the stream, and the timestamp of that record; of a stream of
+    which none was read, the tail."""
+    mark: int | None = None
+    """A hash of that record; None if it was not read."""
+
+    def is_shown_by(self, records: Sequence[Record]) -> bool:
+        """Whether these consecutive records, of which there is at least one, have the record before the position."""
+        return self.position is not None and records[0].seq_num < self.position.seq_num <= records[-1].seq_num + 1
 
 
 class Sighting:
     """One stream."""
 
-    __slots__ = ("_incarnation", "_position", "_read_to", "_verified_at", "closed_at")
+    __slots__ = ("_incarnation", "_mark", "_position", "_read_to", "closed_at", "full_to")
 
     def __init__(self) -> None:
         self._incarnation = 0
         self._position: StreamPosition | None = None
-        self._verified_at = 0.0
+        self._mark: int | None = None
+        self.full_to = 0
+        """Where the last page ended that was as long as S2 allows: more records are likely to follow."""
         self._read_to: StreamPosition | None = None
         """The furthest position whose record before it was read, and not only named as a tail."""
         self.closed_at: int | None = None
@@ -62,30 +69,23 @@ class Sighting:
 
     def known(self) -> Known:
         """What is known now, to compare the reply with to a request that is about to be sent."""
-        return Known(self._incarnation, self._position)
-
-    def is_due(self, now: float) -> bool:
-        """Whether the stream should be recognised before what follows the known position is believed."""
-        position = self._position
-        return position is not None and position.seq_num > 0 and now - self._verified_at > VERIFIED_S
+        return Known(self._incarnation, self._position, self._mark)
 
     def has_read_to(self, tail: StreamPosition) -> bool:
         """Whether the last record before this tail, which may be the mark of the close, has been seen."""
         return tail.seq_num == 0 or tail == self._read_to
 
-    def saw_tail(self, known: Known, tail: StreamPosition, now: float) -> None:
+    def saw_tail(self, known: Known, tail: StreamPosition) -> None:
         """A reply has named the tail."""
-        position, is_other, is_proof = known.position, False, False
+        position, is_other = known.position, False
         if position is not None:
-            is_other = tail.seq_num < position.seq_num
-            if tail.seq_num == position.seq_num:
-                is_proof = tail == position
-                is_other = not is_proof
-        self._saw(known, tail, now, is_other=is_other, is_proof=is_proof)
+            is_other = tail.seq_num < position.seq_num or (tail.seq_num == position.seq_num and tail != position)
+        # Between the last record read and the tail may be another stream's.
+        self._saw(known, tail, None, is_other=is_other, is_known=known.mark is None)
 
-    def saw_records(self, known: Known, records: Sequence[Record], now: float, *, is_proof: bool = False) -> None:
+    def saw_records(self, known: Known, records: Sequence[Record], *, is_proof: bool = False) -> None:
         """A reply has brought these consecutive records, of which there is at least one.  `is_proof` means that they
-        follow others of the same stream."""
+        are known to be of the same stream."""
         last = records[-1]
         is_other = False
         if (position := known.position) is not None:
@@ -94,12 +94,13 @@ class Sighting:
                 # All of them lie before it: timestamps never decrease.
                 is_other = last.timestamp > position.timestamp
             elif index >= 0:
-                is_proof = records[index].timestamp == position.timestamp
-                is_other = not is_proof
+                is_other = records[index].timestamp != position.timestamp
+                is_other |= known.mark is not None and hash(records[index]) != known.mark
+                is_proof = not is_other
             else:
                 is_other = records[0].timestamp < position.timestamp
         end = StreamPosition(last.seq_num + 1, last.timestamp)
-        self._saw(known, end, now, is_other=is_other, is_proof=is_proof)
+        self._saw(known, end, hash(last), is_other=is_other, is_known=is_proof)
         if known.incarnation == self._incarnation or is_other:
             if self._read_to is None or end.seq_num >= self._read_to.seq_num:
                 self._read_to = end
@@ -108,36 +109,36 @@ class Sighting:
                 # S2 writers may fence twice with the token: the first mark ends the stream.
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
-    def saw_append(self, known: Known, ack: AppendAck, now: float) -> None:
+    def saw_append(self, known: Known, ack: AppendAck) -> None:
         """Records were appended: in the same stream, behind all that was seen before they were sent."""
         if known.position is not None and ack.start.seq_num < known.position.seq_num:
-            self._saw(known, ack.end, now, is_other=True, is_proof=False)
-
-    def cannot_tell(self, now: float) -> None:
-        """The record that was asked for again has been trimmed: take the stream for the same."""
-        self._verified_at = now
+            self._saw(known, ack.end, None, is_other=True, is_known=False)
 
     def gone(self, known: Known) -> None:
         """The origin has no such stream, or has begun a new one."""
         if known.incarnation == self._incarnation and self._position is not None:
             self._begin_another()
 
-    def _saw(self, known: Known, position: StreamPosition, now: float, *, is_other: bool, is_proof: bool) -> None:
+    def _saw(self, known: Known, position: StreamPosition, mark: int | None, *, is_other: bool, is_known: bool) -> None:
+        """A record was seen; `is_known` means that it is of the stream that was read before, if it is not another's."""
         if known.incarnation != self._incarnation:
             # It was asked for before the stream took the other's place: it may be of either.
             return
         if is_other:
             self._begin_another()
-        if is_proof or self._position is None:
-            self._verified_at = now
-        elif self.is_due(now):
-            return
-        if self._position is None or position.seq_num >= self._position.seq_num:
-            self._position = position
+        held = self._position
+        if held is not None:
+            is_first_read = self._mark is None and mark is not None
+            if not is_known or (position.seq_num < held.seq_num and not is_first_read):
+                return
+            if position == held and mark is None:
+                return
+        self._position, self._mark = position, mark
 
     def _begin_another(self) -> None:
         self._incarnation += 1
-        self._position = self._read_to = self.closed_at = None
+        self._position = self._mark = self._read_to = self.closed_at = None
+        self.full_to = 0
 
 
 class Sightings:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.bridge.sightings import MOST_SIGHTINGS, VERIFIED_S, Known, Sighting, Sightings
+from gateway.bridge.sightings import MOST_SIGHTINGS, Known, Sighting, Sightings
 from gateway.s2.records import Record, StreamPosition
 from tests.effort import examples
 
@@ -23,7 +23,6 @@ class SightingOfAStream(RuleBasedStateMachine):
         self.life = 0
         self.timestamps: list[int] = []
         self.clock = 0
-        self.now = 0.0
         self.asked: list[tuple[Known, int, int]] = []
         """Requests under way: what was known, and the stream's life and tail when the origin answered."""
 
@@ -41,10 +40,6 @@ class SightingOfAStream(RuleBasedStateMachine):
         self.asked = []
 
     @rule()
-    def wait(self) -> None:
-        self.now += VERIFIED_S + 1
-
-    @rule()
     def ask(self) -> None:
         self.asked.append((self.sighting.known(), self.life, len(self.timestamps)))
 
@@ -56,12 +51,12 @@ class SightingOfAStream(RuleBasedStateMachine):
         before = self.sighting.identity
         is_new_life = known.position is not None and not self._is_of_this_life(known)
         if kind == "tail" or not tail:
-            self.sighting.saw_tail(known, self._position(tail), self.now)
+            self.sighting.saw_tail(known, self._position(tail))
             can_tell = is_new_life and known.position is not None and tail <= known.position.seq_num
         else:
             first = data.draw(st.integers(0, tail - 1))
             records = [Record(at, self.timestamps[at]) for at in range(first, tail)]
-            self.sighting.saw_records(known, records, self.now)
+            self.sighting.saw_records(known, records)
             can_tell = is_new_life and known.position is not None and first < known.position.seq_num
         if not is_new_life:
             assert self.sighting.identity == before
@@ -85,39 +80,45 @@ TestSighting = SightingOfAStream.TestCase
 TestSighting.settings = settings(max_examples=examples(60, 400), stateful_step_count=30)
 
 
-def test_a_stream_is_recognised_again_after_a_while() -> None:
+def test_records_that_prove_nothing_move_no_position() -> None:
     sighting = Sighting()
-    assert not sighting.is_due(100.0)
-    sighting.saw_records(sighting.known(), [Record(0, 5)], 100.0)
-    assert not sighting.is_due(100.0 + VERIFIED_S)
-    late = 100.0 + VERIFIED_S + 1
-    assert sighting.is_due(late)
-    # What proves nothing is not believed any more.
-    sighting.saw_tail(sighting.known(), StreamPosition(9, 9), late)
-    sighting.saw_records(sighting.known(), [Record(1, 9)], late)
+    sighting.saw_records(sighting.known(), [Record(0, 5)])
+    sighting.saw_tail(sighting.known(), StreamPosition(9, 9))
+    sighting.saw_records(sighting.known(), [Record(1, 9)])
     assert sighting.known().position == StreamPosition(1, 5)
-    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 9)], late)
+    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 9)])
     assert sighting.known().position == StreamPosition(2, 9)
-    assert not sighting.is_due(late)
+    sighting.saw_records(sighting.known(), [Record(2, 9)], is_proof=True)
+    assert sighting.known().position == StreamPosition(3, 9)
+
+
+def test_another_body_with_the_same_timestamp_is_another_stream() -> None:
+    sighting = Sighting()
+    sighting.saw_records(sighting.known(), [Record(0, 5, (), b"old")])
+    before = sighting.identity
+    sighting.saw_records(sighting.known(), [Record(0, 5, (), b"old"), Record(1, 5)])
+    assert sighting.identity == before
+    sighting.saw_records(sighting.known(), [Record(1, 5, (), b"new")])
+    assert sighting.identity != before
 
 
 def test_a_stream_that_is_gone_comes_back_as_another() -> None:
     sighting = Sighting()
-    sighting.saw_records(sighting.known(), [Record(0, 5)], 0.0)
+    sighting.saw_records(sighting.known(), [Record(0, 5)])
     before = sighting.identity
     sighting.gone(sighting.known())
-    sighting.saw_records(sighting.known(), [Record(0, 5)], 0.0)
+    sighting.saw_records(sighting.known(), [Record(0, 5)])
     assert sighting.identity != before
 
 
 def test_two_replies_of_one_new_stream_make_one() -> None:
     sighting = Sighting()
-    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 5)], 0.0)
+    sighting.saw_records(sighting.known(), [Record(0, 5), Record(1, 5)])
     first, second, third = sighting.known(), sighting.known(), sighting.known()
-    sighting.saw_tail(first, StreamPosition(1, 9), 0.0)
+    sighting.saw_tail(first, StreamPosition(1, 9))
     now = sighting.identity
-    sighting.saw_tail(second, StreamPosition(1, 9), 0.0)
-    sighting.saw_records(third, [Record(0, 9)], 0.0)
+    sighting.saw_tail(second, StreamPosition(1, 9))
+    sighting.saw_records(third, [Record(0, 9)])
     assert sighting.identity == now
     assert sighting.known().position == StreamPosition(1, 9)
 
