@@ -13,11 +13,13 @@ brings them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.conditional import is_not_modified, not_modified
+from gateway.engine.confirming import LEAST_AGE_S, Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import head_answer, now_answer, origin_error_answer, stream_headers
@@ -27,7 +29,16 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Stream
-from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead, as_seen_by
+from gateway.upstream.flight import (
+    METADATA,
+    REFUSED_TO_ANOTHER,
+    Beyond,
+    Flight,
+    NotShareable,
+    OriginError,
+    StreamHead,
+    as_seen_by,
+)
 
 _SMALL_BYTES = 1 << 16
 """A body up to this size is awaited, so that it is sent whole and with its length."""
@@ -42,12 +53,14 @@ class CatchUp:
     def __init__(
         self,
         fetches: FetchTable,
+        confirming: Confirming,
         live: LiveTopics,
         clock: Clock,
         max_reply_bytes: int,
         follow: Callable[[Read, Stream], None],
     ) -> None:
         self._fetches = fetches
+        self._confirming = confirming
         self._live = live
         self._clock = clock
         self._max_reply_bytes = max_reply_bytes
@@ -71,7 +84,9 @@ class CatchUp:
         return await self._attempt(read, stream).head()
 
     def _attempt(self, read: Read, stream: Stream) -> _Attempt:
-        return _Attempt(self._fetches, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream)
+        return _Attempt(
+            self._fetches, self._confirming, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream
+        )
 
 
 class _Attempt:
@@ -80,6 +95,7 @@ class _Attempt:
     def __init__(
         self,
         fetches: FetchTable,
+        confirming: Confirming,
         live: LiveTopics,
         clock: Clock,
         limit: int,
@@ -88,6 +104,7 @@ class _Attempt:
         stream: Stream,
     ) -> None:
         self._fetches = fetches
+        self._confirming = confirming
         self._live = live
         self._clock = clock
         self._limit = limit
@@ -102,6 +119,8 @@ class _Attempt:
         self._ended_mark = stream.ended_mark
         self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
+        self._is_confirmed = False
+        """Whether the origin has confirmed the tape's bytes to this read."""
 
     async def run(self) -> Answer:
         read, stream = self._read, self._stream
@@ -119,6 +138,8 @@ class _Attempt:
         while True:
             self._check_incarnation()
             self._take_tape()
+            if self._stored_at and not self._is_confirmed and (answer := await self._confirm()) is not None:
+                return answer
             if self._ends_here() and await self._may_answer_alone():
                 return self._answer_here(Outcome.COLLAPSED if self._has_joined else Outcome.HIT)
             self._check_incarnation()
@@ -151,6 +172,26 @@ class _Attempt:
         if is_forgotten and (self._at != self._read.start or stream.ended_mark != self._ended_mark):
             raise TailMovedBack
 
+    async def _confirm(self) -> Answer | None:
+        """Have the origin confirm the bytes that the walk has taken from the tape, if that is due.
+
+        Returns the answer if the origin's answer settles it: a refusal, or that the walk has reached the tail.
+        """
+        if not self._confirming.is_due(self._read, self._stream):
+            return None
+        head = await self._confirming.ask(self._read, self._stream)
+        self._check_incarnation()
+        self._is_confirmed = True
+        if isinstance(head, NotShareable):
+            raise Uncacheable(head)
+        if isinstance(head, OriginError) and head.status == 410:
+            return origin_error_answer(self._read.route, head, Outcome.MISS)
+        if isinstance(head, OriginError | GatewayError):
+            return self._failed(head)
+        if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == self._at:
+            return self._answer(Outcome.REVALIDATED, up_to_date=True, is_closed=head.is_closed, fwd_status=200)
+        return None
+
     def _read_on(self) -> bool:
         """Whether the tape now holds more than was walked over."""
         return self._stream.tape.knows_after(self._at) and self.parts.size < self._limit
@@ -162,13 +203,17 @@ class _Attempt:
 
     def _tail_now(self) -> str | None:
         """The tail, if it may be stated without asking the origin; does not check the stream's lifetime."""
-        stream = self._stream
+        stream, read = self._stream, self._read
         if stream.tape.closed_at is not None:
             return stream.tape.closed_at
         if stream.tape.tail is None:
             return None
-        tail = stream.tape.resolve(stream.tape.tail)
-        return tail if stream.tail_until(tail) > self._clock.now() else None
+        tail, now = stream.tape.resolve(stream.tape.tail), self._clock.now()
+        if stream.tail_until(tail) <= now:
+            return None
+        # A client that asks for a more recent statement of the tail has the origin asked.
+        oldest = -math.inf if read.max_age_s is None else now - max(LEAST_AGE_S, read.max_age_s)
+        return tail if stream.sighting is not None and stream.sighting.seen_at >= oldest else None
 
     async def _known_tail(self) -> str | None:
         """The tail, if the origin need not be asked for it; counts the request, which may start a follower."""
@@ -279,7 +324,9 @@ class _Attempt:
         stream, read, seen, now = self._stream, self._read, self._stream.sighting, self._clock.now()
         if not self.parts.size or seen is None or seen.stale_until <= now or stream.tape.resolve(seen.at) != self._at:
             return None
-        if not stream.holds_acknowledged(self._at) or not stream.may_answer_alone(now, read.route.config.trust_s):
+        if read.max_age_s is not None or not stream.holds_acknowledged(self._at):
+            return None
+        if not stream.may_answer_alone(now, read.route.config.trust_s):
             return None
         if self._fetches.pending(stream, self._at) is None:
             self._fetches.join(stream, self._at, read.route, read.source)
@@ -356,7 +403,8 @@ class _Attempt:
         if (tail := await self._known_tail()) is not None:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            self._allow_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
+            if read.max_age_s is None:
+                self._allow_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -372,9 +420,16 @@ class _Attempt:
         if isinstance(head, TailMovedBack):
             raise head.anew()
         is_walking = self._at != self._read.start
+        if is_walking and isinstance(head, OriginError) and head.status == 410:
+            # The origin has trimmed the bytes before this offset as well, so what it has begins later: ask it for what
+            # the client has asked for.
+            if stream.ended is None and stream.tape.knows_after(self._read.start):
+                raise Uncacheable(REFUSED_TO_ANOTHER)
+            raise TailMovedBack
         if isinstance(head, OriginError) and head.status < 500:
             return origin_error_answer(self._read.route, head, Outcome.MISS)
         is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
+        is_there &= not stream.must_revalidate or not self._confirming.is_due(self._read, stream)
         if is_walking and self.parts.size and is_there and stream.holds_acknowledged(self._at):
             # Send the immutable bytes without a statement about the tail: the reader continues from their end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
@@ -404,8 +459,10 @@ class _Attempt:
         if outcome is Outcome.HIT and (is_tail or stale_s is not None):
             # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
-        elif outcome is Outcome.HIT and self._stored_at:
-            age_s = self._clock.now() - self._stored_at
+        elif outcome in (Outcome.HIT, Outcome.STALE_IF_ERROR) and self._stored_at:
+            # Bytes are as old as the latest answer of the origin that showed it to have them (RFC 9111 §4.2.3).
+            since = stream.confirmed_at(read.start)
+            age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
@@ -416,7 +473,7 @@ class _Attempt:
             answer = Answer(304, not_modified(headers), outcome, run=run)
         else:
             answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, run=run)
-        if outcome is Outcome.HIT and stale_s is None:
+        if outcome is Outcome.HIT and stale_s is None and read.max_age_s is None:
             self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
 

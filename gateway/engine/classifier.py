@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gateway.aio.clock import Clock
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import response_headers_for_client
-from gateway.protocol.freshness import lifetime_from_headers
+from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
@@ -63,14 +64,23 @@ class TapeFacts(NamedTuple):
     identity: str | None
     stale_marks: int
     acks: int
+    asked_at: float
+    """When it was sent, in Unix seconds."""
 
     @classmethod
-    def of(cls, stream: Stream, start: str) -> TapeFacts:
-        """What is known now about a request for the bytes after `start`."""
+    def of(cls, stream: Stream, start: str, wall: float) -> TapeFacts:
+        """What is known at `wall` (Unix seconds) about a request for the bytes after `start`, which is sent now."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         return cls(
-            tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.identity, stream.stale_marks, stream.acks
+            tape.tail,
+            tape.closed_at,
+            has_seen,
+            has_seen and is_token,
+            stream.identity,
+            stream.stale_marks,
+            stream.acks,
+            wall,
         )
 
 
@@ -80,6 +90,7 @@ class ReplyClassifier:
     def __init__(
         self,
         store: TapeStore,
+        clock: Clock,
         metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
         on_stale: Callable[[Stream], None],
@@ -89,6 +100,7 @@ class ReplyClassifier:
         """`on_short` is called when the origin names a tail that lacks what was acknowledged; it may forget what is
         held.  `is_written` tells whether a write to a path is under way."""
         self._store = store
+        self._clock = clock
         self._metrics = metrics
         self._on_end = on_end
         self._on_stale = on_stale
@@ -178,7 +190,8 @@ class ReplyClassifier:
         if flight.start != METADATA:
             stream.record_caching(headers, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
-            stream.record_head(headers)
+            told = lifetime_from_headers(headers)
+            stream.record_head(headers, lifetime_here(told, headers, facts.asked_at, self._clock.wall()))
         if is_beyond and not self._is_written(stream.key.group):
             stream.beyond.record(flight.start)
         self._store.weigh(stream)
@@ -205,9 +218,9 @@ class ReplyClassifier:
 
     def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> None:
         """The origin has answered 404 or 410."""
-        # An origin never trims the tail: a 410 there is of the stream itself.  Elsewhere it may be trimmed or
-        # soft-deleted: the next request at the tail tells which.
-        may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW, facts.tail)
+        # A 410 for an offset may be of the offset alone, even if no later one is known: the next request that names none,
+        # or a later one, shows whether it is of the stream.
+        may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(source.asker):
             # The live readers' own request shows whether it is gone, and so does the next request of each other.
             stream.mark_stale()
@@ -218,7 +231,12 @@ class ReplyClassifier:
             stream.mark_stale()
             self._on_stale(stream)
         elif may_be_trimmed:
+            if facts.has_seen or flight.start == START:
+                # An origin trims from the front, so it has nothing before either.
+                self._store.forget_through(stream, flight.start)
             stream.mark_stale()
+            if flight.start == facts.tail:
+                self._on_stale(stream)
         else:
             why = End.GONE if status == 410 else End.DELETED
             if self._store.drop(stream, why):

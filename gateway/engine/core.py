@@ -18,6 +18,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
 from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
 from gateway.engine.incarnations import Incarnations
@@ -150,10 +151,11 @@ class Engine:
         )
         self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
-        self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
+        confirming = Confirming(self.fetches, clock)
+        self._catch_up = CatchUp(self.fetches, confirming, self.live, clock, limits.max_reply_bytes, self._follow)
         wheel = Wheel(clock)
         self._incarnations = Incarnations(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
-        self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         # Bytes that wake waiting clients are new and mostly small: code them only if that needs no waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)

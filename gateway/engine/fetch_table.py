@@ -18,10 +18,12 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from multidict import CIMultiDict
+
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
-from gateway.engine.arrival import receive
 from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
+from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
 from gateway.engine.route import Route
@@ -30,7 +32,6 @@ from gateway.errors import (
     GatewayError,
     ShortOfMemory,
     TailMovedBack,
-    UpstreamBroken,
     UpstreamCongested,
     UpstreamUnavailable,
 )
@@ -46,6 +47,7 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
+    CONFIRMATION,
     METADATA,
     Beyond,
     Flight,
@@ -59,7 +61,7 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 from gateway.upstream.upstream import Upstream
 
-_KINDS = {METADATA: "metadata", NOW: "tail"}
+_KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
 
@@ -103,7 +105,8 @@ class FetchTable:
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale, on_short, is_written)
+        self._bodies = FlightBodies(store, clock, metrics, on_stale)
+        self._classifier = ReplyClassifier(store, clock, metrics, on_end, on_stale, on_short, is_written)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -126,31 +129,33 @@ class FetchTable:
         """The latest flight of each stream and starting token, with its stream."""
         return ((stream, flight) for (stream, _), flight in self._pending.items())
 
-    def pending(self, stream: Stream, start: str) -> Flight | None:
-        """The latest flight for the bytes after `start`, unless it is over or overtaken."""
-        flight = self._pending.get((stream, start))
+    def pending(self, stream: Stream, key: str) -> Flight | None:
+        """The latest flight of this key, such as the offset it starts from, unless it is over or overtaken."""
+        flight = self._pending.get((stream, key))
         if flight is None or flight.is_over or (flight.is_sent and is_overtaken(stream, flight)):
             return None
         return flight
 
-    def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
+    def join(
+        self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
+    ) -> tuple[Flight, bool]:
         """Join the flight that has not been sent yet, launching one if there is none; return it and whether it was
-        launched now.
+        launched now.  `key` is that of the flight if it is not `start`.
 
         If a flight has been sent and is not over, call `join_earlier` first; this call launches its replacement.
         """
-        flight = self.pending(stream, start)
+        flight = self.pending(stream, key or start)
         if flight is not None and not flight.is_sent:
             flight.askers.join(source.client)
             flight.span.joined()
             note_fetch(flight, leads=False)
             return flight, False
-        flight = Flight(start, self.keep_bytes, source.client)
+        flight = Flight(start, self.keep_bytes, source.client, key)
         flight.incarnation = stream.tape.incarnation
         flight.is_passing = self._store.is_not_stored(stream)
-        flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
+        flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
         note_fetch(flight, leads=True)
-        self._pending[stream, start] = flight
+        self._pending[stream, flight.key] = flight
         stream.hold()
         route.retries.request()
         flight.task = self._tasks.start(self._run_flight(stream, flight, route, source), f"flight {start}")
@@ -165,8 +170,8 @@ class FetchTable:
             flight.give_up()
         self._report_unclaimed(stream, flight, source)
         flight.span.end(*_result(flight), flight.size)
-        if self._pending.get((stream, flight.start)) is flight:
-            del self._pending[stream, flight.start]
+        if self._pending.get((stream, flight.key)) is flight:
+            del self._pending[stream, flight.key]
         self._store.release(stream)
 
     def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:
@@ -264,7 +269,7 @@ class FetchTable:
         flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
-        if not self._store.may_grow and flight.start not in (METADATA, NOW, stream.tape.tail):
+        if not self._store.may_grow and flight.key not in (METADATA, NOW, CONFIRMATION, stream.tape.tail):
             # What follows a known tail is little, and readers of what is in memory go on.
             flight.fail(ShortOfMemory())
             return
@@ -290,15 +295,20 @@ class FetchTable:
         is_metadata = flight.start == METADATA
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
+        headers = source.headers
+        if flight.key == CONFIRMATION:
+            # From the origin itself, and not from a cache before it (RFC 9111 §5.2.1.4).
+            headers = CIMultiDict(headers)
+            headers["Cache-Control"] = "no-cache"
         asked_at = self._clock.now()
         flight.incarnation, flight.write_version = stream.tape.incarnation, stream.write_version
-        facts = TapeFacts.of(stream, flight.start)
+        facts = TapeFacts.of(stream, flight.start, self._clock.wall())
         name = route.config.name
         try:
             async with await self._upstream.send(
                 "HEAD" if is_metadata else "GET",
                 url,
-                source.headers,
+                headers,
                 source.bounds,
                 client=flight.askers,
                 on_sent=lambda: self._sent(flight, mode, name),
@@ -341,7 +351,7 @@ class FetchTable:
                     return None
                 stream.contacted(asked_at)
                 stream.revalidated(facts.stale_marks)
-                await self._read_body(stream, flight, head, reply, name)
+                await self._bodies.take(stream, flight, head, reply, route, asked_at)
                 return None
         except TailMovedBack as error:
             if not is_overtaken(stream, flight):
@@ -400,26 +410,6 @@ class FetchTable:
                 if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
-
-    async def _read_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
-        def received(size: int) -> None:
-            self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
-            flight.fetched += size
-
-        await receive(stream, flight, head, reply, self._store, received)
-        start, end = flight.start, head.next_offset
-        if start == NOW:
-            if flight.size:
-                raise UpstreamBroken
-        elif flight.is_kept and not is_overtaken(stream, flight):
-            if flight.is_passing and not stream.has_topic:
-                # The bytes are for the flight's readers alone.
-                self._store.count_unstored(flight.size)
-            else:
-                self._store.store(stream, start, end, flight.kept, self._clock.now())
-                if stream.tape.knows_after(start):
-                    flight.shared = stream.shared_bytes()
-        flight.land()
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:

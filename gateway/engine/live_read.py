@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
+from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
@@ -53,6 +54,7 @@ class LiveReads:
     def __init__(
         self,
         fetches: FetchTable,
+        confirming: Confirming,
         live: LiveTopics,
         clock: Clock,
         rng: random.Random,
@@ -60,6 +62,7 @@ class LiveReads:
         max_reply_bytes: int,
     ) -> None:
         self.fetches = fetches
+        self._confirming = confirming
         self.live = live
         self.left = live.detach
         """A reader has left the topic."""
@@ -88,12 +91,16 @@ class LiveReads:
             and (earlier := await self.fetches.join_earlier(stream, first, read.route, read.source.client)) is not None
         ):
             error = as_seen_by(earlier.head, read.source.headers) if earlier.head is not None else None
-            if isinstance(error, OriginError) and not is_outdated(stream, earlier):
+            if first == START and _is_of_start_alone(error, start):
+                first = METADATA
+            elif isinstance(error, OriginError) and not is_outdated(stream, earlier):
                 raise StreamEnded(error)
             self.check_ended(stream)
         if stream.content_type is None:
             # The first reader: fetch what it asks for, which provides the other facts as well.
             head = await fresh(stream, first, read.route, read.source)
+            if first == START and _is_of_start_alone(head, start):
+                first, head = METADATA, await fresh(stream, METADATA, read.route, read.source)
             if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
                 # An origin without HEAD can still be shared: its answers to GET carry the same facts.
                 first, head = start, await fresh(stream, start, read.route, read.source)
@@ -113,9 +120,18 @@ class LiveReads:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
+            if isinstance(reply, OriginError) and reply.status == 410 and known != start:
+                # The origin has trimmed the stream beyond what is remembered: begin again with the client's offset.
+                raise TailMovedBack
             is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
             if not self.has_failed(reply) or not tape.knows_after(start) or not is_there:
                 self.expect_stream(reply)
+        if tape.knows_after(start) and head is None and self._confirming.is_due(read, stream):
+            confirmed = await self._confirming.ask(read, stream)
+            self.check_ended(stream)
+            is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
+            if confirmed is not None and not (self.has_failed(confirmed) and is_there):
+                tail = _named_tail(self.expect_stream(confirmed)) or tail
         if start == NOW:
             topic = self.live.find(stream)
             if topic is not None and topic.position is not None:
@@ -254,12 +270,21 @@ class LiveReads:
             and tape.closed_at is None
             and (topic := self.live.find(stream)) is not None
             and topic.is_confirmed
-            and (topic.is_current(at := tape.resolve(start)) or self._has_little_after(tape, at))
+            and (topic.is_current(at := tape.resolve(start)) or self._has_little_after(read, stream, at))
             and stream.is_trusted(self.clock.now(), read.route.config.trust_s)
         )
 
-    def _has_little_after(self, tape: Tape, at: str) -> bool:
-        return tape.knows_after(at) and tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+    def _has_little_after(self, read: Read, stream: Stream, at: str) -> bool:
+        tape = stream.tape
+        if not tape.knows_after(at) or self._confirming.is_due(read, stream):
+            return False
+        return tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+
+
+def _is_of_start_alone(head: Head | None, start: str) -> bool:
+    """Whether a 410 for the start sentinel says nothing of a read from `start`: the origin may have trimmed what lies
+    before it."""
+    return start != START and isinstance(head, OriginError) and head.status == 410
 
 
 def _named_tail(head: Head | None) -> str | None:

@@ -35,6 +35,8 @@ class Read(NamedTuple):
     has_origin: bool = False
     """Whether the request has an Origin header that the gateway does not answer for: it shares only replies that do not
     depend on that header."""
+    max_age_s: float | None = None
+    """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
 
     @property
     def shape(self) -> Shape:

@@ -7,6 +7,8 @@ validate the bytes of another stream.
 
 from __future__ import annotations
 
+import math
+
 from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer
@@ -46,7 +48,9 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
         return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
-    return f"{scope}, max-age={_IMMUTABLE_S}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
+    # Bytes are given for up to `trust_s` after they were confirmed, and caches behind must be able to use them then.
+    fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.config.trust_s))
+    return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
 
 
 def stream_headers(

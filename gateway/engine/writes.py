@@ -24,7 +24,7 @@ from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
-from gateway.protocol.freshness import lifetime_from_headers
+from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.offsets import is_sentinel, is_well_formed, stated_offset
@@ -128,7 +128,7 @@ class Writes:
                 self._revalidate_all(request.group)
         elif request.mode is Mode.CREATE and reply.status == 201:
             self._end_group(write, End.RECREATED)
-            self._record_created(request, reply)
+            self._record_created(write, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
             self._acknowledge(write, reply)
         elif request.mode is Mode.APPEND:
@@ -146,12 +146,14 @@ class Writes:
             is_known = stream is write.stream and stream.write_version == write.write_version
             self._live.drop(stream, why if is_known else End.PURGED)
 
-    def _record_created(self, request: RelayedRequest, reply: Reply) -> None:
+    def _record_created(self, write: SentRequest, reply: Reply) -> None:
         """Record a stream created here: the answer to a PUT says what a HEAD would."""
+        request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         stream = self._store.open(request.tape_key, self._clock.now())
-        stream.expiry.know(lifetime_from_headers(request.headers))
+        wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
+        stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
         if request.route.config.credentials == "shared":
             # Who may see it shows when they ask.
             stream.found_by = SEVERAL

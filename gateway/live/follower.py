@@ -191,9 +191,10 @@ class Follower:
         """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
         ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._acks = self._stream.acks
-        head = await self._topic.access.fetch(self._next_offset)
+        begun_at = self._next_offset
+        head = await self._topic.access.fetch(begun_at)
         if isinstance(head, OriginError):
-            self._raise_for_status(head.status)
+            self._raise_for_status(head.status, begun_at)
         if isinstance(head, GatewayError):
             self._counted_failure = head.anew()
             raise self._counted_failure
@@ -226,7 +227,7 @@ class Follower:
         self._judge_sharing(reply)
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
-            self._raise_for_status(reply.status)
+            self._raise_for_status(reply.status, at)
         end = end_of(reply.headers)
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
@@ -265,7 +266,7 @@ class Follower:
                 return
             if reply.status != 200:
                 await self._check_offset(at, reply.status)
-                self._raise_for_status(reply.status)
+                self._raise_for_status(reply.status, at)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
             try:
@@ -378,9 +379,11 @@ class Follower:
         tape.check(at, end, has_bytes=bool(pieces))
         if tape.is_json and len(pieces) > 1:
             pieces = [b",".join(pieces)]
-        self._store.store(self._stream, at, end, pieces, self._clock.now())
+        self._store.store(self._stream, at, end, pieces, now := self._clock.now())
+        if pieces:
+            self._stream.confirm(at, now)
         tape.reached(end, is_closed=control.is_closed)
-        self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
+        self._topic.moved(end, now, is_confirmed=control.up_to_date or control.is_closed)
         return end
 
     def _judge_sharing(self, reply: Reply) -> None:
@@ -409,10 +412,14 @@ class Follower:
             if self._stream.ended is not None:
                 raise FollowingEnded(self._stream.ended)
 
-    def _raise_for_status(self, status: int) -> None:
-        """Raise the error that an unsuccessful status means for a follower."""
+    def _raise_for_status(self, status: int, at: str | None = None) -> None:
+        """Raise the error that an unsuccessful status means for a follower that has asked for the offset `at`, if for
+        any."""
         if status in (404, 410) and self._stream.acks != self._acks:
             # A write acknowledged since the request was sent found the stream there: ask again.
+            raise UpstreamUnavailable
+        if status == 410 and at is not None and self._stream.tape.tail not in (None, at):
+            # The origin has trimmed this offset, and has named a later one since.
             raise UpstreamUnavailable
         if status == 404:
             raise FollowingEnded(End.DELETED)

@@ -9,16 +9,24 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
+from email.utils import formatdate
+from functools import lru_cache
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.aio.clock import Clock
 from gateway.origin.counters import Counters
 from gateway.origin.faults import BodyEffect, Drop, Raw, Refuse, Stall, Truncate, Unsolicited
 from gateway.origin.replies import COMMON_HEADERS, Reply
 from gateway.origin.requests import Kind
 
 SERVER_NAME = "durable-gateway-origin"
+
+
+@lru_cache(maxsize=4)
+def _date(wall: int) -> str:
+    return formatdate(wall, usegmt=True)
 
 
 class ConnectionCut(Exception):
@@ -29,11 +37,12 @@ class Delivery:
     """One reply as it is sent."""
 
     def __init__(
-        self, request: web.BaseRequest, kind: Kind, counters: Counters, effects: Sequence[object] = ()
+        self, request: web.BaseRequest, kind: Kind, counters: Counters, clock: Clock, effects: Sequence[object] = ()
     ) -> None:
         self._request = request
         self._kind = kind
         self._counters = counters
+        self._clock = clock
         body_effects = [effect for effect in effects if isinstance(effect, Drop | Truncate | Stall)]
         self._body_effects: list[BodyEffect] = sorted(body_effects, key=lambda effect: effect.after_bytes)
         self._unsolicited = [effect.data for effect in effects if isinstance(effect, Unsolicited)]
@@ -90,7 +99,8 @@ class Delivery:
     # -- the connection
 
     def _headers(self, headers: dict[str, str]) -> CIMultiDict[str]:
-        return CIMultiDict({"Server": SERVER_NAME, **COMMON_HEADERS, **headers})
+        # By the clock that lifetimes are judged by, which is not the machine's in tests.
+        return CIMultiDict({"Server": SERVER_NAME, "Date": _date(int(self._clock.wall())), **COMMON_HEADERS, **headers})
 
     async def _begin(self, reply: Reply, length: int | None) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, headers=self._headers(reply.headers))

@@ -84,7 +84,7 @@ class Handlers:
         self._counters.began(kind)
         try:
             effects = self._faults.take(kind, request.method, request.rel_url.raw_path)
-            delivery = Delivery(request, kind, self._counters, effects)
+            delivery = Delivery(request, kind, self._counters, self._clock, effects)
             try:
                 return await self._answer(request, kind, delivery, effects)
             except (ConnectionCut, ConnectionError):

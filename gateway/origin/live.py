@@ -107,8 +107,7 @@ class LiveReads:
         if not stream.is_text:
             headers[names.SSE_DATA_ENCODING] = "base64"
         with self._entered(stream):
-            if position is not None:
-                stream.nearest(position)  # reports a trimmed offset before the reply begins
+            stream.read(position, 0)  # reports a trimmed offset before the reply begins
             await delivery.open(200, headers)
             # Drawn once: another draw might be lower than a cursor already sent, and a cursor never goes back.
             least_cursor = int(self.cursor(params.cursor))

@@ -268,13 +268,16 @@ class Store:
         """Delete a stream, or hide it while forks need it.  Raises NotFound, Gone."""
         self._remove(self.get(path, now))
 
-    def trim(self, path: str, before: str, now: float) -> None:
-        """Test hook for retention: drop everything before the offset token.  Raises NotFound, Gone, BadOffset."""
+    def trim(self, path: str, before: str, now: float, *, hides_start: bool = False) -> None:
+        """Test hook for retention: drop everything before the offset token.  Raises NotFound, Gone, BadOffset.
+
+        `hides_start` makes a read from `-1` fail from now on, as origins do that have no earliest offset to name.
+        """
         stream = self.get(path, now)
         upto = parse_token(before)
         if upto is None or upto > stream.tail:
             raise BadOffset
-        stream.trim(upto)
+        stream.trim(upto, hides_start=hides_start)
 
     def _remove(self, stream: Stream) -> None:
         if stream.forks:

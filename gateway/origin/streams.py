@@ -87,6 +87,8 @@ class Stream:
         self.last_used = now
         self.tail = ZERO
         self.retained_from = ZERO
+        self.hides_start = False
+        """Whether a read from the start sentinel is refused because what it names has been trimmed."""
         self.is_closed = False
         self.closed_by: Claim | None = None
         self.last_seq: str | None = None
@@ -195,6 +197,8 @@ class Stream:
         A start that is not a position means the last one before it.  A start beyond the tail returns no pieces and the
         tail, as on the reference server.  Raises Trimmed.
         """
+        if start is None and self.hides_start:
+            raise Trimmed
         index, skip = (0, 0) if start is None else self.locate(self.nearest(start))
         pieces: list[Piece] = []
         end = self.tail if index >= len(self._records) else self.retained_from
@@ -227,8 +231,10 @@ class Stream:
         payload = record.payload[skip:]
         return Record.of_bytes(start, payload[:sub_offset]) if sub_offset <= len(payload) else None
 
-    def trim(self, upto: Position) -> None:
-        """Drop everything before `upto`, which must be a position of this stream."""
+    def trim(self, upto: Position, *, hides_start: bool = False) -> None:
+        """Drop everything before `upto`, which must be a position of this stream.  `hides_start` makes reads from the
+        start sentinel fail as well, instead of beginning at the earliest retained position."""
+        self.hides_start |= hides_start
         index, skip = self.locate(upto)
         kept = self._records[index:]
         if skip:

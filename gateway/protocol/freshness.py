@@ -6,10 +6,12 @@ directive that is present in any form forbids.  No header, however malformed, ra
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -36,6 +38,8 @@ _RFC3339: Final = re.compile(
 CacheControl = Mapping[str, str | None]
 """Directive names in lower case with their values; None for a directive without a value."""
 
+
+_LONGEST_DATE: Final = 64
 
 LONGEST_CACHE_CONTROL: Final = 4_096
 """Characters of a Cache-Control that are read."""
@@ -111,13 +115,50 @@ def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
     directives = parse_cache_control(text or None)
     if forbids_storing(directives) or "no-cache" in directives:
         return Freshness()
-    lifetime_s = (
-        _seconds(directives.get("s-maxage")) if "s-maxage" in directives else _seconds(directives.get("max-age"))
-    )
-    age_s = _seconds(headers.get("Age"))
-    is_strict = not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
-    stale_s = 0.0 if is_strict else _seconds(directives.get("stale-while-revalidate"))
+    lifetime_s = stated_lifetime(directives) if _is_stated(directives) else 0.0
+    age_s = age_from_headers(headers)
+    stale_s = 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
     return Freshness(max(0.0, lifetime_s - age_s), max(0.0, stale_s - max(0.0, age_s - lifetime_s)))
+
+
+def _is_stated(directives: CacheControl) -> bool:
+    return "s-maxage" in directives or "max-age" in directives
+
+
+def stated_lifetime(directives: CacheControl) -> float:
+    """How long a shared cache may reuse a reply with these directives, in seconds (RFC 9111 section 4.2.1).
+
+    0 if it has to be revalidated each time, inf if they do not say.
+    """
+    if "no-cache" in directives:
+        return 0.0
+    if not _is_stated(directives):
+        return math.inf
+    return _seconds(directives.get("s-maxage" if "s-maxage" in directives else "max-age"))
+
+
+def forbids_stale(directives: CacheControl) -> bool:
+    """Whether a shared cache must not reuse the reply once it is stale (RFC 9111 section 4.2.4)."""
+    return not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
+
+
+def age_from_headers(headers: Mapping[str, str]) -> float:
+    """Seconds that a reply has spent in caches, by its Age (RFC 9111 section 5.1); 0 if it does not say."""
+    return _seconds(headers.get("Age"))
+
+
+def requested_max_age(cache_control: str | None) -> float | None:
+    """The age in seconds up to which a client accepts what a cache has (RFC 9111 section 5.2.1): 0 for `no-cache`.
+
+    None if the client does not say, or if the directive cannot be read.
+    """
+    directives = parse_cache_control(cache_control)
+    if directives is _UNREAD:
+        return None
+    if "no-cache" in directives:
+        return 0.0
+    value = directives.get("max-age")
+    return _seconds(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
 def _seconds(text: str | None) -> float:
@@ -172,3 +213,37 @@ class Lifetime:
 def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
     """The lifetime in the headers of a PUT or HEAD; `headers` is case-insensitive or spelled as in the protocol."""
     return Lifetime(parse_ttl(headers.get(STREAM_TTL)), parse_expires_at(headers.get(STREAM_EXPIRES_AT)))
+
+
+def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float, answered_at: float) -> Lifetime:
+    """The lifetime by this machine's clock, which may differ from the origin's.
+
+    `answer` is the header section with the origin's Date, of a request sent at `asked_at` and answered at `answered_at`
+    (Unix seconds here).  The difference of the clocks counts as far as the exchange proves it (RFC 9111 section 4.2.3),
+    so clocks that agree change nothing, and the stream ends here up to a second and the time of the exchange early
+    rather than late.  An expiry that had passed before the origin was asked is not the stream's, because the origin has
+    shown the stream since: it is taken by this machine's clock if it lies ahead there, and is unknown if not.
+    """
+    expires_at = lifetime.expires_at
+    if expires_at is None:
+        return lifetime
+    date = date_from_headers(answer)
+    if date is not None:
+        date += age_from_headers(answer)
+        # The origin wrote its Date, cut to whole seconds, while the exchange was under way.
+        least_ahead_s, most_ahead_s = date - answered_at, date + 1 - asked_at
+        if not least_ahead_s <= 0 <= most_ahead_s and expires_at - least_ahead_s > asked_at:
+            return Lifetime(lifetime.ttl_s, max(asked_at, expires_at - most_ahead_s))
+    return lifetime if expires_at > asked_at else Lifetime(lifetime.ttl_s, None)
+
+
+def date_from_headers(headers: Mapping[str, str]) -> float | None:
+    """Unix seconds from Date (RFC 9110 section 6.6.1); None if it is absent or malformed."""
+    text = headers.get("Date", "")
+    if not 0 < len(text) <= _LONGEST_DATE:
+        return None
+    try:
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

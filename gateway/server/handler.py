@@ -379,7 +379,6 @@ class RequestHandler:
                 answer.status,
                 answer.headers,
                 body,
-                now=self._engine.clock.now(),
                 trust_s=read.route.config.trust_s,
                 tail=answer.tail,
                 saved_bytes=answer.saved_bytes,

@@ -14,6 +14,7 @@ from gateway.errors import LoopDetected
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.forwarded_headers import is_looping, passed_nodes, request_headers_for_origin
+from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
 
@@ -32,6 +33,8 @@ class SharingFacts(NamedTuple):
     accepted: AcceptedCodings
     has_origin: bool
     """Whether there is an Origin header that neither the gateway answers for nor the partition holds."""
+    max_age_s: float | None
+    """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
 
 
 class HeaderFacts:
@@ -71,13 +74,14 @@ class HeaderFacts:
         sharing = self._by_route.get(route)
         if sharing is None:
             headers = self._headers
-            credentials = route.credentials(headers)
+            credentials, cache_control = route.credentials(headers), _joined(headers, "Cache-Control")
             sharing = self._by_route[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),
-                negotiate(_joined(headers, "Accept-Encoding"), _joined(headers, "Cache-Control"), route.codings),
+                negotiate(_joined(headers, "Accept-Encoding"), cache_control, route.codings),
                 "Origin" in headers and route.config.cors is None and "origin" not in route.credential_names,
+                requested_max_age(cache_control),
             )
         return sharing
 

@@ -87,6 +87,8 @@ class RequestParser:
                 accepted=sharing.accepted,
                 is_live=mode in LIVE,
                 has_origin=sharing.has_origin,
+                # Browsers send `no-cache` with every SSE request.
+                max_age_s=sharing.max_age_s if mode not in LIVE else None,
             )
         return ParsedRequest(route, target, key, shares, facts, read, client)
 

@@ -59,9 +59,10 @@ class RememberedAnswer:
     __slots__ = (
         "_block",
         "_body",
+        "_has_age",
         "_head",
         "_is_own",
-        "_stored_at",
+        "_start",
         "aliases",
         "body_bytes",
         "copied",
@@ -96,7 +97,6 @@ class RememberedAnswer:
         body: Sequence[bytes],
         saved_bytes: int,
         copied: int,
-        stored_at: float | None,
         route: str,
         repeated: Repeated | None,
         shared: SharedBytes | None,
@@ -116,6 +116,9 @@ class RememberedAnswer:
         self.body_bytes = sum(map(len, body))
         self.saved_bytes = saved_bytes
         """How many bytes shorter the body is than before content coding."""
+        self._start = run.start if run.start != run.end else None
+        """Where the bytes of the body, or of the body that a 304 stands for, begin; None if there are none."""
+        self._has_age = "Age" in headers
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
@@ -125,7 +128,6 @@ class RememberedAnswer:
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
         """What a large body belongs to."""
-        self._stored_at = stored_at
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
@@ -176,24 +178,34 @@ class RememberedAnswer:
             and (self.tail is None or stream.tail_version == self.tail.version)
         )
 
+    @property
+    def _as_of(self) -> float:
+        """When the origin last showed what the answer says to be true (monotonic seconds)."""
+        stream = self.stream
+        if self.tail is not None and stream.sighting is not None:
+            return stream.sighting.seen_at
+        return stream.confirmed_at(self._start) if self._start is not None else stream.contacted_at
+
     def render(self, now: float, wall: float) -> bool:
         """Render the response for this second; False if the origin has to be asked before the stream is answered."""
         stream = self.stream
         if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
-        named_until = math.inf
+        named_until = bytes_until = math.inf
+        if self._start is not None and (bytes_until := stream.bytes_until(self._start, self.trust_s)) <= now:
+            return False
         if self.tail is not None:
             named_until = stream.tail_until(self.tail.at) if stream.tail_version == self.tail.version else -math.inf
             if named_until <= now:
                 return False
-        age = b"" if self._stored_at is None else b"Age: %d\r\n" % max(0, int(now - self._stored_at))
+        age = b"Age: %d\r\n" % max(0, int(now - self._as_of)) if self._has_age else b""
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         self._block = None
         if self.is_small:
             self.joined = head + self._body[0]
         else:
             self.pieces = (head, *self._body)
-        self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s), named_until)
+        self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s), named_until, bytes_until)
         life = stream.expiry.lifetime
         if life is not None and life.expires_at is not None:
             self.until = min(self.until, now + life.expires_at - wall)

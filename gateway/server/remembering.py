@@ -26,7 +26,6 @@ def learn_hit(
     headers: CIMultiDict[str],
     body: Sequence[bytes],
     *,
-    now: float,
     trust_s: float,
     tail: NamedTail | None = None,
     saved_bytes: int = 0,
@@ -35,9 +34,9 @@ def learn_hit(
 ) -> None:
     """Remember the answer to the context's request, which is made of `run` alone.
 
-    `now` is the monotonic time in seconds.  The answer is given for `trust_s` seconds after the stream was last asked
-    for at the origin, and while `tail`, if it names one, is the tail.  `copied` bytes of the body are held by it alone;
-    the others belong to `shared`.
+    The answer is given for `trust_s` seconds after the stream was last asked for at the origin, while its bytes are
+    confirmed, and while `tail`, if it names one, is the tail.  `copied` bytes of the body are held by it alone; the
+    others belong to `shared`.
     """
     size = sum(map(len, body))
     headers = headers.copy()
@@ -47,7 +46,6 @@ def learn_hit(
             headers.popall(name, None)
     if status == 200:
         headers["Content-Length"] = str(size)
-    age = headers.get("Age")
     repeated = note_repeated(
         outcome, status, headers.get(STREAM_NEXT_OFFSET), applied(headers.get("Content-Encoding")), size, saved_bytes
     )
@@ -62,7 +60,6 @@ def learn_hit(
         body,
         saved_bytes,
         copied,
-        now - int(age) if age is not None else None,
         route.config.name,
         repeated,
         shared,

@@ -61,7 +61,6 @@ class S2Answers:
                 answer.status,
                 answer.headers,
                 (body,),
-                now=self._reads.clock.now(),
                 trust_s=math.inf,
                 copied=len(body),
             )

@@ -343,15 +343,28 @@ class TapeStore:
             stream.tape.incarnation = self._mint()
             stream.lost_tail()
             stream.beyond.clear()
+            stream.confirmed.forget()
             self.withdraw(stream)
 
     def forget_before(self, stream: Stream, token: str) -> None:
         """Forget the bytes before an offset: the origin has them no more."""
         if stream.ended is None and stream.records is None:
             blocks = stream.block_count
-            self._charge(stream, -stream.tape.drop_before(token))
-            self._account(stream, 0, stream.block_count - blocks, 0)
-            self.withdraw(stream)
+            self._forgot(stream, blocks, stream.tape.drop_before(token))
+
+    def forget_through(self, stream: Stream, token: str) -> None:
+        """Forget the bytes before an offset and those after it, up to the next one: the origin has them no more."""
+        if stream.ended is None and stream.records is None:
+            blocks, tail = stream.block_count, stream.tape.tail
+            self._forgot(stream, blocks, stream.tape.drop_through(token))
+            if stream.tape.tail != tail:
+                stream.lost_tail()
+
+    def _forgot(self, stream: Stream, blocks: int, freed: int) -> None:
+        """The stream's tape, which had so many blocks, has been shortened."""
+        self._charge(stream, -freed)
+        self._account(stream, 0, stream.block_count - blocks, 0)
+        self.withdraw(stream)
 
     def withdraw(self, stream: Stream) -> None:
         """Withdraw everything derived from the stream's bytes, including what is still being derived."""

@@ -15,11 +15,12 @@ from multidict import CIMultiDict
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import lifetime_from_headers, parse_cache_control
+from gateway.protocol.freshness import Lifetime, forbids_stale, parse_cache_control, stated_lifetime
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
-from gateway.protocol.offsets import is_before
+from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.beyond import OffsetsBeyond
+from gateway.tape.confirmed import Confirmations
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.records import RecordTape
@@ -73,6 +74,10 @@ class Stream:
     """Whether the stream is for requests without an Origin header: the origin's replies depend on that header."""
     cache_control: str | None = None
     """The origin's Cache-Control on replies that stop short of the tail; None if it sends none."""
+    bytes_fresh_s: float = math.inf
+    """How long the origin allows such replies to be reused (RFC 9111 §4.2.1); inf if it does not say."""
+    must_revalidate: bool = False
+    """Whether the origin forbids reusing them once that has passed, even while it fails (RFC 9111 §5.2.2.2)."""
     is_verbatim: bool = False
     """Whether the origin forbids content coding of its bytes (`no-transform`, RFC 9111 §5.2.2.6)."""
     identity: str | None = None
@@ -81,6 +86,8 @@ class Stream:
     """Its lifetime.  Until that is known no hit is given without the origin."""
     contacted_at: float = 0.0
     """When the origin was last read or written, which renews a sliding TTL there (monotonic seconds)."""
+    confirmed: Confirmations = field(default_factory=Confirmations)
+    """From which offsets the origin has shown to have the bytes."""
     used_at: float = 0.0
     """When the stream was last used, as the `TapeStore` counts uses (monotonic seconds)."""
     is_followed: bool = False
@@ -201,18 +208,21 @@ class Stream:
             # Caches between gateway and clients have to tell requests with an Origin header apart as well.
             self.headers["Vary"] = "Origin"
 
-    def record_head(self, headers: Headers) -> None:
-        """Record what only the answer to a HEAD reports."""
-        self.expiry.know(lifetime_from_headers(headers))
+    def record_head(self, headers: Headers, lifetime: Lifetime) -> None:
+        """Record what only the answer to a HEAD reports; `lifetime` is by this machine's clock."""
+        self.expiry.know(lifetime)
         names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
     def record_caching(self, headers: Headers, *, up_to_date: bool) -> None:
         """Record the caching directives of the answer to a read."""
         cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
-        self.is_verbatim = "no-transform" in parse_cache_control(cache_control)
+        directives = parse_cache_control(cache_control)
+        self.is_verbatim = "no-transform" in directives
         if not up_to_date:
             self.cache_control = headers.get("Cache-Control")
+            self.bytes_fresh_s = stated_lifetime(directives)
+            self.must_revalidate = forbids_stale(directives)
 
     def withdrawn(self) -> None:
         """Record that bytes were dropped, or that data derived from them must not be used any more."""
@@ -459,7 +469,32 @@ class Stream:
     def trusted_until(self, now: float, trust_s: float) -> float:
         """Until when `is_trusted` stays true unless a stale mark is set, even if the live request ends (monotonic
         seconds)."""
+        return (now if self.is_followed else self.contacted_at) + self._trusted_s(trust_s)
+
+    def _trusted_s(self, trust_s: float) -> float:
+        """`trust_s`, or half of a sliding TTL if that is less."""
         life = self.expiry.lifetime
         ttl_s = life.ttl_s if life is not None else None
-        bound = trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
-        return (now if self.is_followed else self.contacted_at) + bound
+        return trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
+
+    def confirm(self, start: str, at: float) -> None:
+        """Record that the origin had the bytes that are held after `start` at this time (monotonic seconds)."""
+        tape = self.tape
+        if (resolved := tape.resolve(start)) != START:
+            self.confirmed.confirm(resolved, at)
+        elif tape.knows_after(START):
+            # The sentinel names the first position that the origin has, and all later ones exist.
+            self.confirmed.start_at = max(self.confirmed.start_at, at)
+            self.confirmed.confirm(tape.after(START), at)
+
+    def confirmed_at(self, start: str) -> float:
+        """When the origin last showed to have the bytes after `start`; -inf if it never did."""
+        return self.confirmed.since(self.tape.resolve(start))
+
+    def reusable_s(self, trust_s: float) -> float:
+        """How long bytes may be given after the origin has shown to have them."""
+        return self._trusted_s(min(trust_s, self.bytes_fresh_s))
+
+    def bytes_until(self, start: str, trust_s: float) -> float:
+        """Until when the bytes held after `start` may be given without the origin (monotonic seconds)."""
+        return math.inf if self.records is not None else self.confirmed_at(start) + self.reusable_s(trust_s)

@@ -14,12 +14,12 @@ The tape changes only by plain functions.  It knows no HTTP, no sockets and no c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.errors import TailMovedBack, UpstreamBroken
-from gateway.protocol.offsets import is_before
+from gateway.protocol.offsets import START, is_before
 from gateway.tape.block import Block
 from gateway.tape.costs import BLOCK_COST, TAPE_COST, TOKEN_COST
 
@@ -118,6 +118,15 @@ class Tape:
             if size >= limit or stop[0] < block.size:
                 break
         return Reading(tuple(pieces), size, at, stored_at, copied)
+
+    def first(self) -> str | None:
+        """The first token but the start sentinel from which bytes are held; None if there is none."""
+        return min((token for token in self._index if token != START), default=None)
+
+    def after(self, token: str) -> str:
+        """The first known token after the position of `token`, from which bytes are held."""
+        block, position = self._index[self.resolve(token)]
+        return block.stop_after(position)[1]
 
     def has_seen(self, token: str) -> bool:
         """Whether the origin has named `token` as a position of the stream."""
@@ -243,12 +252,23 @@ class Tape:
     def drop_before(self, token: str) -> int:
         """Drop every block that starts before this token, and every token before it, because the origin has the bytes
         after those no more; return the cost freed."""
+        return self._drop_known(lambda known: is_before(known, token))
+
+    def drop_through(self, token: str) -> int:
+        """The same, because the origin does not have the bytes after this token either.  If no later token is known,
+        the tail is not."""
+        if self.tail is not None and not is_before(token, self.tail):
+            self.tail = None
+            self.forget_facts()
+        return self._drop_known(lambda known: not is_before(token, known))
+
+    def _drop_known(self, is_dropped: Callable[[str], bool]) -> int:
         before = self.cost
         for block in tuple(self._blocks.values()):
-            if is_before(block.start, token):
+            if is_dropped(block.start):
                 self._drop(block)
         for held in (self._index, self._hops):
-            for known in [known for known in held if is_before(known, token)]:
+            for known in [known for known in held if is_dropped(known)]:
                 del held[known]
                 self.cost -= token_cost(known)
         return before - self.cost

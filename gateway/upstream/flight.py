@@ -29,6 +29,8 @@ from gateway.protocol.sharing import Ground
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
+CONFIRMATION: Final = "?confirmation"
+"""The `key` of a flight that compares the bytes after its `start` with those held; no valid offset looks like it."""
 METADATA: Final = "?metadata"
 """The `start` of a flight that fetches a stream's metadata without its bytes; no valid offset looks like it."""
 
@@ -80,6 +82,10 @@ CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_
 """What is held of the stream was forgotten too often while one read waited."""
 
 
+REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
+"""A refusal that may be due to the credentials of one reader: the others ask for themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beyond:
     """An empty reply to an offset beyond the stream's tail; it names the tail, and there is nothing to store."""
@@ -95,7 +101,7 @@ Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
     """The shared reply's head for a reader whose own request would have had `headers`."""
     if isinstance(head, OriginError) and head.request_headers is not None and head.request_headers != headers:
-        return NotShareable("refused to another", is_lasting=False)
+        return REFUSED_TO_ANOTHER
     return head
 
 
@@ -136,8 +142,10 @@ class FlightReader:
 class Flight:
     """The state of one shared fetch of the bytes after `start`.  Owned by the engine's fetch table."""
 
-    def __init__(self, start: str, keep_bytes: int, client: str = "") -> None:
+    def __init__(self, start: str, keep_bytes: int, client: str = "", key: str | None = None) -> None:
         self.start = start
+        self.key = key or start
+        """By what readers find it."""
         self.askers = Askers(client)
         """The clients that wait for it."""
         self.keep_bytes = keep_bytes

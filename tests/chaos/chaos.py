@@ -111,6 +111,7 @@ async def _begin(run: Run, size: Size) -> None:
     work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
         operators.origin_faults,
         operators.lost_lives,
+        operators.trims,
         operators.networks,
         operators.purges,
         operators.reloads,

@@ -110,6 +110,12 @@ class History:
         if body:
             self._store(self.lives[-1], body)
 
+    def trim(self, upto: Position, *, hides_start: bool) -> None:
+        """Have the origin remove what lies before the end of a record of the latest life."""
+        life = self.lives[-1]
+        self.note(f"life {life.number} is trimmed to {upto.token}{', start hidden' * hides_start} at the origin")
+        life.trim(upto, self.now(), hides_start=hides_start)
+
     def died(self, stream: Stream) -> None:
         life = self.life_of(stream)
         if life is not None and life.died_at is None:

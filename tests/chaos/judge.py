@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,8 @@ from tests.answers import Answer
 from tests.chaos.history import History, Life, Moment
 from tests.codings import DECODERS
 
+TRIMMED_WITHIN_S: Final = 3.0
+"""Real seconds for which trimmed bytes may be shown: `trust_s`, and what a reply may be held up on its way."""
 ENDED_WITHIN_S: Final = 2.0
 """Real seconds.  Gateway, origin and clients share one loop, so that a slow machine is slow for all of them alike."""
 
@@ -55,6 +58,8 @@ class Asked:
     """What its If-None-Match names."""
     is_calm: bool = False
     """Whether nothing was in trouble when it was sent."""
+    is_stale: bool = False
+    """Whether the answer says that the origin has failed, so that it may show what it has trimmed."""
 
     def __str__(self) -> str:
         query = "&".join(
@@ -76,6 +81,8 @@ def refusal(history: History, asked: Asked, status: int | None, *, is_calm: bool
     if status is None or status >= 500 or status == 429:
         if is_calm:
             raise Wrong(f"it failed ({status}) although nothing was wrong")
+        return True
+    if status == 410 and asked.method == "GET" and any(life.refuses(asked.offset) for life in history.lives):
         return True
     if status in (404, 410):
         alive = asked.since.alive
@@ -129,6 +136,7 @@ def read(history: History, asked: Asked, answer: Answer, *, is_json: bool, is_ca
         return []
     is_now = asked.offset == "now"
     is_stale = "stale_if_error" in answer.headers.get("Cache-Status", "")
+    asked = replace(asked, is_stale=is_stale)
     showable = history.showable(asked.since, asked.party, is_stale=is_stale)
     candidates = [life for life in showable if is_now or life.begin(asked.offset) is not None]
     alive = asked.since.alive
@@ -190,7 +198,7 @@ def text_of(answer: Answer, *, is_json: bool) -> bytes:
 
 def matching(history: History, body: bytes, asked: Asked, end: str | None, candidates: list[Life]) -> list[Life]:
     """Those lives of which `body` is exactly what lies between the two offsets."""
-    found = [life for life in candidates if _has(life, body, asked.offset, end)]
+    found = [life for life in candidates if _has(life, body, asked, asked.offset, end)]
     if not found:
         raise Wrong(
             f"{_whose(history, body, asked, end)}: {body[:60]!r} ({len(body)} bytes) from {asked.offset} to {end}"
@@ -198,16 +206,19 @@ def matching(history: History, body: bytes, asked: Asked, end: str | None, candi
     return found
 
 
-def _has(life: Life, body: bytes, offset: str | None, end: str | None) -> bool:
-    start, stop = life.begin(offset), life.position_of(end)
-    return start is not None and stop is not None and start <= stop and life.between(start, stop) == body
+def _has(life: Life, body: bytes, asked: Asked, offset: str | None, end: str | None) -> bool:
+    stop = life.position_of(end)
+    starts = life.starts(offset, -math.inf if asked.is_stale else asked.since.at - TRIMMED_WITHIN_S)
+    return stop is not None and any(start <= stop and life.between(start, stop) == body for start in starts)
 
 
 def _whose(history: History, body: bytes, asked: Asked, end: str | None) -> str:
     """What is wrong with bytes that no life that may be shown has there."""
     for life in reversed(history.lives):
-        if _has(life, body, asked.offset, end):
+        if _has(life, body, asked, asked.offset, end):
             return f"the bytes are those of {life}, which may not be shown any more"
+        if _has(life, body, replace(asked, is_stale=True), asked.offset, end):
+            return f"the origin trimmed these bytes of {life} more than {TRIMMED_WITHIN_S} s ago: {life.trims}"
         start = life.begin(asked.offset)
         if body and start is not None and (rest := life.between(start, life.tail)).startswith(body):
             return (
@@ -327,7 +338,7 @@ class Following:
         body, control = self._bytes(), json.loads(text)
         end, is_closed = control["streamNextOffset"], bool(control.get("streamClosed"))
         up_to_date = bool(control.get("upToDate")) or is_closed
-        here = [life for life in self.lives if _has(life, body, self.at, end)]
+        here = [life for life in self.lives if _has(life, body, self.asked, self.at, end)]
         if not here:
             raise Wrong(f"{body[:60]!r} from {self.at} to {end} is of none of {self.lives}")
         asked = replace(self.asked, offset=self.at)

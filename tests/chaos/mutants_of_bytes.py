@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,7 +10,10 @@ from typing import Any, Final
 from gateway.engine import catchup, core, response_heads, writes
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.coder import Coder
+from gateway.engine.comparison import Comparison
+from gateway.engine.confirming import Confirming
 from gateway.engine.relayed_request import SentRequest
+from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.writes import Writes
 from gateway.live.cursors import Cursors
 from gateway.live.frames import Frames
@@ -19,10 +23,12 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import interval
 from gateway.protocol.etag import mint
 from gateway.server.remembered import RememberedAnswer
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Reading, Tape
+from gateway.upstream.flight import OriginError
 from gateway.upstream.reply import Reply
-from tests.chaos.mutant import Mutant, Patches, nothing, registrar
+from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
 
 BYTES: Final[list[Mutant]] = []
 mutant = registrar(BYTES)
@@ -205,6 +211,31 @@ def control_event_is_lost() -> Patches:
         return self.data(reading) if isinstance(found, bytes) else found
 
     return [(Frames, "frame", without_control)]
+
+
+# -- what the origin has trimmed
+
+
+@mutant("bytes that the origin has trimmed are served for trust_s at most")
+def bytes_are_never_confirmed() -> Patches:
+    return [(Confirming, "is_due", never), (Stream, "bytes_until", lambda *_: math.inf)]
+
+
+@mutant("bytes that the origin has trimmed are served for trust_s at most")
+def confirmation_looks_at_no_bytes() -> Patches:
+    return [(Comparison, "agrees", True)]
+
+
+@mutant("an offset is refused only if the origin has trimmed it")
+def refused_middle_of_a_tape_is_kept() -> Patches:
+    failed = catchup._Attempt._failed
+
+    def answered(self: Any, head: Any) -> Answer:
+        if isinstance(head, OriginError) and head.status == 410:
+            return origin_error_answer(self._read.route, head, Outcome.MISS)
+        return failed(self, head)
+
+    return [(TapeStore, "forget_through", nothing), (catchup._Attempt, "_failed", answered)]
 
 
 # -- tags, codings, cursors

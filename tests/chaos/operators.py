@@ -65,6 +65,19 @@ async def lost_lives(run: Run, rng: Random) -> None:
                 faults.refuse(kind=kind, times=rng.randint(1, 2))
 
 
+async def trims(run: Run, rng: Random) -> None:
+    """Have the origin trim streams from the front, at any time; some then have no start to read from."""
+    while True:
+        await pause(rng.expovariate(4))
+        history = rng.choice(list(run.histories.values()))
+        life = history.last
+        if life is None or history.is_over(life) or not (records := life.stream._records):
+            continue
+        # Most keep something, some nothing.
+        upto = rng.choice(records[:-1] or records).end if rng.random() < 0.9 else life.tail
+        history.trim(upto, hides_start=rng.random() < 0.2)
+
+
 def _release_later(run: Run, rng: Random, switch: GatedSwitch) -> None:
     async def release() -> None:
         try:

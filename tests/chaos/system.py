@@ -79,6 +79,7 @@ class System:
             "collapse_wait_s": 2.0,
             "keepalive_timeout_s": 3_600.0,
             "absent_s": 10.0,
+            "trust_s": 20.0,
             "absent_per_s": 0,
             # All clients share one address.
             "client_new_streams_per_s": 0,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
-from multidict import CIMultiDict
 
 from gateway.engine.read import Uncacheable
 from gateway.errors import UpstreamBroken
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
+
+EXPIRES_AT = datetime(2026, 9, 21, 14, 14, tzinfo=UTC).timestamp()
 
 
 def asked_of(bench: object) -> list[tuple[str, str | None]]:
@@ -168,7 +171,7 @@ async def ask(bench: EngineBench, target: str) -> tuple[int, bytes]:
 async def test_a_stream_that_expires_while_the_origin_fails_is_given_no_more(start: Start, target: str) -> None:
     bench = start(BinaryOrigin(b"abcd"), retry_attempts=0)
     await bench.body()
-    bench.stream.record_head(CIMultiDict({"Stream-Expires-At": "2026-09-21T14:14:00Z"}))
+    bench.stream.expiry.know(Lifetime(None, EXPIRES_AT))
     bench.upstream.script = lambda asked: asked.fail(UpstreamBroken())
     bench.clock.advance(39)
     assert await ask(bench, target) == (200, b"abcd")
@@ -191,7 +194,7 @@ async def test_a_stream_that_may_be_another_is_given_no_more_until_its_lifetime_
     origin = BinaryOrigin(b"abcd")
     bench = start(origin, retry_attempts=0)
     await bench.body()
-    bench.stream.record_head(CIMultiDict({"Stream-Expires-At": "2026-09-21T14:14:00Z"}))
+    bench.stream.expiry.know(Lifetime(None, EXPIRES_AT))
     bench.upstream.script = lambda asked: asked.fail(UpstreamBroken())
     with pytest.raises(UpstreamBroken):
         await bench.relay(mode)

@@ -8,10 +8,12 @@ bytes, but they must never be called up to date.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.origin.positions import ZERO, Position, parse_token
+from gateway.origin.records import Record
 from gateway.origin.refusals import RequestError
 from gateway.origin.store import Store
 from gateway.origin.streams import Stream
@@ -30,6 +32,44 @@ class Incarnation:
     acked: Position = ZERO
     """The furthest tail whose write was acknowledged through the gateway."""
     is_close_acked: bool = False
+    trimmed: list[Record] = field(default_factory=list)
+    """What the origin has removed from the front."""
+    trims: list[tuple[float, Position]] = field(default_factory=list)
+    """When the origin trimmed the stream (seconds), and to where."""
+
+    def trim(self, upto: Position, now: float, *, hides_start: bool = False) -> None:
+        """Remove from the origin everything before `upto`, which is the end of a record."""
+        self.trimmed += [record for record in self.stream._records if record.end <= upto]
+        self.trims.append((now, upto))
+        self.stream.trim(upto, hides_start=hides_start)
+
+    @property
+    def whole(self) -> Stream:
+        """The stream as if it had never been trimmed."""
+        if not self.trimmed:
+            return self.stream
+        whole = copy(self.stream)
+        whole._records, whole.retained_from, whole.hides_start = [*self.trimmed, *self.stream._records], ZERO, False
+        return whole
+
+    def retained_at(self, at: float) -> Position:
+        """The first position that the origin had at that time."""
+        return max((upto for when, upto in self.trims if when <= at), default=ZERO)
+
+    def starts(self, token: str | None, since: float) -> list[Position]:
+        """Where a read from the token may have begun at any time since then; empty if the origin had trimmed it."""
+        if token is None or token == "-1":
+            later = [upto for when, upto in self.trims if when > since]
+            return [self.retained_at(since), *later]
+        start = self.begin(token)
+        return [start] if start is not None and start >= self.retained_at(since) else []
+
+    def refuses(self, token: str | None) -> bool:
+        """Whether the origin has trimmed what a read from the token names."""
+        if token is None or token == "-1":
+            return self.stream.hides_start
+        named = parse_token(token)
+        return named is not None and named < self.stream.retained_from
 
     @property
     def tail(self) -> Position:
@@ -49,7 +89,7 @@ class Incarnation:
         if position == self.tail:
             return position
         try:
-            self.stream.locate(position)
+            self.whole.locate(position)
         except RequestError:
             return None
         return position
@@ -66,7 +106,7 @@ class Incarnation:
         if named is None or named > self.tail:
             return None
         try:
-            return self.stream.nearest(named)
+            return self.whole.nearest(named)
         except RequestError:
             return None
 
@@ -78,7 +118,7 @@ class Incarnation:
         return text.removesuffix(b",") if after_end and self.stream.is_json else text
 
     def _after(self, position: Position) -> bytes:
-        body = self.stream.read(None if position == ZERO else position, _ALL).body()
+        body = self.whole.read(None if position == ZERO else position, _ALL).body()
         return body[1:-1] if self.stream.is_json else body
 
 

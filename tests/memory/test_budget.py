@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from multidict import CIMultiDict
 
+from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
@@ -40,7 +41,7 @@ def usual_headers(store: TapeStore, stream: Stream, number: int) -> None:
 
 def long_headers(store: TapeStore, stream: Stream, number: int) -> None:
     stream.record_headers(CIMultiDict([(f"X-{number}-{line}", f"{number}-{line}-" + "v" * 7_000) for line in range(8)]))
-    stream.record_head(CIMultiDict({"Last-Modified": f"{number}-" + "m" * 7_000}))
+    stream.record_head(CIMultiDict({"Last-Modified": f"{number}-" + "m" * 7_000}), Lifetime(None, None))
     stream.record_caching(CIMultiDict({"Cache-Control": f"max-age={number}, x=" + "c" * 7_000}), up_to_date=False)
     store_messages(store, stream, 1)
 

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.origin.app import OriginSettings, RunningOrigin
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, bounded
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.hostile import Asked, part_of_stream
 from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
@@ -165,3 +166,65 @@ async def test_live_readers_of_an_expired_stream_are_ended(
             pass
         assert (await polling.answer()).status == 404
     assert (await edge.get("/s")).status == 404
+
+
+class OtherClock:
+    """The test's clock, as a machine has it whose clock is wrong."""
+
+    def __init__(self, clock: ManualClock, ahead_s: float) -> None:
+        self._clock = clock
+        self._ahead_s = ahead_s
+        self.now, self.call_later = clock.now, clock.call_later
+
+    def wall(self) -> float:
+        return self._clock.wall() + self._ahead_s
+
+
+@pytest.mark.parametrize("ahead_s", [-600, -1, 0, 1, 600, 86_400 * 400])
+@pytest.mark.parametrize("through", ["gateway", "origin"])
+async def test_an_absolute_expiry_counts_by_the_origins_clock(
+    start: Start, clock: ManualClock, settings: dict[str, Any], ahead_s: float, through: str
+) -> None:
+    origin = await start_origin(OriginSettings(max_chunk_bytes=10), clock=OtherClock(clock, ahead_s))
+    try:
+        edge = await start(origin.url, **settings, sse_lifetime_s=900)
+        await create(edge, origin, through, Stream_Expires_At=instant(clock, ahead_s + 300))
+        for _ in range(2):
+            assert (await edge.get("/s")).body == b"0123456789"
+        events = await edge.begin("/s?offset=-1&live=sse")
+        assert (await bounded(events.head())).status == 200
+        await origin.origin.counters.parked_is(1)
+        for _ in range(5):
+            clock.advance(297 / 5)
+            assert (await edge.get("/s")).body.startswith(b"0123456789")
+        assert origin.origin.counters.parked == 1
+        clock.advance(3)
+        for target in ("/s", "/s?offset=now", "/s?offset=-1&live=sse"):
+            assert (await edge.get(target)).status == 404
+    finally:
+        await origin.stop(grace_s=0)
+
+
+@pytest.mark.parametrize(
+    "date", [None, "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT", "Sun, 06 Nov 2094 08:49:37 GMT", "9" * 500]
+)
+@pytest.mark.parametrize("after_s", [-300, 300])
+async def test_a_date_that_is_of_no_use_ends_no_stream_that_the_origin_shows(
+    hostile: Hostile, start: Start, clock: ManualClock, settings: dict[str, Any], date: str | None, after_s: float
+) -> None:
+    fields = {"Stream-Expires-At": instant(clock, after_s), **({"Date": date} if date is not None else {})}
+
+    async def script(asked: Asked, writer: Any) -> None:
+        if "offset=0001" in asked.target or asked.method == "HEAD":
+            writer.write(part_of_stream(b"" if asked.method == "HEAD" else b"end", "0002", **fields))
+        else:
+            writer.write(part_of_stream(b"one", "0001", **fields).replace(b"Stream-Up-To-Date: true\r\n", b""))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, **settings)
+    for _ in range(4):
+        assert (await edge.get("/s")).body == b"one"
+    heads = len(origin.asked)
+    clock.advance(1)
+    assert (await edge.get("/s")).body == b"one"
+    assert len(origin.asked) == heads

@@ -56,6 +56,7 @@ class Kept:
 
     def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, BodyRun]:
         reading = stream.tape.read(start, limit)
+        stream.confirm(start, self.bench.clock.now())
         return reading, BodyRun(stream, start, reading.end, stream.edition)
 
     def remember(self, request: bytes, reading: Reading, run: BodyRun) -> None:
@@ -74,7 +75,6 @@ class Kept:
                 pieces,
                 0,
                 copied,
-                None,
                 "route",
                 None,
                 run.stream.shared_bytes(),

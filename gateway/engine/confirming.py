@@ -1,0 +1,78 @@
+"""When the origin has to confirm bytes that are held, and the request that does it, shared by all readers.
+
+Bytes are given without the origin for as long as its freshness allows, and never for longer than `route.trust_s`
+(`Stream.reusable_s`).  After that the origin is asked for them at the first position that is served: only that shows
+whether it has trimmed them.  A client's `no-cache` or `max-age` asks for a more recent confirmation, but not for one of
+its own: a confirmation that is at most `LEAST_AGE_S` old will do, so these clients cost the origin no more than one
+request a second for each stream.
+
+A reader that begins before the first confirmed position needs another confirmation.  The second one within the time
+that the first is valid begins at the first position held.  A stream therefore costs no more than three, in whatever
+order its readers begin: the third is for the start sentinel, which may name any position.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.aio.clock import Clock
+from gateway.engine.fetch_table import FetchTable
+from gateway.engine.read import Read
+from gateway.errors import TailMovedBack
+from gateway.protocol.offsets import START, is_before
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
+
+LEAST_AGE_S: Final = 1.0
+"""A confirmation of this age satisfies every client."""
+
+
+class Confirming:
+    """Has the origin confirm held bytes.  Keeps no state of its own."""
+
+    def __init__(self, fetches: FetchTable, clock: Clock) -> None:
+        self._fetches = fetches
+        self._clock = clock
+
+    def is_due(self, read: Read, stream: Stream) -> bool:
+        """Whether the bytes held after the read's offset need a confirmation before they are given."""
+        return not stream.confirmed_at(read.start) > self._due(read, stream)
+
+    def _due(self, read: Read, stream: Stream) -> float:
+        """The time of the earliest confirmation that has expired."""
+        reusable_s = stream.reusable_s(read.route.config.trust_s)
+        if read.max_age_s is not None:
+            reusable_s = min(reusable_s, max(LEAST_AGE_S, read.max_age_s))
+        return self._clock.now() - reusable_s
+
+    async def ask(self, read: Read, stream: Stream) -> Head | None:
+        """The origin's answer to a request sent now for the bytes held after the read's offset; None if another read's
+        request has confirmed them.
+
+        Bytes that the origin does not have are forgotten.  Raises TailMovedBack if those of the read are gone.
+        """
+        fetches, route, source, start = self._fetches, read.route, read.source, stream.tape.resolve(read.start)
+        due, is_refused = self._due(read, stream), False
+        while True:
+            await fetches.join_earlier(stream, CONFIRMATION, route, source.client)
+            if stream.ended is not None or not stream.tape.knows_after(start):
+                raise TailMovedBack
+            if stream.confirmed_at(start) > due:
+                return None
+            first = start
+            if start != START and not is_refused and stream.confirmed.asked_at > due:
+                first = stream.tape.first() or start
+            flight, is_launched = fetches.join(stream, first, route, source, CONFIRMATION)
+            if is_launched:
+                stream.confirmed.asked_at = self._clock.now()
+            flight.watch()
+            try:
+                await flight.until_over()
+            finally:
+                flight.unwatch()
+            found = flight.error or flight.head
+            assert found is not None
+            is_trimmed = isinstance(found, OriginError) and found.status == 410 and flight.start != start
+            if not is_trimmed and not is_before(start, flight.start):
+                return as_seen_by(found, source.headers)
+            is_refused |= is_trimmed

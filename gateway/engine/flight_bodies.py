@@ -1,0 +1,110 @@
+"""The bodies of flights: stored on the tape as they arrive, or compared with the bytes that it holds.
+
+A *confirmation* asks the origin once more for bytes that are held.  It shows that the origin has not trimmed them, and
+that they are the stream's.  One confirmation is enough for all readers, and for all later offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.aio.clock import Clock
+from gateway.engine.arrival import receive
+from gateway.engine.classifier import is_overtaken
+from gateway.engine.comparison import MOST_COMPARED, Comparison
+from gateway.engine.route import Route
+from gateway.errors import UpstreamBroken
+from gateway.protocol.freshness import age_from_headers
+from gateway.protocol.json_array import NotAnArray
+from gateway.protocol.mode import Mode
+from gateway.protocol.offsets import NOW
+from gateway.tape.confirmed import LEAST_GAP_S
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import Stream
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.flight import CONFIRMATION, Flight, StreamHead
+from gateway.upstream.reply import Reply
+
+
+class FlightBodies:
+    """Takes the bodies of flights.  Has no state of its own."""
+
+    def __init__(
+        self, store: TapeStore, clock: Clock, metrics: MetricsRecorder, on_stale: Callable[[Stream], None]
+    ) -> None:
+        """`on_stale` is called with a stream whose bytes have proved not to be the origin's."""
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._on_stale = on_stale
+
+    async def take(
+        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
+    ) -> None:
+        """Announce the head, take the body of the reply to a request sent at `asked_at`, and land the flight.
+
+        Raises UpstreamBroken, TailMovedBack or another GatewayError.
+        """
+        confirmed_at = asked_at - _counted_age(reply, stream.reusable_s(route.config.trust_s))
+        name = route.config.name
+        if flight.key == CONFIRMATION:
+            await self._compare_body(stream, flight, head, reply, name, confirmed_at)
+        else:
+            await self._read_body(stream, flight, head, reply, name, confirmed_at)
+
+    async def _compare_body(
+        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
+    ) -> None:
+        """Compare the bytes with those held; forget those if they differ."""
+        comparison = Comparison(stream.tape, flight.start)
+        flight.announce(head)
+        is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
+        try:
+            async for chunk in reply.chunks():
+                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, route)
+                flight.fetched += len(chunk)
+                comparison.feed(chunk)
+                if comparison.is_over and (not is_short or flight.fetched > 2 * MOST_COMPARED):
+                    break
+            else:
+                comparison.finish()
+        except NotAnArray as error:
+            raise UpstreamBroken from error
+        if not is_overtaken(stream, flight):
+            if comparison.agrees:
+                stream.confirm(flight.start, confirmed_at)
+            else:
+                # The origin has trimmed them, or has another stream at the path, or they never were this stream's.
+                self._store.forget_bytes(stream)
+                stream.mark_stale()
+                self._on_stale(stream)
+        flight.land()
+
+    async def _read_body(
+        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
+    ) -> None:
+        def received(size: int) -> None:
+            self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
+            flight.fetched += size
+
+        await receive(stream, flight, head, reply, self._store, received)
+        start, end = flight.start, head.next_offset
+        if start == NOW:
+            if flight.size:
+                raise UpstreamBroken
+        elif flight.is_kept and not is_overtaken(stream, flight):
+            if flight.is_passing and not stream.has_topic:
+                # The bytes are for the flight's readers alone.
+                self._store.count_unstored(flight.size)
+            else:
+                self._store.store(stream, start, end, flight.kept, self._clock.now())
+                stream.confirm(start, confirmed_at)
+                if stream.tape.knows_after(start):
+                    flight.shared = stream.shared_bytes()
+        flight.land()
+
+
+def _counted_age(reply: Reply, reusable_s: float) -> float:
+    """By how many seconds earlier a reply counts for the time it has spent in caches, so that it may still be reused
+    for a moment."""
+    return max(0.0, min(age_from_headers(reply.headers), reusable_s - LEAST_GAP_S))

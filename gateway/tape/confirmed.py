@@ -1,0 +1,78 @@
+"""Which bytes of a stream the origin has shown to have, and when.
+
+An origin removes bytes from the front only.  An origin that has sent the bytes after an offset therefore had the bytes
+after every later offset as well, at that time.  The start sentinel is no such offset: it names the first position that
+the origin still has, whichever that is.
+
+Offsets are kept in ascending order, each with a later time than the one before it; others would add nothing.  Dropping
+an entry is always safe: the origin is then asked once more.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Final
+
+from gateway.protocol.offsets import START
+
+MOST_CONFIRMED: Final = 4
+"""The most offsets that are kept for one stream: the first one that is read, the latest ones, and one between."""
+LEAST_GAP_S: Final = 1.0
+"""A confirmation that is newer than the latest one by less than this is not kept: followers store many times a
+second."""
+
+
+class Confirmations:
+    """The offsets from which the origin is known to have had the bytes, with the time (monotonic seconds)."""
+
+    __slots__ = ("_at", "_offsets", "asked_at", "start_at")
+
+    def __init__(self) -> None:
+        self.start_at = -math.inf
+        """When the origin showed that the stream begins with the bytes held from the start sentinel."""
+        self.asked_at = -math.inf
+        """When the origin was last asked for nothing but a confirmation."""
+        self._offsets: list[str] = []
+        self._at: list[float] = []
+
+    def __repr__(self) -> str:
+        return f"<Confirmations {list(zip(self._offsets, self._at, strict=True))}, start {self.start_at}>"
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def confirm(self, offset: str, at: float) -> None:
+        """The origin had the bytes after `offset`, which is not the start sentinel, at this time."""
+        offsets, times = self._offsets, self._at
+        if times and offsets[-1] <= offset and at - times[-1] < LEAST_GAP_S:
+            return
+        place = bisect_right(offsets, offset)
+        if place and times[place - 1] >= at:
+            return
+        # Later offsets that were confirmed no later follow from this one.
+        stop = place
+        while stop < len(offsets) and times[stop] <= at:
+            stop += 1
+        if place and offsets[place - 1] == offset:
+            place -= 1
+        offsets[place:stop] = [offset]
+        times[place:stop] = [at]
+        if len(offsets) > MOST_CONFIRMED:
+            # The entry before a dropped one stands for it, so drop the one that adds the least, but not the new one.
+            droppable = [number for number in range(1, len(times)) if number != place]
+            least = min(droppable, key=lambda number: times[number] - times[number - 1])
+            del offsets[least], times[least]
+
+    def since(self, offset: str) -> float:
+        """When the origin last showed to have the bytes after `offset`; -inf if it never did."""
+        if offset == START:
+            return self.start_at
+        place = bisect_right(self._offsets, offset)
+        return self._at[place - 1] if place else -math.inf
+
+    def forget(self) -> None:
+        """The bytes held from now on are others."""
+        self.start_at = self.asked_at = -math.inf
+        self._offsets.clear()
+        self._at.clear()
