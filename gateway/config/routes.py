@@ -227,7 +227,8 @@ class RouteConfig(Model):
         default=60,
         ge=0,
         le=86_400,
-        description="How long the tape answers without a sign from the origin that the stream is still the same.",
+        description="How long the tape answers without a sign from the origin that the stream is still the same, and "
+        "has the bytes.",
     )
     tail: Literal["followed", "asked"] = Field(
         default="followed",

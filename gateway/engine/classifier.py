@@ -218,8 +218,8 @@ class ReplyClassifier:
 
     def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> None:
         """The origin has answered 404 or 410."""
-        # A 410 for an offset may be of the offset alone, even if no later one is known: the next request that names none,
-        # or a later one, shows whether it is of the stream.
+        # A 410 for an offset may be of the offset alone, even if no later one is known.  The next request without one,
+        # or for a later one, shows whether it is of the stream.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(source.asker):
             # The live readers' own request shows whether it is gone, and so does the next request of each other.

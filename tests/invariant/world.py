@@ -18,7 +18,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
-from gateway.origin.faults import GatedSwitch
+from gateway.origin.faults import GatedSwitch, Switch
 from gateway.origin.positions import Position
 from gateway.origin.store import AppendParams, CreateParams, Store
 from tests.answers import BROKEN, Answer
@@ -64,6 +64,10 @@ class World:
         self.holds: list[GatedSwitch] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.failures: list[BaseException] = []
+        self.poison: Switch | None = None
+        """Has the next read be answered with another stream's bytes."""
+        self.poisoned_at = -math.inf
+        """When the latest such reply was seen to have been sent."""
         self.run(self._start())
 
     @property
@@ -298,8 +302,26 @@ class World:
     def believable(self, since: Moment, answer: Answer) -> list[Incarnation]:
         return self.log.believable(since)
 
+    def mistake_a_reply(self) -> None:
+        """Have the origin answer the next read with another stream's bytes, which end at an offset of this one."""
+        assert self.log.alive is not None
+        named = {
+            "Content-Type": self.content_type,
+            "Stream-Next-Offset": self.log.alive.tail.token,
+            "Stream-Up-To-Date": "true",
+        }
+        self.poison = self.origin.faults.replace(200, named, self.body(2), kind="catchup")
+
+    def may_be_mistaken(self, since: Moment) -> bool:
+        """Whether a read since then may have been answered with bytes that were confirmed before the mistake."""
+        if self.poison is not None and self.poison.hits:
+            self.poison, self.poisoned_at = None, self.log.now()
+        return since.at <= self.poisoned_at + self.trust_s
+
     def judge(self, answer: Answer, offset: str | None, since: Moment, *, is_live: bool) -> None:
         """Fail unless the answer is true of one of the incarnations that it may come from."""
+        if self.may_be_mistaken(since):
+            return
         if self.is_excused(answer, since, is_live=is_live):
             return
         candidates = [one for one in self.log.believable(since) if one.begin(offset) is not None]

@@ -1,0 +1,58 @@
+"""Replies that belong to another stream: their bytes are served for `trust_s` at most, in any order of events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.engine.comparison import Comparison
+from gateway.engine.confirming import Confirming
+from tests.chaos.mutant import never
+from tests.effort import examples
+from tests.invariant.world import World
+
+TRUST_S = 2.0
+STEPS = st.lists(st.sampled_from(["read", "read", "append", "append past it", "mistake", "rest"]), max_size=10)
+TYPES = st.sampled_from(["application/json", "text/plain", "application/octet-stream"])
+
+
+def run(content_type: str, steps: Sequence[str]) -> None:
+    """Do the steps, and read until everything is right again; `World` judges every answer."""
+    world = World(content_type, max_chunk_bytes=1 << 20, trust_s=TRUST_S, is_nameless=True)
+    try:
+        world.run(world.create(messages=2))
+        for step in steps:
+            match step:
+                case "read":
+                    world.run(world.catch_up("-1"))
+                case "mistake":
+                    world.mistake_a_reply()
+                case "rest":
+                    world.run(world.rest(TRUST_S))
+                case _:
+                    world.run(world.append(1, is_direct=step == "append past it"))
+        world.run(world.catch_up("-1"))
+        world.origin.faults.clear()
+        world.run(world.rest(TRUST_S + 0.5))
+        for _ in range(2):
+            assert world.run(world.catch_up("-1")).is_up_to_date
+    finally:
+        world.end()
+
+
+@settings(max_examples=examples(5, 150), deadline=None, derandomize=True)
+@given(TYPES, STEPS)
+def test_mistaken_bytes_last_no_longer_than_trust_s(content_type: str, steps: Sequence[str]) -> None:
+    run(content_type, steps)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"), [(Confirming, "is_due", never), (Comparison, "agrees", True)], ids=["never", "blindly"]
+)
+def test_a_gateway_that_confirms_nothing_is_found_out(owner: object, name: str, fault: object) -> None:
+    with patch.object(owner, name, fault), pytest.raises(AssertionError, match="no incarnation has"):
+        run("application/json", ["mistake", "read", "append"])
