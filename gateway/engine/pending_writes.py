@@ -12,6 +12,7 @@ stream there: anyone can send one of them, slowly, and what readers hold stays.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
@@ -30,6 +31,8 @@ class PendingWrites:
     def __init__(self) -> None:
         self._under_way: dict[Group, set[SentRequest]] = {}
         """Writes that have been sent and not answered."""
+        self._changes: dict[Group, Counter[Change]] = {}
+        """How many of them may do what."""
         self._unanswered: dict[Group, Change] = {}
         """What writes that had no answer may have done, the latest last."""
         self._cost = 0
@@ -46,7 +49,9 @@ class PendingWrites:
     def begin(self, write: SentRequest) -> None:
         """A write is about to be sent; `end` must follow."""
         self.epoch += 1
-        self._under_way.setdefault(write.request.group, set()).add(write)
+        group = write.request.group
+        self._under_way.setdefault(group, set()).add(write)
+        self._changes.setdefault(group, Counter())[write.change] += 1
 
     def end(self, write: SentRequest) -> None:
         """The write was answered, or will never be."""
@@ -54,8 +59,9 @@ class PendingWrites:
         group = write.request.group
         writes = self._under_way[group]
         writes.discard(write)
+        self._changes[group][write.change] -= 1
         if not writes:
-            del self._under_way[group]
+            del self._under_way[group], self._changes[group]
 
     def is_under_way(self, group: Group) -> bool:
         """Whether a write to the path is under way: what the origin refuses, it may take at any moment."""
@@ -92,11 +98,12 @@ class PendingWrites:
             write.is_overtaken = True
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
-        """What the path's pending writes, without `beside`, may do or have done."""
+        """What the path's pending writes, without `beside`, which is under way, may do or have done."""
         change = self._unanswered.get(group, NO_CHANGE)
-        for write in self._under_way.get(group, ()):
-            if write is not beside:
-                change |= write.change
+        # Not write by write: as many may be under way as clients send.
+        for other, count in self._changes.get(group, {}).items():
+            if count > (beside is not None and beside.change == other):
+                change |= other
         return change
 
 

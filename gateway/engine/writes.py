@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.path_changes import Acknowledged, PathChange
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest, may_remake
 from gateway.errors import GatewayError
@@ -63,14 +64,14 @@ class Writes:
         """A write is about to be sent; `answered` or `failed` must follow."""
         self._pending.begin(write)
         self._negative_cache.forget(write.request.group)
-        for stream in self._store.group(write.request.group):
+        for stream in self._store.awake(write.request.group):
             # The origin may move its tail past them at any moment.
             stream.forget_beyond()
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """The head of the answer has arrived."""
         try:
-            self._end_expired(write)
+            self._look_up(write)
             if reply.status < 500:
                 self._record(write, reply)
             elif not write.request.is_cut_short():
@@ -81,7 +82,7 @@ class Writes:
     def failed(self, write: SentRequest, error: GatewayError) -> None:
         """There is no answer."""
         try:
-            self._end_expired(write)
+            self._look_up(write)
             # The origin changes nothing for a request that it never received, nor for one whose body the client did
             # not finish, which was never complete.
             if not error.is_unsent and not write.request.is_cut_short():
@@ -105,14 +106,22 @@ class Writes:
     def tail_is_short(self, stream: Stream) -> None:
         """The origin has named a tail that lacks what was acknowledged: pending writes may have made the stream anew.
         If not, the write went to another stream at the path."""
-        if self._may_be_remade(stream, self._pending.change(stream.key.group)):
+        if self._may_be_remade(stream, self._pending.change(stream.key.group), self._clock.now()):
             self._doubt(stream)
 
-    def _end_expired(self, write: SentRequest) -> None:
-        """Drop what may have expired: the write may be the first to reach the stream that has taken its place."""
-        for stream in self._store.group(write.request.group):
-            if stream.has_expired(self._clock.now(), self._clock.wall()):
+    def _look_up(self, write: SentRequest) -> None:
+        """Have the writer's own stream hear what it has missed, and drop it if it may have expired: the write may be
+        the first to reach the stream that has taken its place."""
+        stream = write.stream
+        if stream is not None:
+            self._store.wake(stream)
+            if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
                 self._live.drop(stream, End.PURGED)
+
+    def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
+        """Change all streams of the path that have not expired.  Two changes of one kind in a row are as good as the
+        later one."""
+        self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
     def _record(self, write: SentRequest, reply: Reply) -> None:
         request = write.request
@@ -142,9 +151,9 @@ class Writes:
         be of the stream that the write itself began: their live readers notice nothing and resume at the origin.
         """
         self._pending.overtake(write.request.group)
-        for stream in self._store.group(write.request.group):
-            is_known = stream is write.stream and stream.write_version == write.write_version
-            self._live.drop(stream, why if is_known else End.PURGED)
+        own = write.stream
+        known = own if own is not None and own.write_version == write.write_version else None
+        self._tell(write.request.group, lambda stream: self._live.drop(stream, why if stream is known else End.PURGED))
 
     def _record_created(self, write: SentRequest, reply: Reply) -> None:
         """Record a stream created here: the answer to a PUT says what a HEAD would."""
@@ -169,19 +178,30 @@ class Writes:
 
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
         request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        change, is_doubted = self._change(write), False
-        for stream in self._store.group(request.group):
-            if self._may_be_remade(stream, change):
+        change, is_doubted, now = self._change(write), False, self._clock.now()
+        acknowledged = None
+        if tail is not None:
+            acknowledged = Acknowledged(
+                self._live, tail, request.query, now, self._clock.wall(), write.asked_at, is_closed=is_closed
+            )
+
+        def reached(stream: Stream) -> None:
+            nonlocal is_doubted
+            if self._may_be_remade(stream, change, now):
                 self._doubt(stream)
                 is_doubted |= stream is write.stream
-            elif tail is None:
+                stream.contacted(write.asked_at)
+            elif acknowledged is not None:
+                acknowledged(stream)
+            else:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
-            else:
-                stream.acknowledged(tail, is_closed=is_closed, query=request.query)
-                self._live.expect(stream)
-            # A sliding TTL runs from when the origin did the write, which may be long before it answers.
-            stream.contacted(write.asked_at)
+                stream.contacted(write.asked_at)
+
+        if acknowledged is not None and not (may_remake(change) or change & CREATES):
+            self._store.tell(request.group, acknowledged)
+        else:
+            self._tell(request.group, reached)
         if may_remake(change):
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
@@ -201,14 +221,17 @@ class Writes:
         elif status >= 300 and not is_true(reply.headers.get(STREAM_CLOSED)):
             # It was refused and has changed nothing.
             return
-        change = self._change(write)
-        for stream in self._store.group(request.group):
-            if is_made or is_ended or self._may_be_remade(stream, change):
+        change, now = self._change(write), self._clock.now()
+
+        def overtaken(stream: Stream) -> None:
+            if is_made or is_ended or self._may_be_remade(stream, change, now):
                 self._doubt(stream)
             else:
                 # It may have gone to the stream of now, whose tail may have been read before.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
+
+        self._tell(request.group, overtaken)
 
     def _change(self, write: SentRequest) -> Change:
         """What may have been done to the stream that this write was acknowledged for, and no answer has told yet.  A
@@ -216,17 +239,22 @@ class Writes:
         change = self._pending.change(write.request.group, beside=write)
         return change if write.request.mode is Mode.CREATE else change | write.change
 
-    def _may_be_remade(self, stream: Stream, change: Change) -> bool:
-        """Whether writes that may have done this may have made the stream anew, after a deletion or after an expiry."""
-        return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(self._clock.now()))
+    @staticmethod
+    def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
+        """Whether writes that may have done this by `now` may have made the stream anew, after a deletion or after an
+        expiry."""
+        return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 
     def _revalidate_all(self, group: Group) -> None:
         """A DELETE found nothing: an earlier attempt of its client may have done it and its answer was lost, or the
         stream is hidden from this client alone."""
-        for stream in self._store.group(group):
+
+        def revalidate(stream: Stream) -> None:
             stream.may_be_another()
             # A stalled live request may hide that the origin has ended it.
             self._live.revalidate(stream)
+
+        self._tell(group, revalidate, "revalidate")
 
     def _doubt(self, stream: Stream) -> None:
         """Forget what is held: it may be of another stream than the one that a write was acknowledged for."""
@@ -240,8 +268,7 @@ class Writes:
         """A write that may create or delete the stream has no answer."""
         for group in self._pending.remember(write):
             # It is not remembered any more that the path's streams may be others.
-            for stream in self._store.group(group):
-                self._doubt(stream)
+            self._tell(group, self._doubt, "doubt")
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)
@@ -265,17 +292,21 @@ class Writes:
                 if write.change != NO_CHANGE:
                     # A DELETE may be done before it.
                     self._remember(write)
-                for stream in self._store.group(request.group):
-                    stream.mark_stale(may_have_ended=False)
+                self._tell(request.group, lambda stream: stream.mark_stale(may_have_ended=False), "stale")
                 return
             self._remember(write)
             self._pending.overtake(request.group)
-            for stream in self._store.group(request.group):
-                if self._may_be_remade(stream, change) or (request.mode is Mode.CREATE and stream.may_have_ended):
+            now = self._clock.now()
+
+            def may_be_done(stream: Stream) -> None:
+                is_remade = self._may_be_remade(stream, change, now)
+                if is_remade or (request.mode is Mode.CREATE and stream.may_have_ended):
                     # The stream that is there now may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
                 stream.may_be_another()
+
+            self._tell(request.group, may_be_done)
 
 
 def _offset(reply: Reply) -> str | None:

@@ -384,7 +384,8 @@ class RememberedAnswers:
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
         key = reduced(shape, request)
-        if key is None or remembered.stream.ended is not None or remembered.stream.edition != remembered.edition:
+        stream = remembered.stream
+        if key is None or stream.ended is not None or not stream.is_awake or stream.edition != remembered.edition:
             return
         cost = remembered.cost_under(key)
         if cost > self.budget_bytes:

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.records import Record
+from gateway.tape.crowd import Event
 from gateway.tape.eviction import USE_S, Eviction
+from gateway.tape.paths import Paths
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.records import RecordTape
 from gateway.tape.stream import End, Stream
@@ -58,9 +60,7 @@ class TapeStore:
         self._eviction = eviction
         self._mint = mint
         self._metrics = metrics
-        self._groups: dict[Group, dict[StreamKey, Stream]] = {}
-        self._origins: dict[str, int] = {}
-        """The number of groups of each origin."""
+        self._paths = Paths()
         self._tagged: dict[str, dict[Stream, None]] = {}
         """Streams by surrogate key."""
         self._count = 0
@@ -83,30 +83,58 @@ class TapeStore:
         return self._count
 
     def __repr__(self) -> str:
-        return f"{self._count} streams in {len(self._groups)} groups, {len(self._tagged)} surrogate keys"
+        return f"{self._count} streams in {len(self._paths)} groups, {len(self._tagged)} surrogate keys"
 
     def __iter__(self) -> Iterator[Stream]:
-        for streams in self._groups.values():
-            yield from streams.values()
+        return iter(self._paths)
 
     def find(self, key: StreamKey) -> Stream | None:
         """The stream of `key`, or None if it is not in memory."""
-        streams = self._groups.get(key.group)
-        return streams.get(key) if streams is not None else None
+        stream = self._paths.find(key)
+        if stream is not None and not stream.is_awake:
+            self.wake(stream)
+            return stream if stream.ended is None else None
+        return stream
+
+    def wake(self, stream: Stream) -> None:
+        """Tell a stream that slept what has happened to its path meanwhile, which may end it."""
+        if stream.is_awake or stream.ended is not None:
+            return
+        missed, sleeping = self._paths.wake(stream)
+        # A write may have been begun.
+        stream.forget_beyond()
+        if missed is None:
+            self.drop(stream, End.EVICTED)
+        for event in missed or ():
+            if stream.ended is None:
+                event(stream)
+        if sleeping is not None:
+            self.on_forget(sleeping)
+
+    def tell(self, group: Group, event: Event) -> None:
+        """Tell every stream of the path what has happened to it: at once, or as it wakes."""
+        self._paths.told(group, event)
+        for stream in self.awake(group):
+            if stream.ended is None:
+                event(stream)
+
+    def awake(self, group: Group) -> list[Stream]:
+        """The streams of the path that are told at once of what happens to it; all unless they are a crowd."""
+        return self._paths.awake(group)
 
     @property
     def origins(self) -> list[str]:
         """Every origin with a stream in memory, including origins that no route leads to any more."""
-        return list(self._origins)
+        return self._paths.origins
 
     def groups(self) -> list[Mapping[StreamKey, Stream]]:
         """The groups that exist now.  Each is a live view of its streams, so the caller can go through many of them
         over several turns of the loop."""
-        return list(self._groups.values())
+        return self._paths.groups()
 
     def group(self, group: Group) -> list[Stream]:
         """Every stream that a write to the group's path affects."""
-        return list(self._groups.get(group, {}).values())
+        return self._paths.group(group)
 
     def tagged(self, surrogate_key: str) -> list[Stream]:
         """Every stream that the origin tagged with this key."""
@@ -149,11 +177,8 @@ class TapeStore:
         if stream is None:
             stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
             stream.facts_cost = stream.weigh()
-            group = self._groups.get(key.group)
-            if group is None:
-                group = self._groups[key.group] = {}
-                self._origins[key.group.origin] = self._origins.get(key.group.origin, 0) + 1
-            group[key] = stream
+            if (sleeping := self._paths.add(stream)) is not None:
+                self.on_forget(sleeping)
             self._count += 1
             self._account(stream, 1, 0, 0)
             self._admit(stream, 0)
@@ -173,11 +198,13 @@ class TapeStore:
         """The stream was answered from remembered bytes, one or many times, without being opened."""
         if stream.ended is None:
             self._eviction.touch(stream.key)
+            self._paths.touch(stream)
 
     def _count_use(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
             stream.used(now)
             self._eviction.touch(stream.key)
+            self._paths.touch(stream)
 
     def store(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Store bytes on the stream's tape and evict what no longer fits.  Does nothing on an ended stream."""
@@ -316,14 +343,7 @@ class TapeStore:
     def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
         self._untag(stream)
-        streams = self._groups[stream.key.group]
-        del streams[stream.key]
-        if not streams:
-            origin = stream.key.group.origin
-            del self._groups[stream.key.group]
-            self._origins[origin] -= 1
-            if not self._origins[origin]:
-                del self._origins[origin]
+        self._paths.remove(stream)
         self._count -= 1
         self.cost -= stream.cost
         self._account(stream, -1, -stream.block_count, -stream.cost)

@@ -141,6 +141,10 @@ class Stream:
     ended: End | None = None
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
+    is_awake: bool = True
+    """Whether it is told at once of what happens to its path (`gateway.tape.crowd`)."""
+    heard: int = 0
+    """How many events of its path it has heard, if it sleeps."""
     holds: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
     facts_cost: int = 0

@@ -7,6 +7,7 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
+from gateway.tape import crowd, paths
 from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 from tests.waiting import eventually
@@ -163,3 +164,24 @@ async def test_under_bypass_a_404_with_credentials_keeps_the_public_tape(
     assert (await edge.send(method, "/s", headers, b"x" if method == "POST" else None)).status == 404
     assert (await edge.get("/s")).body == b"for nobody"
     assert len(origin.reads) == reads + (method == "DELETE")
+
+
+async def test_a_read_after_a_write_has_it_however_many_streams_of_the_path_are_held(
+    start: Start, origin: RunningOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (crowd, paths):
+        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    edge = await start(origin.url)
+    await edge.put("/s", b"first")
+    tokens = [{"Authorization": f"Bearer {number}"} for number in range(8)]
+    for token in tokens:
+        for _ in range(3):
+            # A hit that was a hit before is sent from remembered bytes.
+            assert (await edge.get("/s?offset=-1", token)).body == b"first"
+    await edge.post("/s", b"second")
+    for token in tokens:
+        assert (await edge.get("/s?offset=-1", token)).body == b"firstsecond"
+    await edge.send("DELETE", "/s")
+    await edge.put("/s", b"other")
+    for token in tokens:
+        assert (await edge.get("/s?offset=-1", token)).body == b"other"

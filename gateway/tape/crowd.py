@@ -1,0 +1,88 @@
+"""The streams of one path when there are too many to tell each of every write.
+
+A path has a stream for each query and for each credential partition, and clients invent both.  So only as many as
+`MOST_AWAKE` are *awake*, and those that are in use: these are told of each write at once.  The others sleep.  A crowd
+counts what happens to its path and keeps the latest of it; a sleeping stream knows how much it has heard, and hears the
+rest when it is looked up.  One that has missed more than is kept is dropped, as if it had been evicted.
+
+While a stream sleeps nothing refers to it: no fetch, no live reader, no remembered answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from gateway.tape.stream import Stream
+
+MOST_AWAKE: Final = 512
+"""Streams of one path that are told of each write at once, besides those that are in use."""
+MOST_EVENTS: Final = 64
+"""The latest events of a path that are kept for its sleeping streams."""
+_LOOKS: Final = 8
+"""Streams looked at for one that is not in use."""
+
+
+class Event(Protocol):
+    """What has happened to all streams of a path.  It is applied to each once, now or later, and must not depend on
+    anything that changes."""
+
+    def __call__(self, stream: Stream, /) -> object:
+        """Apply it to a stream."""
+
+    def with_earlier(self, earlier: Event, /) -> Event | None:
+        """One event that stands for this one and the one before it, whether a stream has heard that one or not; None
+        if there is none."""
+
+
+class Crowd:
+    """The awake streams of a path and its latest events."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
+        """The streams that are told at once; the one used last is the last."""
+        self._version = 0
+        self._events: deque[tuple[int, Event]] = deque()
+        self._complete_from = 0
+        """A stream that has heard at least so many events can hear the rest."""
+
+    def __repr__(self) -> str:
+        return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
+
+    def told(self, event: Event) -> None:
+        """Keep an event, of which the awake streams are told by the caller."""
+        self._version += 1
+        if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
+            self._events[-1] = self._version, both
+            return
+        self._events.append((self._version, event))
+        if len(self._events) > MOST_EVENTS:
+            self._complete_from, _ = self._events.popleft()
+
+    def wake(self, stream: Stream) -> list[Event] | None:
+        """Count a stream that slept as awake: returns what it has missed, or None if that is not known any more."""
+        stream.is_awake = True
+        self.awake[stream] = None
+        if stream.heard < self._complete_from:
+            return None
+        return [event for version, event in self._events if version > stream.heard]
+
+    def put_to_sleep(self, spared: Stream) -> Stream | None:
+        """Let the stream sleep that was used the longest ago, but not `spared`, if more are awake than need be; returns
+        it."""
+        awake = self.awake
+        for _ in range(_LOOKS if len(awake) > MOST_AWAKE else 0):
+            stream = next(iter(awake))
+            if not stream.holds and stream is not spared:
+                del awake[stream]
+                stream.is_awake = False
+                stream.heard = self._version
+                return stream
+            awake.move_to_end(stream)
+        return None
+
+    def touch(self, stream: Stream) -> None:
+        """An awake stream was used."""
+        if stream in self.awake:
+            self.awake.move_to_end(stream)

@@ -1,0 +1,99 @@
+"""Streams by path and key, and which of a path's streams are told at once of what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gateway.protocol.stream_key import Group, StreamKey
+from gateway.tape.crowd import MOST_AWAKE, Crowd, Event
+from gateway.tape.stream import Stream
+
+
+class Paths:
+    """The streams in memory.  The `TapeStore` adds and removes them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Group, dict[StreamKey, Stream]] = {}
+        self._origins: dict[str, int] = {}
+        """The number of groups of each origin."""
+        self._crowds: dict[Group, Crowd] = {}
+        """The paths that have had more than `MOST_AWAKE` streams at once."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Stream]:
+        for streams in self._groups.values():
+            yield from streams.values()
+
+    def __repr__(self) -> str:
+        return f"<Paths {len(self._groups)} groups, {len(self._crowds)} crowds>"
+
+    @property
+    def origins(self) -> list[str]:
+        """Every origin with a stream in memory."""
+        return list(self._origins)
+
+    def groups(self) -> list[Mapping[StreamKey, Stream]]:
+        """The groups that exist now; each is a live view of its streams."""
+        return list(self._groups.values())
+
+    def find(self, key: StreamKey) -> Stream | None:
+        """The stream of `key`, which may sleep; None if it is not in memory."""
+        streams = self._groups.get(key.group)
+        return streams.get(key) if streams is not None else None
+
+    def add(self, stream: Stream) -> Stream | None:
+        """Add a stream, which is awake; returns the one that falls asleep for it, if any."""
+        group = stream.key.group
+        streams = self._groups.get(group)
+        if streams is None:
+            streams = self._groups[group] = {}
+            self._origins[group.origin] = self._origins.get(group.origin, 0) + 1
+        streams[stream.key] = stream
+        if len(streams) <= MOST_AWAKE and group not in self._crowds:
+            return None
+        crowd = self._crowds.get(group)
+        if crowd is None:
+            crowd = self._crowds[group] = Crowd(streams.values())
+        crowd.awake[stream] = None
+        return crowd.put_to_sleep(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Remove a stream."""
+        group = stream.key.group
+        streams = self._groups[group]
+        del streams[stream.key]
+        if self._crowds and (crowd := self._crowds.get(group)) is not None:
+            crowd.awake.pop(stream, None)
+        if not streams:
+            self._crowds.pop(group, None)
+            del self._groups[group]
+            self._origins[group.origin] -= 1
+            if not self._origins[group.origin]:
+                del self._origins[group.origin]
+
+    def group(self, group: Group) -> list[Stream]:
+        """Every stream of the path, whether it sleeps or not."""
+        return list(self._groups.get(group, {}).values())
+
+    def awake(self, group: Group) -> list[Stream]:
+        """The streams of the path that are told at once of what happens to it: all, unless they are a crowd."""
+        crowd = self._crowds.get(group)
+        return list(crowd.awake) if crowd is not None else self.group(group)
+
+    def told(self, group: Group, event: Event) -> None:
+        """Keep an event for the streams of the path that sleep."""
+        if (crowd := self._crowds.get(group)) is not None:
+            crowd.told(event)
+
+    def wake(self, stream: Stream) -> tuple[list[Event] | None, Stream | None]:
+        """Wake a stream: returns what it has missed, None if that is not known any more, and the stream that falls
+        asleep for it."""
+        crowd = self._crowds[stream.key.group]
+        return crowd.wake(stream), crowd.put_to_sleep(stream)
+
+    def touch(self, stream: Stream) -> None:
+        """A stream was used."""
+        if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
+            crowd.touch(stream)

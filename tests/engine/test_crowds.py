@@ -1,0 +1,126 @@
+"""A path of which many streams are held: a write looks at few of them, and each hears of it before it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import pytest
+
+from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Partition, StreamKey
+from gateway.tape import crowd, paths
+from gateway.tape.stream import Stream
+from gateway.upstream.reply import Reply
+from tests.engine.bench import BinaryOrigin, EngineBench, Start
+
+AWAKE: Final = 4
+EVENTS: Final = 3
+STREAMS: Final = 60
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few streams of a path are awake, and few events are kept."""
+    for module in (crowd, paths):
+        monkeypatch.setattr(module, "MOST_AWAKE", AWAKE)
+    monkeypatch.setattr(crowd, "MOST_EVENTS", EVENTS)
+
+
+async def crowded(start: Start) -> tuple[EngineBench, list[StreamKey]]:
+    """A bench that has read a stream to its tail, 0002, and holds many others of its path."""
+    bench = start(BinaryOrigin(b"ab"))
+    await bench.body()
+    own = bench.stream.key
+    keys = [own._replace(partition=Partition(f"invented {number}")) for number in range(STREAMS)]
+    for key in keys:
+        bench.engine.store.open(key, bench.clock.now()).tape.reached("0002")
+    return bench, keys
+
+
+async def write(bench: EngineBench, mode: Mode, status: int, tail: str | None = None) -> None:
+    headers = {"Stream-Next-Offset": tail} if tail is not None else {}
+    bench.upstream.script = lambda asked: asked.answer(status, headers)
+    reply: Reply = await bench.relay(mode, b"cd" if mode is Mode.APPEND else None)
+    reply.close()
+
+
+@pytest.mark.parametrize(("mode", "status"), [(Mode.APPEND, 403), (Mode.APPEND, 204), (Mode.APPEND, 502)])
+async def test_a_write_looks_at_a_bounded_number_of_streams(
+    start: Start, monkeypatch: pytest.MonkeyPatch, mode: Mode, status: int
+) -> None:
+    bench, _ = await crowded(start)
+    looks: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        real = getattr(Stream, name)
+
+        def counted(stream: Stream, *args: Any, **more: Any) -> Any:
+            looks[name] += 1
+            return real(stream, *args, **more)
+
+        monkeypatch.setattr(Stream, name, counted)
+
+    for name in ("forget_beyond", "has_expired", "acknowledged", "mark_stale"):
+        count(name)
+    await write(bench, mode, status, "0004" if status == 204 else None)
+    assert looks["forget_beyond"] > 0
+    # The awake ones, and the writer's own.
+    assert max(looks.values()) <= AWAKE + 3, looks
+
+
+async def test_a_stream_that_slept_knows_what_was_acknowledged_when_it_is_looked_up(start: Start) -> None:
+    bench, keys = await crowded(start)
+    await write(bench, Mode.APPEND, 204, "0004")
+    for key in keys:
+        stream = bench.engine.store.find(key)
+        assert stream is not None
+        assert (stream.acked, stream.acks) == ("0004", 1)
+
+
+async def test_any_number_of_acknowledged_writes_is_one_event(start: Start) -> None:
+    bench, keys = await crowded(start)
+    for number in range(2, 2 + 3 * EVENTS):
+        await write(bench, Mode.APPEND, 204, f"{2 * number:04}")
+    stream = bench.engine.store.find(keys[0])
+    assert stream is not None
+    assert stream.acked == f"{2 * (1 + 3 * EVENTS):04}"
+
+
+async def test_a_stream_that_slept_through_its_deletion_is_gone_when_it_is_looked_up(start: Start) -> None:
+    bench, keys = await crowded(start)
+    await write(bench, Mode.DELETE, 204)
+    assert all(bench.engine.store.find(key) is None for key in keys)
+
+
+async def test_a_stream_that_slept_through_a_failed_write_is_confirmed_before_it_is_read(start: Start) -> None:
+    bench, keys = await crowded(start)
+    for _ in range(2 * EVENTS):
+        await write(bench, Mode.APPEND, 502)
+    stream = bench.engine.store.find(keys[0])
+    assert stream is not None
+    assert stream.needs_revalidation
+
+
+async def test_a_stream_that_has_missed_more_than_is_kept_is_dropped(start: Start) -> None:
+    bench, keys = await crowded(start)
+    for _ in range(EVENTS):
+        await write(bench, Mode.APPEND, 502)
+        await write(bench, Mode.APPEND, 204, "0004")
+    assert bench.engine.store.find(keys[0]) is None
+    latest = bench.engine.store.find(keys[-1])
+    assert latest is not None, "one that was awake has heard of each"
+    assert latest.acks == EVENTS
+
+
+async def test_a_stream_in_use_does_not_sleep(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    await bench.body()
+    own = bench.stream
+    own.hold()
+    for number in range(STREAMS):
+        bench.engine.store.open(own.key._replace(partition=Partition(f"invented {number}")), bench.clock.now())
+    assert own.is_awake
+    await write(bench, Mode.APPEND, 204, "0004")
+    assert own.acked == "0004"
+    bench.engine.store.release(own)
