@@ -237,6 +237,8 @@ class RunningGateway:
                 # A credential may change while the configuration that names its file stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
+            # Origins may have moved, whether the configuration says so or not.
+            self.engine.client.exchanges.renew()
             self.engine.limit_clients(change.config.limits)
             self._frontend.reconfigure(change.config)
             self.memory.limits = _memory_limits(change.config)

@@ -105,7 +105,7 @@ class OriginTlsConfig(Model):
 
 
 class OriginsConfig(Model):
-    """Circuit breakers and waiting requests of all origins, for the whole process."""
+    """Circuit breakers, waiting requests and connections of all origins, for the whole process."""
 
     breaker_failures: int = Field(
         default=5,
@@ -148,6 +148,28 @@ class OriginsConfig(Model):
         le=1_000_000,
         description="Most requests that wait for one origin's answer at once, live reads excepted; further ones are "
         "answered 503.",
+    )
+    connection_idle_s: float = Field(
+        default=15,
+        ge=0.1,
+        le=3_600,
+        description="How long an idle connection to an origin is kept. It must be shorter than the origin's own "
+        "timeout, or writes meet its close; an origin's Keep-Alive: timeout, less a margin, shortens it.",
+    )
+    connection_rest_s: float = Field(
+        default=0.05,
+        ge=0,
+        le=10,
+        description="How long an HTTP/1.1 connection to an origin rests between a reply and the next request, so that "
+        "a second reply to one request is not taken for the next. Others are used meanwhile, and once there are "
+        "upstream_connections of them, the one that has rested for longest.",
+    )
+    connection_age_s: float = Field(
+        default=300,
+        ge=0,
+        le=86_400,
+        description="Age at which a connection to an origin takes no more requests, jittered down by a fifth, so that "
+        "load spreads over servers that were added. 0 is no bound.",
     )
 
     @model_validator(mode="after")

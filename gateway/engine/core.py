@@ -52,6 +52,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origin_pool import Credentials, Origins
 from gateway.upstream.slots import SlotLimits
 from gateway.upstream.tls_reloader import TlsReloader
@@ -324,6 +325,10 @@ class Engine:
         self.health.configure(config.routes)
         self.bridge.configure(config.routes)
         self._origin_names = origin_names(config.routes)
+        origins = config.origins
+        self.client.exchanges.keep(
+            Keeping(origins.connection_idle_s, origins.connection_rest_s, origins.connection_age_s)
+        )
         self.client.exchanges.configure_tls(tls or {})
         self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.configure(len(self.origins), len(config.routes))

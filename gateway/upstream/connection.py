@@ -2,7 +2,8 @@
 
 A connection is idle, or busy with one exchange from the first byte of its request to the last byte of its reply.  Then
 it reports to its owner that it is free.  It is never reused if the start of the next reply would be uncertain: after an
-early end, unrequested bytes, or a request body that was not sent completely.
+early end, unrequested bytes, or a request body that was not sent completely.  After each reply it rests for a moment
+(`gateway.upstream.keeping`).
 
 A reply is collected in an `IncomingReply`.  Above its high-water mark the connection pauses until the reader has taken
 the data.
@@ -14,9 +15,12 @@ passes, the connection is dropped.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator
 from math import inf
 from typing import Final, Protocol, cast
+
+from multidict import istr
 
 from gateway.errors import bare
 from gateway.http.reply import ReplyBroken, ReplyParser
@@ -24,10 +28,10 @@ from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.upload import send_body
 
-KEEP_S: Final = 15.0
-"""Seconds for which an idle connection is kept."""
+_KEEP_ALIVE: Final = istr("Keep-Alive")
 LEFT_S: Final = 0.25
 """Seconds in which the reply to an abandoned read may arrive."""
 MOST_LEFT_BYTES: Final = 1 << 16
@@ -36,6 +40,8 @@ MOST_LEFT_BYTES: Final = 1 << 16
 
 class ConnectionOwner(Protocol):
     """Receives the connections that are free or lost."""
+
+    keeping: Keeping
 
     def freed(self, connection: Connection) -> None:
         """An exchange has ended, and the connection may be used for another."""
@@ -48,6 +54,7 @@ class Connection(asyncio.Protocol):
     """One connection.  Owns its transport and the task that uploads a streamed body."""
 
     __slots__ = (
+        "_descriptor",
         "_drained",
         "_incoming",
         "_is_lost",
@@ -57,11 +64,15 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_transport",
         "_upload",
+        "address",
         "deadline",
         "endpoint",
+        "is_for_heads",
         "is_reading",
         "is_reused",
         "made_at",
+        "most_age_s",
+        "rests_until",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint) -> None:
@@ -69,7 +80,16 @@ class Connection(asyncio.Protocol):
         self.made_at = loop.time()
         self.is_reused = False
         """Whether an exchange has completed on it."""
+        self.is_for_heads = False
+        """Whether its requests are HEADs."""
+        self.address = ""
+        """The address that it leads to, as the resolver gave it."""
+        self.most_age_s = 0.0
+        """The age in seconds at which it carries no further exchange; 0 is no bound."""
+        self.rests_until = 0.0
+        """When it may be used again, in seconds of the loop's clock."""
         self.deadline: Deadline
+        self._descriptor = -1
         self._loop = loop
         self._owner = owner
         self._parser: ReplyParser
@@ -91,6 +111,16 @@ class Connection(asyncio.Protocol):
         """Whether a request may be sent on it, as far as is known."""
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived that the event loop has not reported yet: bytes that no request asked for, or
+        the origin's close."""
+        if self._descriptor < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLIN)
+        return not poller.poll(0)
+
     # -- one exchange
 
     def ask(
@@ -101,6 +131,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         incoming = self._incoming = IncomingReply(self)
         self._parser.expect(is_head=is_head)
+        self.is_for_heads = is_head
         self.deadline.move(by)
         if not body:
             self._transport.write(request)
@@ -157,8 +188,16 @@ class Connection(asyncio.Protocol):
             return
         if not self.is_reading:
             self.resume()
+        keeping, now = self._owner.keeping, self._loop.time()
+        head = incoming.head if incoming is not None else None
+        kept_s = keeping.kept_s(head.headers.get(_KEEP_ALIVE) if head is not None else None)
+        if kept_s <= keeping.rest_s:
+            # It would be closed before it could be used.
+            self.drop()
+            return
         self.is_reused = True
-        self.deadline.move(self._loop.time() + KEEP_S)
+        self.rests_until = now + keeping.rest_s
+        self.deadline.move(now + kept_s)
         self._owner.freed(self)
 
     # -- its end
@@ -191,6 +230,8 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
+        # The number may be that of another socket from now on.
+        self._descriptor = -1
         if self._transport is not None:
             self.deadline.close()
             self._parser.close()
@@ -210,6 +251,8 @@ class Connection(asyncio.Protocol):
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
+        if (socket := transport.get_extra_info("socket")) is not None:
+            self._descriptor = socket.fileno()
 
     def data_received(self, data: bytes) -> None:
         incoming = self._incoming

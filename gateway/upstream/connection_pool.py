@@ -6,6 +6,8 @@ hold for requests over either version, and there are never more connections in u
 takes requests until the origin's MAX_CONCURRENT_STREAMS, the session's own bound, or the connection's send window is
 used up; then another one is opened.
 
+Connections are retired by age, and when the origin's name no longer leads to their address.
+
 Idle connections hold no slots, but busy and idle ones together never exceed the number of slots: a new connection
 replaces the one that has been idle for longest.
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 from typing import Final, NamedTuple
@@ -26,7 +29,9 @@ from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
+from gateway.upstream.idle import IdleConnections
 from gateway.upstream.incoming import Carrier
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 
@@ -58,9 +63,13 @@ class ConnectionPool:
         self._slots = Slots(limits)
         self._wait_s = limits.wait_s
         self._silent_until = -inf
-        self._idle: dict[Endpoint, dict[Connection, None]] = {}
-        """By host, in the order in which they became idle."""
-        self._idle_count = 0
+        self.keeping = Keeping()
+        """How long connections are kept; may be replaced at any time."""
+        self._idle = IdleConnections()
+        self._made = 0
+        """Connections that were made."""
+        self._addresses: dict[tuple[str, int], frozenset[str]] = {}
+        """The addresses of each host and port, as they were last resolved."""
         self._busy: dict[Carrier, Slot] = {}
         self._http2: dict[Endpoint, dict[Http2Connection, None]] = {}
         """The HTTP/2 connections that take requests, by host, in the order in which they were made."""
@@ -72,7 +81,7 @@ class ConnectionPool:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<ConnectionPool {len(self)} busy, {self._idle_count} idle, {self._slots.waiting} waiting>"
+        return f"<ConnectionPool {len(self)} busy, {len(self._idle)} idle, {self._slots.waiting} waiting>"
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -85,7 +94,7 @@ class ConnectionPool:
     def look(self, now: float) -> Connections:
         """A snapshot of the connections.  A connection in the making has a slot but no age."""
         busy = {one.connection if isinstance(one, Http2Stream) else one: now - one.made_at for one in self._busy}
-        idle = [now - one.made_at for of_host in self._idle.values() for one in of_host]
+        idle = [now - one.made_at for one in self._idle]
         idle += [now - one.made_at for one in self._idle_http2()]
         ages = [*busy.values(), *idle]
         return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
@@ -101,13 +110,14 @@ class ConnectionPool:
         once it is sent."""
         return self._slots.lane(endpoint, route, purpose, is_upload=is_upload)
 
-    def take_idle(self, lane: Lane, client: str) -> Carrier | None:
+    def take_idle(self, lane: Lane, client: str, *, is_head: bool) -> Carrier | None:
         """An open connection that can take a request, and a slot for it; None unless both are available."""
-        if lane.endpoint not in self._idle and lane.endpoint not in self._http2:
+        endpoint = lane.endpoint
+        if endpoint not in self._http2 and not self._idle.may_have(endpoint, is_head=is_head):
             return None
         if not self._slots.may_take(lane, client):
             return None
-        connection = self._newest_idle(lane.endpoint) or self._stream(lane.endpoint)
+        connection = self._usable(endpoint, 1, is_head=is_head)
         if connection is not None:
             self._slots.take(lane, client)
             self._busy[connection] = lane, client
@@ -172,9 +182,9 @@ class ConnectionPool:
         if slot is not None:
             self._busy[connection] = self._slots.upload_done(slot[0]), slot[1]
 
-    def idle(self, slot: Slot) -> Carrier | None:
+    def idle(self, slot: Slot, *, is_head: bool) -> Carrier | None:
         """The most recently used connection that can take a request, for a slot in hand; None if there is none."""
-        connection = self._newest_idle(slot[0].endpoint) or self._stream(slot[0].endpoint)
+        connection = self._usable(slot[0].endpoint, 0, is_head=is_head)
         if connection is not None:
             self._busy[connection] = slot
         return connection
@@ -182,6 +192,7 @@ class ConnectionPool:
     def made(self, connection: Connection, slot: Slot) -> None:
         """Use the slot in hand for a new connection."""
         self._busy[connection] = slot
+        self._count(connection)
         self._drop_excess()
 
     def made_http2(self, connection: Http2Connection) -> None:
@@ -189,6 +200,7 @@ class ConnectionPool:
         if self._is_closed:
             connection.drop()
             return
+        self._count(connection)
         # A slot is held for it already.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
@@ -196,10 +208,10 @@ class ConnectionPool:
     def _drop_excess(self) -> None:
         """Drop the connection that has been idle for longest if there are too many."""
         idle_http2 = self._idle_http2()
-        if not self._idle_count and not idle_http2:
+        if not self._idle and not idle_http2:
             return
-        if self._slots.exceeded_by(len(self) + self._idle_count + len(idle_http2)):
-            longest: list[Connection | Http2Connection] = [next(iter(of_host)) for of_host in self._idle.values()]
+        if self._slots.exceeded_by(len(self) + len(self._idle) + len(idle_http2)):
+            longest: list[Connection | Http2Connection] = [*self._idle.longest_idle()]
             min([*longest, *idle_http2], key=lambda one: one.deadline.at).drop()
 
     def _idle_http2(self) -> list[Http2Connection]:
@@ -207,32 +219,55 @@ class ConnectionPool:
 
     def _stream(self, endpoint: Endpoint) -> Http2Stream | None:
         """A stream for a request, of the newest connection that has room."""
-        for connection in reversed(self._http2.get(endpoint, ())):
-            if connection.has_room:
+        # A copy, because a connection that is retired leaves the table.
+        for connection in reversed(tuple(self._http2.get(endpoint, ()))):
+            if self._is_outdated(connection):
+                connection.retire()
+            elif connection.has_room:
                 return connection.carrier()
         return None
 
-    def _newest_idle(self, endpoint: Endpoint) -> Connection | None:
-        while of_host := self._idle.get(endpoint):
-            connection, _ = of_host.popitem()
-            self._idle_count -= 1
-            if not of_host:
-                del self._idle[endpoint]
-            if connection.is_open:
-                return connection
-            connection.drop()
-        return None
+    def _usable(self, endpoint: Endpoint, new_slots: int, *, is_head: bool) -> Carrier | None:
+        """A carrier for a request that takes `new_slots` slots besides those in use."""
+        if not self._idle.may_have(endpoint, is_head=is_head):
+            return self._stream(endpoint)
+        now = asyncio.get_running_loop().time()
+        found = self._idle.take(endpoint, now, self._is_usable, is_head=is_head)
+        if found is None and self._slots.exceeded_by(len(self) + new_slots + len(self._idle)):
+            # A new connection would replace one that rests, for every request: that costs more than it protects from.
+            found = self._idle.take_resting(endpoint, self._is_usable, is_head=is_head)
+        return found or self._stream(endpoint)
+
+    def _is_usable(self, connection: Connection) -> bool:
+        return connection.is_open and not self._is_outdated(connection) and connection.is_quiet
+
+    def _count(self, connection: Connection | Http2Connection) -> None:
+        self._made += 1
+        connection.most_age_s = self.keeping.most_age_s(self._made)
+
+    def _is_outdated(self, connection: Connection | Http2Connection) -> bool:
+        """Whether it is too old for another request, or leads to a server that the origin's name does not name."""
+        most_age_s = connection.most_age_s
+        # One exchange it may carry at any age, or requests would dial for ever.
+        if most_age_s and connection.is_reused:
+            age_s = asyncio.get_running_loop().time() - connection.made_at
+            if age_s >= most_age_s:
+                return True
+        if not self._addresses:
+            return False
+        named = self._addresses.get((connection.endpoint.host, connection.endpoint.port))
+        return named is not None and connection.address not in named
+
+    def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
+        """The host's name leads to these addresses from now on: connections to others take no more requests."""
+        self._addresses[host, port] = frozenset(addresses)
 
     # -- from connections
 
     def freed(self, connection: Connection) -> None:
         """An exchange has ended: keep the connection for the next one."""
         lane, client = self._busy.pop(connection)
-        of_host = self._idle.get(lane.endpoint)
-        if of_host is None:
-            of_host = self._idle[lane.endpoint] = {}
-        of_host[connection] = None
-        self._idle_count += 1
+        self._idle.add(connection)
         self._slots.free(lane, client)
         if self._is_closed or connection.made_at < self._made_after:
             connection.drop()
@@ -256,24 +291,20 @@ class ConnectionPool:
         slot = self._busy.pop(connection, None)
         if slot is not None:
             self._slots.free(*slot)
-            return
-        of_host = self._idle.get(connection.endpoint)
-        if of_host is not None and connection in of_host:
-            del of_host[connection]
-            self._idle_count -= 1
-            if not of_host:
-                del self._idle[connection.endpoint]
+        else:
+            self._idle.remove(connection)
 
     def renew(self, now: float) -> None:
         """Let new requests open new connections: none that is there is used for another one."""
         self._made_after = now
+        self._addresses.clear()
         self.renewals += 1
         self._drop_idle()
         for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.retire()
 
     def _drop_idle(self) -> None:
-        for connection in [one for of_host in self._idle.values() for one in of_host]:
+        for connection in tuple(self._idle):
             connection.drop()
 
     def close(self) -> None:

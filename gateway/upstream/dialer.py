@@ -17,7 +17,7 @@ from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
-from gateway.upstream.resolver import LookUp, Resolver, look_up
+from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
 P = TypeVar("P", Connection, Http2Connection)
 
@@ -25,12 +25,23 @@ P = TypeVar("P", Connection, Http2Connection)
 class Dialer:
     """Owns the resolver and the default TLS contexts."""
 
-    def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
-        self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
+    def __init__(
+        self, tasks: Tasks, look_up: LookUp = look_up, on_resolved: Callable[[str, int, list[str]], None] = ignore
+    ) -> None:
+        """`on_resolved` is called with a host, its port and its addresses when they are looked up."""
+        self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up, on_resolved)
         self._contexts: dict[bool, ssl.SSLContext] = {}
         """The default contexts, by whether they are for HTTP/2."""
         self.tls: Mapping[str, OriginTls] = {}
         """Origins with TLS settings of their own, by scheme, host and port."""
+
+    def look_again(self, endpoint: Endpoint) -> None:
+        """A kept connection is used: resolve the host's name in the background if that is due."""
+        self._resolver.refresh(endpoint.host, endpoint.port)
+
+    def forget_names(self) -> None:
+        """Resolve every name before the next connection."""
+        self._resolver.forget()
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
         """A new connection, made within `within_s` seconds, including name resolution and TLS.
@@ -93,6 +104,7 @@ class Dialer:
 
     async def _connect(self, connection: P, address: str, *, is_http2: bool) -> P:
         endpoint = connection.endpoint
+        connection.address = address
         context: ssl.SSLContext | None = None
         server_name: str | None = None
         if endpoint.scheme == "https":

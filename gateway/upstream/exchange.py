@@ -161,7 +161,9 @@ class Exchange:
             return
         pool, client = self._pool, self._client
         lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=self._upload is not None)
-        connection = pool.take_idle(lane, client if isinstance(client, str) else next(iter(client.nets)))
+        self._dialling.dialer.look_again(endpoint)
+        payer = client if isinstance(client, str) else next(iter(client.nets))
+        connection = pool.take_idle(lane, payer, is_head=self._method == "HEAD")
         if connection is not None:
             self._requester.sent()
             self._send(connection)
@@ -194,7 +196,7 @@ class Exchange:
                 stream = await self._bounded(self._stream(endpoint, slot))
                 if stream is not None:
                     return stream
-            kept = None if is_repeat else pool.idle(slot)
+            kept = None if is_repeat else pool.idle(slot, is_head=self._method == "HEAD")
             if kept is not None:
                 return kept
             dial = self._dialling.dialer.dial(endpoint, pool, self._bounds.connect_s)
@@ -217,7 +219,7 @@ class Exchange:
         try:
             async with asyncio.timeout(bounds.connect_s):
                 while self._dialling.uses_http2(endpoint):
-                    if (stream := self._pool.idle(slot)) is not None:
+                    if (stream := self._pool.idle(slot, is_head=False)) is not None:
                         return stream
                     await self._dialling.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
         except TimeoutError as error:

@@ -19,6 +19,7 @@ from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import no_op
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
 from gateway.upstream.resolver import LookUp, look_up
@@ -35,7 +36,7 @@ class Exchanges:
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self._tracer = tracer
         self.tasks = Tasks()
-        self.dialer = Dialer(self.tasks, look_up)
+        self.dialer = Dialer(self.tasks, look_up, self._resolved)
         self.http2 = SessionCounts()
         self._shared = ConnectionPool(limits)
         self._live = ConnectionPool(UNBOUNDED)
@@ -46,6 +47,19 @@ class Exchanges:
         """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
         self._shared.configure(hosts, routes)
         self._live.configure(hosts, routes)
+
+    def keep(self, keeping: Keeping) -> None:
+        """Keep connections like this from now on."""
+        self._shared.keeping = self._live.keeping = keeping
+
+    def _resolved(self, host: str, port: int, addresses: list[str]) -> None:
+        self._shared.resolved(host, port, addresses)
+        self._live.resolved(host, port, addresses)
+
+    def renew(self) -> None:
+        """Resolve all names again, and let new requests open new connections."""
+        self.dialer.forget_names()
+        self._renew()
 
     def configure_tls(self, tls: Mapping[str, OriginTls]) -> None:
         """Use these TLS settings from now on; new requests open new connections."""

@@ -34,12 +34,12 @@ from gateway.http.http2.events import (
 )
 from gateway.http.http2.streams import Stream
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.connection import KEEP_S
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import Carrier
+from gateway.upstream.keeping import Keeping
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0
@@ -50,6 +50,8 @@ _LINGER_S: Final = 1.0
 
 class Http2Owner(Protocol):
     """Receives what has ended."""
+
+    keeping: Keeping
 
     def ended(self, carrier: Carrier) -> None:
         """An exchange is over."""
@@ -66,6 +68,10 @@ class Http2Connection(asyncio.Protocol):
     ) -> None:
         self.endpoint = endpoint
         self.made_at = loop.time()
+        self.address = ""
+        """The address that it leads to, as the resolver gave it."""
+        self.most_age_s = 0.0
+        """The age in seconds at which it begins no further exchange; 0 is no bound."""
         self.session = ClientSession(counts)
         self.greeting: asyncio.Future[type[NotConnected] | None] = loop.create_future()
         """Resolved once the origin's SETTINGS are here, or with the kind of failure if they will not come."""
@@ -130,7 +136,7 @@ class Http2Connection(asyncio.Protocol):
             if self._has_left or not self.session.most_streams:
                 self._leave()
             elif not self._is_doubted:
-                self.deadline.move(self._loop.time() + KEEP_S)
+                self.deadline.move(self._loop.time() + self._owner.keeping.idle_s)
         self._owner.ended(carrier)
 
     def take_repetition(self) -> bool:
@@ -243,7 +249,8 @@ class Http2Connection(asyncio.Protocol):
             self._take(event, changed)
         if not self.greeting.done() and session.is_greeted:
             self.greeting.set_result(None)
-            self.deadline.move(self._loop.time() + KEEP_S)
+            # The request that it was made for comes at once, however long idle connections are kept.
+            self.deadline.move(self._loop.time() + max(self._owner.keeping.idle_s, PONG_S))
         self.flush()
         if session.has_goaway:
             self._leave_owner()
@@ -258,7 +265,7 @@ class Http2Connection(asyncio.Protocol):
         if isinstance(event, ConnectionEvent):
             if self._is_doubted:
                 self._is_doubted = False
-                self.deadline.move(inf if self.exchanges else self._loop.time() + KEEP_S)
+                self.deadline.move(inf if self.exchanges else self._loop.time() + self._owner.keeping.idle_s)
             return
         carrier = self._carriers.get(event.stream)
         if carrier is None:

@@ -2,6 +2,9 @@
 
 Concurrent requests for the same name share one lookup.  An address that failed is tried last until the name is resolved
 again; connections rotate over the other addresses.
+
+A name is resolved again while it is in use, also if every request finds a kept connection (`refresh`): the origin may
+have moved.  While lookups fail, the last addresses are used for a bounded time, as RFC 8767 has it for resolvers.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ from typing import Final
 from gateway.aio.tasks import Tasks
 
 TTL_S: Final = 30.0
+STALE_S: Final = 600.0
+"""How long addresses are used after their time while lookups fail."""
+RETRY_S: Final = 5.0
+"""Pause after a failed lookup of a name whose last addresses are used."""
 _MOST_NAMES: Final = 1_024
 _MOST_ADDRESSES: Final = 64
 """The most addresses kept for one name."""
@@ -26,6 +33,7 @@ class _Entry:
     """The cached addresses of a name."""
 
     until: float
+    stale_until: float
     addresses: list[str]
     failed: list[str] = field(default_factory=list)
 
@@ -34,15 +42,26 @@ LookUp = Callable[[str, int], Awaitable[Iterable[str]]]
 """The addresses of a name, for connections to a port; OSError if there are none."""
 
 
+def ignore(host: str, port: int, addresses: list[str]) -> None:
+    """The callback where no connections depend on the addresses."""
+
+
 class Resolver:
     """Owns the cache and the lookups under way."""
 
-    def __init__(self, tasks: Tasks, now: Callable[[], float], look_up: LookUp) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        now: Callable[[], float],
+        look_up: LookUp,
+        on_resolved: Callable[[str, int, list[str]], None] = ignore,
+    ) -> None:
+        self._on_resolved = on_resolved
         self._tasks = tasks
         self._now = now
         self._look_up = look_up
         self._entries: dict[tuple[str, int], _Entry] = {}
-        self._lookups: dict[tuple[str, int], asyncio.Task[list[str] | OSError]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[_Entry | OSError]] = {}
 
     def __repr__(self) -> str:
         return f"<Resolver {len(self._entries)} names, {len(self._lookups)} lookups>"
@@ -54,12 +73,7 @@ class Resolver:
         now = self._now()
         entry = self._entries.get((host, port))
         if entry is None or now >= entry.until:
-            found = await self._look_up_once(host, port)
-            entry = self._entries.get((host, port))
-            if entry is None or now >= entry.until:
-                while len(self._entries) >= _MOST_NAMES:
-                    del self._entries[next(iter(self._entries))]
-                entry = self._entries[host, port] = _Entry(now + TTL_S, found)
+            entry = await self._look_up_once(host, port)
         if entry.addresses:
             entry.addresses.append(entry.addresses.pop(0))
             return [entry.addresses[-1], *entry.addresses[:-1], *entry.failed]
@@ -72,24 +86,54 @@ class Resolver:
             entry.addresses.remove(address)
             entry.failed.append(address)
 
-    async def _look_up_once(self, host: str, port: int) -> list[str]:
+    def refresh(self, host: str, port: int) -> None:
+        """Resolve a name again in the background, if its addresses are in use and their time is over."""
+        entry = self._entries.get((host, port))
+        if entry is not None and self._now() >= entry.until:
+            self._start(host, port)
+
+    def forget(self) -> None:
+        """Forget all addresses."""
+        self._entries.clear()
+
+    async def _look_up_once(self, host: str, port: int) -> _Entry:
+        """The name's addresses, the last ones if the lookup fails; OSError if there are none."""
+        found = await asyncio.shield(self._start(host, port))
+        if isinstance(found, OSError):
+            # A new exception for each waiter, because each adds its own traceback.
+            raise type(found)(*found.args) from found
+        return found
+
+    def _start(self, host: str, port: int) -> asyncio.Task[_Entry | OSError]:
         task = self._lookups.get((host, port))
         if task is None:
             task = self._lookups[host, port] = self._tasks.start(self._query(host, port), f"resolve {host}")
             task.add_done_callback(lambda _: self._lookups.pop((host, port), None))
-        found = await asyncio.shield(task)
-        if isinstance(found, OSError):
-            # A new exception for each waiter, because each adds its own traceback.
-            raise type(found)(*found.args) from found
-        return list(found)
+        return task
 
-    async def _query(self, host: str, port: int) -> list[str] | OSError:
-        """The addresses, or the error as a value: the waiters raise it, and the task logs nothing."""
+    async def _query(self, host: str, port: int) -> _Entry | OSError:
+        """Look a name up.  The error is a value: the waiters raise it, and the task logs nothing."""
         try:
-            addresses = list(dict.fromkeys(await self._look_up(host, port)))
+            addresses = list(dict.fromkeys(await self._look_up(host, port)))[:_MOST_ADDRESSES]
+            if not addresses:
+                return self._failed_look_up(host, port, socket.gaierror(socket.EAI_NONAME, "no address"))
         except OSError as error:
+            return self._failed_look_up(host, port, error)
+        now = self._now()
+        self._entries.pop((host, port), None)
+        while len(self._entries) >= _MOST_NAMES:
+            del self._entries[next(iter(self._entries))]
+        entry = self._entries[host, port] = _Entry(now + TTL_S, now + TTL_S + STALE_S, addresses)
+        self._on_resolved(host, port, addresses.copy())
+        return entry
+
+    def _failed_look_up(self, host: str, port: int, error: OSError) -> _Entry | OSError:
+        now, entry = self._now(), self._entries.get((host, port))
+        if entry is None or now >= entry.stale_until:
+            self._entries.pop((host, port), None)
             return error
-        return addresses[:_MOST_ADDRESSES] or socket.gaierror(socket.EAI_NONAME, "no address")
+        entry.until = now + RETRY_S
+        return entry
 
 
 def _is_address(host: str) -> bool:

@@ -39,6 +39,33 @@ async def test_an_unsolicited_reply_on_an_idle_connection_is_never_used(hostile:
     assert len({asked.connection for asked in origin.asked}) > 5
 
 
+@pytest.mark.parametrize("next_method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+async def test_a_late_second_reply_is_not_taken_for_that_of_another_stream(
+    hostile: Hostile, start: Start, method: str, next_method: str
+) -> None:
+    """The origin sends it once the next request is on its way."""
+    answered: list[asyncio.StreamWriter] = []
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        path = asked.target.partition("?")[0]
+        if path == "/next" and answered:
+            answered.pop().write(EVIL)
+        elif path == "/first":
+            answered.append(writer)
+        writer.write(part_of_stream(b"" if asked.method == "HEAD" else f"of {path}".encode(), "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, connection_rest_s=10)
+    fields = {"Content-Type": "text/plain"}
+    await edge.send(method, "/first", fields, b"x" if method == "POST" else None)
+    answer = await edge.send(next_method, "/next", fields, b"x" if next_method == "POST" else None)
+    assert answer.headers["Stream-Next-Offset"] == "0001"
+    if next_method != "HEAD":
+        assert answer.body == b"of /next"
+    assert (await edge.get("/next")).body == b"of /next"
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD", "PUT"])
 @pytest.mark.http_1_origin
 async def test_bytes_behind_a_complete_answer_are_never_used(
@@ -53,7 +80,8 @@ async def test_bytes_behind_a_complete_answer_are_never_used(
 
 
 @pytest.mark.http_1_origin
-async def test_connections_are_used_again(edge: Edge, origin: RunningOrigin, counters: Counters) -> None:
+async def test_connections_are_used_again(start: Start, origin: RunningOrigin, counters: Counters) -> None:
+    edge = await start(origin.url, connection_rest_s=0)
     await edge.put("/s", b"0123456789")
     for _ in range(20):
         await edge.post("/s", b"x")
@@ -84,10 +112,10 @@ async def test_only_reads_are_repeated_after_a_lost_connection(hostile: Hostile,
             writer.write(part_of_stream(b"good" if asked.method == "GET" else b"", "0001"))
 
     origin = await hostile(script, takes_head=True)
-    edge = await start(origin.url)
-    assert (await edge.send("HEAD", "/s")).status == 200
+    edge = await start(origin.url, connection_rest_s=0)
+    assert (await edge.send("POST", "/s")).status == 200
     assert (await edge.send(method, "/s")).status == 502
-    assert [(asked.method, asked.connection) for asked in origin.asked] == [("HEAD", 0), (method, 0)]
+    assert [(asked.method, asked.connection) for asked in origin.asked] == [("POST", 0), (method, 0)]
     assert (await edge.send("HEAD", "/s")).status == 200
     async with edge.time_passing():
         assert (await edge.get("/s")).body == b"good"

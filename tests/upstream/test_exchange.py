@@ -19,6 +19,7 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply
@@ -197,16 +198,14 @@ async def test_repetitions_are_bounded(exchanges: Exchanges) -> None:
 # -- connections
 
 
-async def test_connections_are_kept_used_again_and_dropped_when_idle_for_long(
-    exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_are_kept_used_again_and_dropped_when_idle_for_long(exchanges: Exchanges) -> None:
     async with origin(always_good) as running:
         for _ in range(5):
             assert await body_of(await send(exchanges, running.url)) == b"good"
         assert running.connections == 1
         shared = exchanges.connections()["shared"]
         assert (shared.busy, shared.idle) == (0, 1)
-        monkeypatch.setattr(connection_module, "KEEP_S", 0.05)
+        exchanges.keep(Keeping(idle_s=0.05))
         await body_of(await send(exchanges, running.url))
         await eventually(lambda: exchanges.connections()["shared"].idle == 0)
 

@@ -19,6 +19,7 @@ from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
 from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
@@ -184,13 +185,13 @@ async def test_a_client_that_leaves_resets_its_stream_alone(exchanges: Exchanges
         assert running.connections == 1
 
 
-async def test_an_idle_connection_is_closed_in_order(exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_is_closed_in_order(exchanges: Exchanges) -> None:
     ended: list[int] = []
 
     async def script(peer: Http2Peer) -> None:
         request = await peer.asked()
         # Not earlier: a connection that waits for its first request is idle, too.
-        monkeypatch.setattr(http2_connection, "KEEP_S", 0.01)
+        exchanges.keep(Keeping(idle_s=0.01))
         await peer.answers(request)
         await peer.until(frames.GOAWAY)
         ended.append(peer.number)

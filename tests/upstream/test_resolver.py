@@ -9,7 +9,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.upstream.resolver import TTL_S, Resolver
+from gateway.upstream.resolver import RETRY_S, STALE_S, TTL_S, Resolver
 from tests.waiting import pass_turns
 
 
@@ -22,7 +22,8 @@ class Names:
         self.gate = asyncio.Event()
         self.gate.set()
         self.clock = ManualClock()
-        self.resolver = Resolver(Tasks(), self.clock.now, self.look_up)
+        self.resolved: list[list[str]] = []
+        self.resolver = Resolver(Tasks(), self.clock.now, self.look_up, lambda host, port, at: self.resolved.append(at))
 
     async def look_up(self, host: str, port: int) -> list[str]:
         self.asked += 1
@@ -62,6 +63,46 @@ async def test_a_failed_address_is_tried_last_until_the_next_lookup() -> None:
     assert await names.addresses() == ["192.0.2.1", "192.0.2.2"]
     names.clock.advance(TTL_S)
     assert {(await names.addresses())[0] for _ in range(2)} == {"192.0.2.1", "192.0.2.2"}
+
+
+async def test_a_name_in_use_is_resolved_again_in_the_background() -> None:
+    names = Names()
+    names.resolver.refresh("origin.test", 80)
+    assert names.asked == 0, "no request has needed it yet"
+    await names.addresses()
+    names.answer = ["192.0.2.3"]
+    for _ in range(3):
+        names.resolver.refresh("origin.test", 80)
+    assert names.asked == 1
+    names.clock.advance(TTL_S)
+    for _ in range(3):
+        names.resolver.refresh("origin.test", 80)
+    await pass_turns()
+    assert (names.asked, names.resolved) == (2, [["192.0.2.1", "192.0.2.2"], ["192.0.2.3"]])
+
+
+async def test_the_last_addresses_are_used_for_a_while_when_lookups_fail() -> None:
+    names = Names()
+    await names.addresses()
+    names.answer = socket.gaierror(socket.EAI_AGAIN, "no name server")
+    names.clock.advance(TTL_S)
+    assert sorted(await names.addresses()) == ["192.0.2.1", "192.0.2.2"]
+    await names.addresses()
+    assert names.asked == 2, "a failed lookup is not repeated at once"
+    names.clock.advance(RETRY_S)
+    await names.addresses()
+    assert names.asked == 3
+    names.clock.advance(STALE_S)
+    with pytest.raises(socket.gaierror):
+        await names.addresses()
+
+
+async def test_forgotten_names_are_resolved_again() -> None:
+    names = Names()
+    await names.addresses()
+    names.answer = ["192.0.2.3"]
+    names.resolver.forget()
+    assert await names.addresses() == ["192.0.2.3"]
 
 
 async def test_concurrent_lookups_are_shared_and_survive_a_cancelled_waiter() -> None:

@@ -15,6 +15,10 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.receiving import Receiving
 from gateway.http.http2.streams import Stream
 
+_UNNEEDED: Final = (ErrorCode.NO_ERROR, ErrorCode.CANCEL)
+"""The codes with which this side resets a stream that it no longer needs, through no error of the peer's."""
+_MOST_LATE_BYTES: Final = 1 << 26
+"""Bound on the bytes of DATA that may still arrive for streams that were reset."""
 _MOST_RESET_IDS: Final = 256
 """Bound on the reset streams that are distinguished from ended ones (RFC 9113 section 5.1)."""
 
@@ -26,6 +30,7 @@ class Ending(Receiving):
         "_counts",
         "_forgotten_id",
         "_last_id",
+        "_late_bytes",
         "_reset_ids",
     )
 
@@ -34,6 +39,8 @@ class Ending(Receiving):
         self._counts = counts
         self._last_id = 0
         """The last stream that the client has begun."""
+        self._late_bytes = 0
+        """Bytes of DATA that the peer may have sent before it read a reset: the windows of the streams."""
         self._reset_ids: deque[int] = deque()
         """The last streams that were reset, in the order in which they were."""
         self._forgotten_id = 0
@@ -53,6 +60,8 @@ class Ending(Receiving):
         """Reset a stream, unless it is over."""
         if stream.id in self.streams:
             self._drop(stream, code)
+            if stream.is_receiving and code in _UNNEEDED:
+                self._late_bytes = min(self._late_bytes + max(0, stream.receive_window), _MOST_LATE_BYTES)
             self._send_reset(stream.id, code)
 
     def _drop(self, stream: Stream, code: ErrorCode) -> None:

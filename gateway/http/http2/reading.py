@@ -246,13 +246,17 @@ class Reading(Ending, Generic[Head]):
         else:
             self._end_body(stream)
 
-    def _take_for_ended(self, stream_id: int) -> None:
-        """Handle a HEADERS or DATA frame for a stream that has ended."""
+    def _take_for_ended(self, stream_id: int, size: int = 0) -> None:
+        """Handle a HEADERS frame, or a DATA frame of `size` bytes, for a stream that has ended."""
         if stream_id > self._last_id or stream_id % 2 == 0:
             raise SessionError(ErrorCode.PROTOCOL_ERROR)
         if not self._may_be_late(stream_id):
             raise SessionError(ErrorCode.STREAM_CLOSED)
-        self._spend_late()
+        if 0 < size <= self._late_bytes:
+            # It was sent within the window of a stream that was reset meanwhile (section 5.1), as on an open one.
+            self._late_bytes -= size
+        else:
+            self._spend_late()
 
     def _spend_late(self) -> None:
         """Count a frame for a stream that this side has reset."""
@@ -268,7 +272,7 @@ class Reading(Ending, Generic[Head]):
             raise SessionError(ErrorCode.FLOW_CONTROL_ERROR)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._take_for_ended(stream_id)
+            self._take_for_ended(stream_id, size)
             self._open_window(size)
             return
         stream.receive_window -= size

@@ -387,6 +387,36 @@ def test_requests_that_clients_cancel_are_not_a_flood_of_the_origin() -> None:
         client.said()
 
 
+@pytest.mark.parametrize("size", [1, 80, 16_000])
+def test_a_body_within_the_window_of_a_cancelled_request_is_no_flood(size: int) -> None:
+    """The origin may have sent all of it before it read the reset (RFC 9113 section 5.1)."""
+    client = Client()
+    cancelled = [client.ask() for _ in range(3)]
+    staying = client.ask()
+    for stream in cancelled:
+        client.take(reply(stream.id, ends=False))
+        client.session.reset(stream, ErrorCode.CANCEL)
+    count = min(3_000, REPLY_WINDOW // size)
+    for stream in cancelled:
+        for _ in range(count):
+            client.take(data(stream.id, bytes(size)))
+        client.said()
+    assert client.session.failed is None
+    assert client.take(reply(staying.id))
+
+
+def test_more_than_the_windows_of_cancelled_requests_is_a_flood() -> None:
+    client = Client()
+    stream = client.ask()
+    client.take(reply(stream.id, ends=False))
+    client.session.reset(stream, ErrorCode.CANCEL)
+    for _ in range(REPLY_WINDOW // 64 + 4_000):
+        client.take(data(stream.id, bytes(64)))
+        if client.session.failed:
+            break
+    assert client.session.failed is CALM
+
+
 def test_replies_to_requests_that_were_cancelled_long_ago_are_dropped() -> None:
     """An origin that stalled answers what it had read, although its clients have left and others have come since."""
     client = Client()

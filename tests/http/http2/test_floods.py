@@ -36,6 +36,19 @@ def counted(make: Callable[[int], bytes]) -> Callable[[], object]:
     return lambda: make(next(ids))
 
 
+def test_uploads_that_are_answered_early_are_no_flood() -> None:
+    """Their clients may have sent a window of each in small pieces before they read the reset."""
+    server = Server()
+    for number in range(10):
+        id_ = 2 * number + 1
+        server.take(request(id_, POST, ends=False))
+        server.session.reset(server.session.streams[id_], ErrorCode.NO_ERROR)
+        for _ in range(frames.DEFAULT_WINDOW // 100):
+            server.take(data(id_, bytes(100)))
+        server.said()
+    assert server.session.failed is None
+
+
 @pytest.mark.parametrize(
     ("flood", "begin"),
     [

@@ -17,6 +17,7 @@ from gateway.config.reader import READ_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.ops.admin.conftest import BOUND_S, Bench, Start
 from tests.served import durable_gateway
+from tests.waiting import eventually
 
 
 class File:
@@ -63,6 +64,15 @@ async def test_changed_settings_are_applied_and_named(bench: Bench, file: File) 
     assert shown["routes"][0]["trust_s"] == 3
     assert (await bench.get("/api/overview"))["cache"]["limit_bytes"] == 1 << 20
     assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+
+
+async def test_a_reload_that_changes_nothing_renews_the_connections_to_origins(bench: Bench) -> None:
+    """The origin's name may lead elsewhere by now."""
+    connections = bench.gateway.engine.client.connections
+    await bench.read("/s")
+    await eventually(lambda: connections()["shared"].idle > 0)
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+    assert connections()["shared"].idle == 0
 
 
 async def test_settings_that_need_a_restart_are_named_each_time_and_not_applied(bench: Bench, file: File) -> None:
