@@ -161,7 +161,7 @@ class OriginsConfig(Model):
         ge=0,
         le=10,
         description="How long an HTTP/1.1 connection to an origin rests between a reply and the next request, so that "
-        "a second reply to one request is not taken for the next. Others are used meanwhile, and once there are "
+        "a second reply to one request does not answer the next. Others are used meanwhile, and once there are "
         "upstream_connections of them, the one that has rested for longest.",
     )
     connection_age_s: float = Field(

@@ -12,6 +12,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest
 from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
+from gateway.http.reply import Interim
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -62,6 +63,10 @@ class RelayExchange(SentRequest):
     def sent(self) -> None:
         self._relay.metrics.upstream_request(self.request.mode, self.request.route.config.name)
         self._asker.sent()
+
+    def informed(self, interim: Interim) -> None:
+        if not self._has_left:
+            self._asker.informed(interim)
 
     def answered(self, reply: Reply) -> None:
         self._asking = None

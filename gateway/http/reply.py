@@ -13,9 +13,10 @@ reply to a HEAD has no body, and does not report where excess bytes begin.  It i
 could not forward the result: it refuses versions other than HTTP/1, transfer codings beside chunked, statuses below
 100, and control characters in a reason phrase.
 
-A few interim replies (1xx) are skipped.  101 is refused, because the gateway never asks for an upgrade.  Trailers and
-chunk extensions are dropped.  Everything is bounded: the length and number of the head's lines, an incomplete head as a
-whole, and the framing inside a chunked body.
+Interim replies (1xx) are kept apart from the events (`interim`) and bounded by rate: an origin may send them for as
+long as it works on the request, to keep the connection alive.  101 is refused, because the gateway never asks for an
+upgrade.  Trailers and chunk extensions are dropped.  Everything is bounded: the length and number of the head's lines,
+an incomplete head as a whole, and the framing inside a chunked body.
 
 Unrequested bytes cannot be told from the next reply, so a connection that delivered any is not used again.
 """
@@ -24,12 +25,12 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
+from gateway.http.reply_lines import NAMES, reply_field, status_line_of
 from gateway.http.state import TRANSITIONS, State, Step
 
 MOST_LINE_BYTES: Final = 16_384
@@ -37,7 +38,9 @@ MOST_LINE_BYTES: Final = 16_384
 MOST_FIELDS: Final = 128
 MOST_HEAD_BYTES: Final = 65_536
 MOST_INTERIM: Final = 16
-"""Interim replies before one final reply."""
+"""Interim replies at once before one final reply."""
+INTERIM_PER_S: Final = 4.0
+"""Interim replies a second after those."""
 MOST_FRAMING_BYTES: Final = 65_536
 """Bytes of chunk extensions and trailers in a row, without a byte of body between them."""
 
@@ -48,30 +51,13 @@ _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that a reason phrase must not contain (RFC 9112 section 4).  llhttp checks for them in fields only."""
-_STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
-_FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _LENGTH_FIELD: Final = re.compile(r"[0-9]{1,18}")
-_MOST_REMEMBERED_BYTES: Final = 512
-"""Bound on a cached line.  The names that an origin exposes to browsers take 300."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CONNECTION: Final = istr("Connection")
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _UPGRADE: Final = istr("Upgrade")
-_COMMON_NAMES: Final = """
-    Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
-    Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
-    Producer-Epoch Producer-Seq Retry-After Server Stream-Closed Stream-Cursor Stream-Expires-At Stream-Next-Offset
-    Stream-SSE-Data-Encoding Stream-TTL Stream-Up-To-Date Surrogate-Key Transfer-Encoding Vary Via
-    X-Content-Type-Options
-"""
-NAMES: Final = {
-    spelling.encode(): istr(spelling)
-    for name in _COMMON_NAMES.split()
-    for spelling in (name, name.lower(), name.title())
-}
-"""Interned names of common fields, so that a reply does not allocate them."""
 
 
 class ReplyBroken(Exception):
@@ -79,6 +65,34 @@ class ReplyBroken(Exception):
 
     is_reported = False
     """Whether another request reports the same failure of a shared connection."""
+
+
+class TooManyInterim(ReplyBroken):
+    """Interim replies came faster than they are taken."""
+
+
+class InterimRate:
+    """The interim replies to one request, bounded by rate.  Owner of their level."""
+
+    __slots__ = ("_at", "_level")
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._at = 0.0
+
+    def count(self, now: float) -> bool:
+        """Count one that arrives at `now`, in monotonic seconds; False if there are too many."""
+        self._level = max(0.0, self._level - (now - self._at) * INTERIM_PER_S) + 1
+        self._at = now
+        return self._level <= MOST_INTERIM
+
+
+class Interim(NamedTuple):
+    """An interim reply (RFC 9110 section 15.2)."""
+
+    status: int
+    """100, or 102 to 199."""
+    headers: CIMultiDictProxy[str]
 
 
 class Head(NamedTuple):
@@ -133,10 +147,12 @@ class ReplyParser:
         "_is_head_done",
         "_keeps_alive",
         "_llhttp",
+        "_now",
         "_pieces",
         "_reason",
         "_remaining",
         "_tail",
+        "interim",
         "is_awaited",
         "state",
     )
@@ -152,6 +168,11 @@ class ReplyParser:
         """Bytes of the body still to come."""
         self._framing_bytes = 0
         """Bytes of chunk framing since the last byte of body."""
+        self._now = 0.0
+        self.interim: list[Interim] = []
+        """The interim replies that have arrived; the owner removes them."""
+        self._interim: InterimRate | None = None
+        """The interim replies to the current request; None if there were none."""
         self._pieces: list[bytes] = []
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
@@ -176,10 +197,12 @@ class ReplyParser:
         """Announce that a request has been sent; `is_head` if it is a HEAD.  Only one at a time."""
         self.is_awaited = True
         self._answers_head = is_head
-        self._interim = 0
+        self._interim = None
 
-    def feed(self, data: bytes) -> list[Event]:
-        """The events in these bytes.  Raises ReplyBroken if they break the syntax or were not requested."""
+    def feed(self, data: bytes, now: float = 0.0) -> list[Event]:
+        """The events in these bytes, which arrive at `now` in monotonic seconds.  Raises ReplyBroken if they break the
+        syntax or were not requested."""
+        self._now = now
         events: list[Event] = []
         while data:
             if self.state is _BODY:
@@ -214,7 +237,7 @@ class ReplyParser:
         self._llhttp = HttpResponseParser(self)
         self._fields = self._head_fields = []
         self._reason = self._tail = b""
-        self._head_bytes = self._interim = 0
+        self._head_bytes = 0
         self._is_begun = self._is_head_done = self._is_complete = self._has_excess = False
 
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
@@ -257,14 +280,6 @@ class ReplyParser:
             raise self._broken("status line not allowed")
         if len(fields) > MOST_FIELDS or (self._head_bytes > MOST_LINE_BYTES and self._longest_line() > MOST_LINE_BYTES):
             raise self._broken("too large or too many fields")
-        if status < 200:
-            interim = self._interim + 1
-            if interim > MOST_INTERIM:
-                raise self._broken("too many interim replies")
-            self.state = _IDLE
-            self._begin()
-            self._interim = interim
-            return rest
         headers = CIMultiDictProxy(
             CIMultiDict(
                 [
@@ -273,6 +288,15 @@ class ReplyParser:
                 ]
             )
         )
+        if status < 200:
+            interim = self._interim = self._interim or InterimRate()
+            if not interim.count(self._now):
+                self.state = _CLOSED
+                raise TooManyInterim("too many interim replies")
+            self.state = _IDLE
+            self._begin()
+            self.interim.append(Interim(status, headers))
+            return rest
         self._take_fields(status, self._reason.decode("utf-8", "surrogateescape"), version, headers, events)
         return rest
 
@@ -284,12 +308,12 @@ class ReplyParser:
         if end > MOST_LINE_BYTES:
             return False
         first, *lines = data[:end].split(b"\r\n")
-        status_line = _status_line(first)
+        status_line = status_line_of(first)
         if status_line is None or len(lines) > MOST_FIELDS:
             return False
         fields: list[tuple[str, str]] = []
         for line in lines:
-            field = _cached_field(line) if len(line) <= _MOST_REMEMBERED_BYTES else _field(line)
+            field = reply_field(line)
             if field is None:
                 return False
             fields.append(field)
@@ -414,26 +438,6 @@ class ReplyParser:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-
-
-@lru_cache(64)
-def _status_line(line: bytes) -> tuple[int, str] | None:
-    """Status and reason of a final reply's first line; None if the line is unusual."""
-    found = _STATUS_LINE.fullmatch(line)
-    return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
-
-
-def _field(line: bytes) -> tuple[str, str] | None:
-    """Name and value of a field line; None if it is not valid."""
-    found = _FIELD_LINE.fullmatch(line)
-    if found is None:
-        return None
-    name, value = found.groups()
-    return NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
-
-
-_cached_field: Final = lru_cache(4_096)(_field)
-"""Cached, because an origin's replies share most of their lines."""
 
 
 def _keeps_alive(version: str, headers: CIMultiDictProxy[str]) -> bool:

@@ -11,7 +11,6 @@ from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JOINED_BYTES: Final = 1 << 14
 """A body up to this size is joined with its head, for one write without a list."""
 
@@ -42,6 +41,11 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
 def date_line(second: int) -> bytes:
     """The Date field of a response made in this Unix second (RFC 9110 §6.6.1)."""
     return b"Date: %b\r\n" % formatdate(second, usegmt=True).encode()
+
+
+def interim_head(status: int, headers: CIMultiDict[str]) -> bytes:
+    """The whole head of an interim reply.  Raises UpstreamBroken for a header that must not be written."""
+    return status_line(status) + field_lines(headers) + b"\r\n"
 
 
 def response_head(

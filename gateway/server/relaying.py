@@ -5,6 +5,10 @@ has room again, the client leaves.  No task waits for any of these.  Bodies stre
 the client does not read, the gateway does not read from the origin's connection.
 
 A small request body is read whole first (`body`), and only that takes a task.
+
+Interim replies of the origin go to the client (RFC 9110 section 15.2), as does an expectation of 100 Continue to the
+origin (`expectation`).  The gateway itself asks the client for its body where the origin must not have the head before
+the body is whole, or where another origin may need the body after a redirect.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import math
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
 
@@ -22,9 +27,11 @@ from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import RelayExchange
 from gateway.engine.relayed_request import WRITES, RelayedRequest
+from gateway.engine.route import Route
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
-from gateway.errors import BodyTooLarge, GatewayError
+from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken
+from gateway.http.reply import Interim
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.live_requests import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -33,9 +40,11 @@ from gateway.protocol.mode import Mode
 from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
+from gateway.server.expectation import Expectation, ask_for_body, is_expecting
 from gateway.server.request import Answered, Channel, LiveUse, Request
 from gateway.telemetry.access_record import AccessLog, note_fetched, note_origin_request
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_pool import route_url
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -51,7 +60,7 @@ class Relays:
         self.recorder = recorder
         self.engine = engine
         self.access_log = access_log
-        self._limits = limits
+        self.limits = limits
         # What a session may send is bounded by the origin, and it may be idle for as long as a live read.
         self._session_limits = limits.model_copy(
             update={
@@ -72,7 +81,7 @@ class Relays:
         if body is None:
             self._relay(context, parsed, None)
             return
-        body.check(context.request.head, self._limits)
+        body.check(context.request.head, self.limits)
         self._relay(context, parsed, self._whole(body.take()))
 
     async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
@@ -85,23 +94,35 @@ class Relays:
             self._relay(context, parsed, body.chunks(self._session_limits))
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
-        body.check(request.head, self._limits)
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
-            request.channel.proceed()
+        body.check(request.head, self.limits)
         # To delete a stream, the head is enough for an origin: what is not whole would be done, and taken for undone.
         is_delete = context.mode is Mode.DELETE
-        whole = await body.gather(self._limits, is_awaited=is_delete)
+        if is_expecting(request) and not body.unread_bytes:
+            if not is_delete and not self._keeps_bodies(parsed.route):
+                self._relay(context, parsed, body.chunks(self.limits), is_expecting=True)
+                return
+            ask_for_body(request)
+        whole = await body.gather(self.limits, is_awaited=is_delete)
         if whole is None and is_delete:
             raise BodyTooLarge
-        self._relay(context, parsed, self._whole(whole) if whole is not None else body.chunks(self._limits))
+        self._relay(context, parsed, self._whole(whole) if whole is not None else body.chunks(self.limits))
+
+    def _keeps_bodies(self, route: Route) -> bool:
+        """Whether bodies of the route's requests must be here before the origin is asked."""
+        return route.config.is_bridged or self.engine.origins.pool(route_url(route.config.name)).follows_redirects
 
     def _whole(self, body: bytes) -> bytes:
-        if len(body) > self._limits.max_request_bytes:
+        if len(body) > self.limits.max_request_bytes:
             raise BodyTooLarge
         return body
 
     def _relay(
-        self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
+        self,
+        context: RequestContext,
+        parsed: ParsedRequest,
+        upload: AsyncIterator[bytes] | bytes | None,
+        *,
+        is_expecting: bool = False,
     ) -> None:
         request, body = context.request, context.request.body
         route, target, key, shares, facts, _, client, _, _, basin = parsed
@@ -112,6 +133,9 @@ class Relays:
         if basin is not None:
             headers = headers.copy()
             headers[BASIN_HEADER] = basin
+        if is_expecting:
+            headers = headers.copy()
+            headers["Expect"] = "100-continue"
         passed = RelayedRequest(
             route,
             key.group,
@@ -133,7 +157,7 @@ class Relays:
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, route.config.name)
         context.is_relayed = True
-        Relaying(self, context, parsed).begin(passed)
+        Relaying(self, context, parsed, is_expecting=is_expecting).begin(passed)
 
 
 def _is_whole() -> bool:
@@ -166,6 +190,7 @@ class Relaying:
         "_context",
         "_context_vars",
         "_end",
+        "_expectation",
         "_is_over",
         "_parsed",
         "_relayed",
@@ -176,7 +201,9 @@ class Relaying:
         "_write_epoch",
     )
 
-    def __init__(self, relays: Relays, context: RequestContext, parsed: ParsedRequest) -> None:
+    def __init__(
+        self, relays: Relays, context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool = False
+    ) -> None:
         self._relays = relays
         self._context = context
         self._parsed = parsed
@@ -195,6 +222,9 @@ class Relaying:
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
         self._is_over = False
+        self._expectation: Expectation | None = None
+        if is_expecting:
+            self._expectation = Expectation(context.request, relays.limits.client_idle_timeout_s)
 
     def begin(self, passed: RelayedRequest) -> None:
         """Send the request to the origin."""
@@ -231,6 +261,17 @@ class Relaying:
         if not note_origin_request():
             self._relays.access_log.unclaimed(self._parsed.recorded, self._context.mode, requests=1)
 
+    def informed(self, interim: Interim) -> None:
+        """An interim reply has arrived."""
+        if interim.status == 100:
+            if self._expectation is not None:
+                self._expectation.meet()
+        elif not (self._is_over or self._request.has_begun or self._channel.is_full or self._request.version == "1.0"):
+            headers = response_headers_for_client(interim.headers, node=self._relays.recorder.node, http_version="1.1")
+            headers.popall("Content-Length", None)
+            with suppress(UpstreamBroken):
+                self._channel.inform(interim.status, headers)
+
     def failed(self, error: GatewayError) -> None:
         """The request has failed without an answer."""
         body = self._request.body
@@ -238,6 +279,8 @@ class Relaying:
 
     def answered(self, reply: Reply) -> None:
         """The head of the answer has arrived."""
+        if self._expectation is not None:
+            self._expectation.end()
         self._reply = reply
         self._request.is_detached = False
         self._run(self._begin, reply)
@@ -385,6 +428,8 @@ class Relaying:
             relay_done.set_result(None)
 
     def _close(self) -> None:
+        if self._expectation is not None:
+            self._expectation.end()
         self._is_over = True
         self._request.is_detached = False
         self._relayed = None

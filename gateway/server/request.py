@@ -104,8 +104,9 @@ class Channel(Protocol):
     def scheme(self) -> str:
         """The scheme of the connection, as in a URL."""
 
-    def proceed(self) -> None:
-        """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
+    def inform(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
+        UpstreamBroken, with nothing written, for headers that must not be sent."""
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.server.clients import Clients
-from gateway.server.head import CONTINUE, JOINED_BYTES, response_head
+from gateway.server.head import JOINED_BYTES, interim_head, response_head
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timeouts import Phase, TimedConnection
@@ -68,10 +68,12 @@ class WritingConnection(TimedConnection, ABC):
 
     # -- answers of a handler
 
-    def proceed(self) -> None:
-        """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
+    def inform(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
+        UpstreamBroken, with nothing written, for headers that must not be sent."""
+        head = interim_head(status, headers)
         if self.transport is not None:
-            self.transport.write(CONTINUE)
+            self.transport.write(head)
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""

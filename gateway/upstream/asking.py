@@ -12,6 +12,7 @@ from contextvars import copy_context
 from typing import Protocol
 
 from gateway.errors import GatewayError
+from gateway.http.reply import Interim
 from gateway.upstream.reply import Reply
 
 
@@ -20,6 +21,9 @@ class Requester(Protocol):
 
     def sent(self) -> None:
         """The request is being sent to an origin.  Called once for each attempt."""
+
+    def informed(self, interim: Interim) -> None:
+        """An interim reply has arrived."""
 
     def answered(self, reply: Reply) -> None:
         """The head of the reply has arrived.  The requester must call `Reply.close`."""
@@ -48,6 +52,8 @@ class _Waiter:
     def sent(self) -> None:
         # A connection runs in its own context, not in that of the waiting task.
         self._context.run(self._on_sent)
+
+    def informed(self, interim: Interim) -> None: ...
 
     def answered(self, reply: Reply) -> None:
         if self.answer.done():

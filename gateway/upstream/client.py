@@ -138,6 +138,7 @@ class _RoutedRequest:
         "_sent",
         "_target",
         "_tried",
+        "informed",
         "sent",
     )
 
@@ -159,6 +160,7 @@ class _RoutedRequest:
         self._origins = origins
         self._requester = requester
         self.sent = requester.sent
+        self.informed = requester.informed
         self._method = method
         self._route_url = route_url
         self._headers = headers

@@ -263,13 +263,18 @@ class Connection(asyncio.Protocol):
         incoming.has_received = True
         broken: ReplyBroken | None = None
         try:
-            events = self._parser.feed(data)
+            events = self._parser.feed(data, self._loop.time())
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
             # Outside the handler, where the error would become the context of further exceptions.
             self.fail(broken)
             return
+        if self._parser.interim:
+            self._informed(incoming)
+            if self._incoming is not incoming:
+                # The reader has ended the exchange.
+                return
         if not events:
             return
         incoming.received(events)
@@ -284,6 +289,12 @@ class Connection(asyncio.Protocol):
             self.is_reading = False
             self._transport.pause_reading()
         incoming.on_change()
+
+    def _informed(self, incoming: IncomingReply) -> None:
+        """Pass interim replies on."""
+        arrived, self._parser.interim = self._parser.interim, []
+        for interim in arrived:
+            incoming.on_interim(interim)
 
     def _drop_reply(self, incoming: IncomingReply) -> None:
         """More has arrived of an abandoned reply."""

@@ -36,7 +36,7 @@ from gateway.errors import (
     bare,
 )
 from gateway.http.outgoing import request_head
-from gateway.http.reply import ReplyBroken
+from gateway.http.reply import Interim, ReplyBroken
 from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.asking import Requester
@@ -248,6 +248,7 @@ class Exchange:
         incoming = connection.ask(self._request, whole, self._by, is_head=is_head, is_upload=is_upload)
         self._incoming = incoming
         incoming.on_change = self._changed
+        incoming.on_interim = self._informed
         if self._upload is not None:
             pool = self._pool
             name = f"upload {connection.endpoint}"
@@ -260,12 +261,21 @@ class Exchange:
             # Last, because the call may end the exchange.
             self._sending.set_cancel(incoming.time_out)
 
+    def _informed(self, interim: Interim) -> None:
+        """An interim reply is a sign of life (RFC 9110 section 15.2): the wait for the head begins again."""
+        if self.is_over or self._connection is None:
+            return
+        if self._upload is None or self._upload.has_ended:
+            now = asyncio.get_running_loop().time()
+            self._connection.deadline.move(min(now + self._bounds.first_byte_s, self._deadline))
+        self._requester.informed(interim)
+
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
         assert incoming is not None
         assert connection is not None
         if (head := incoming.head) is not None:
-            incoming.on_change = no_op
+            incoming.detach()
             self.is_over = True
             reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
             if self._sending is not None:
@@ -276,7 +286,7 @@ class Exchange:
             self._requester.answered(reply)
         elif (error := incoming.error) is not None:
             if not incoming.has_received and self._is_repeatable(error) and connection.may_repeat():
-                incoming.on_change = no_op
+                incoming.detach()
                 self._connection = None
                 self._connect(connection.endpoint, is_repeat=True)
             else:
@@ -315,7 +325,7 @@ class Exchange:
         incoming = self._incoming
         if incoming is not None and self._lane.purpose is Purpose.READ:
             self._incoming = None
-            incoming.on_change = no_op
+            incoming.detach()
             incoming.leave()
         self._cancel()
         left = asyncio.CancelledError()
@@ -332,7 +342,7 @@ class Exchange:
             # A cancelled task keeps its traceback, whose frames refer to this exchange.
             self._connecting = None
         if self._incoming is not None:
-            self._incoming.on_change = no_op
+            self._incoming.detach()
             self._incoming.end(ConnectionLost("left"))
 
 

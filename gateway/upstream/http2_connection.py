@@ -281,9 +281,8 @@ class Http2Connection(asyncio.Protocol):
                     carrier.received_end()
             case BodyEnded():
                 carrier.received_end()
-            case InterimReceived():
-                carrier.interim()
-                return
+            case InterimReceived(_, interim):
+                carrier.interim(interim)
             case StreamReset(stream, is_by_peer):
                 assert stream.reset_code is not None
                 carrier.was_reset(stream.reset_code, is_by_peer=is_by_peer)

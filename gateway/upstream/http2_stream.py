@@ -19,7 +19,7 @@ from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import END, Event, ReplyBroken
+from gateway.http.reply import END, MOST_INTERIM, Event, Interim, ReplyBroken, TooManyInterim
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
@@ -64,6 +64,8 @@ class Http2Stream:
     __slots__ = (
         "_drained",
         "_incoming",
+        "_interim",
+        "_interim_count",
         "_is_over",
         "_loop",
         "_reset_code",
@@ -86,6 +88,9 @@ class Http2Stream:
         self.stream: Stream | None = None
         """None until the request is sent."""
         self._incoming: IncomingReply | None = None
+        self._interim: list[Interim] = []
+        """Interim replies that have not been passed to the reader."""
+        self._interim_count = 0
         self._upload: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._reset_code: tuple[ErrorCode, bool] | None = None
@@ -171,10 +176,12 @@ class Http2Stream:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def interim(self) -> None:
-        """An interim reply has arrived."""
+    def interim(self, interim: Interim) -> None:
+        """An interim reply has arrived; `notify` follows."""
         if self._incoming is not None:
             self._incoming.has_received = True
+            self._interim.append(interim)
+            self._interim_count += 1
 
     def received(self, event: Event) -> None:
         """Store a part of the reply; `notify` follows."""
@@ -198,6 +205,10 @@ class Http2Stream:
 
     def notify(self) -> None:
         """Tell the reader what has arrived since the last call."""
+        if self._interim and self._incoming is not None:
+            arrived, self._interim = self._interim, []
+            for interim in arrived:
+                self._incoming.on_interim(interim)
         incoming = self._incoming
         if incoming is None:
             return
@@ -207,7 +218,7 @@ class Http2Stream:
                 self._end(is_complete=True)
                 incoming.on_change()
             else:
-                self.fail(_failure(*self._reset_code))
+                self.fail(self._failure(*self._reset_code))
             return
         if incoming.head is None:
             return
@@ -261,8 +272,10 @@ class Http2Stream:
         self.connection.doubt()
         self.fail(TimeoutError())
 
-
-def _failure(code: ErrorCode, is_by_peer: bool) -> Exception:
-    if not is_by_peer:
+    def _failure(self, code: ErrorCode, is_by_peer: bool) -> Exception:
+        if is_by_peer:
+            return Unprocessed() if code is ErrorCode.REFUSED_STREAM else RequestReset()
+        has_head = self._incoming is not None and self._incoming.head is not None
+        if self._interim_count >= MOST_INTERIM and not has_head:
+            return TooManyInterim("too many interim replies")
         return ReplyBroken("malformed reply")
-    return Unprocessed() if code is ErrorCode.REFUSED_STREAM else RequestReset()

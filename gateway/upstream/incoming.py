@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from gateway.errors import bare
-from gateway.http.reply import END, Event, Head
+from gateway.http.reply import END, Event, Head, Interim
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
 
@@ -75,7 +75,18 @@ class IncomingReply:
     `end` abandons it, and ends the exchange unless the whole reply has arrived.
     """
 
-    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_received", "head", "is_left", "on_change")
+    __slots__ = (
+        "_pieces",
+        "_size",
+        "connection",
+        "error",
+        "has_ended",
+        "has_received",
+        "head",
+        "is_left",
+        "on_change",
+        "on_interim",
+    )
 
     def __init__(self, connection: Carrier) -> None:
         self.connection: Carrier | None = connection
@@ -91,8 +102,15 @@ class IncomingReply:
         """Why no more will arrive: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
         self.on_change: Callable[[], object] = no_op
         """Called when more has arrived, and when no more will.  The connection is in its final state by then."""
+        self.on_interim: Callable[[Interim], object] = ignore
+        """Called with each interim reply."""
         self._pieces: list[bytes] = []
         self._size = 0
+
+    def detach(self) -> None:
+        """Notify the reader no more."""
+        self.on_change = no_op
+        self.on_interim = ignore
 
     def take(self) -> bytes | None:
         """The body received and not yet taken; empty at its end, None if more is still to come.  Raises the reply's
@@ -173,6 +191,10 @@ class IncomingReply:
         connection = self.connection
         if connection is not None:
             connection.fail(error)
+
+
+def ignore(interim: Interim) -> None:
+    """The callback where no reader waits for interim replies."""
 
 
 def no_op() -> None:

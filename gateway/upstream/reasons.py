@@ -11,7 +11,7 @@ import ssl
 from typing import Final
 
 from gateway.http.outgoing import InvalidRequest
-from gateway.http.reply import ReplyBroken
+from gateway.http.reply import ReplyBroken, TooManyInterim
 from gateway.upstream.failures import (
     ConnectionLost,
     ConnectTimedOut,
@@ -49,6 +49,7 @@ def is_loss(error: BaseException) -> bool:
 def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bool:
     """Whether a request that failed like this, before the head of its answer, says nothing about the origin's health.
 
+    Interim replies that come too fast are refused by the gateway's own choice.
     `is_patient`: the origin may rightly be silent for long, as to a live read, so its silence is no failure.
     `is_reused`: the connection had served other requests and was lost before a byte of the reply.  An origin closes
     idle connections whenever it likes, and the next request on a new connection shows whether it is there.  An origin
@@ -56,7 +57,7 @@ def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bo
     """
     if isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported:
         return True
-    if isinstance(error, Unprocessed) or (is_reused and is_loss(error)):
+    if isinstance(error, TooManyInterim) or (is_reused and (is_loss(error) or isinstance(error, Unprocessed))):
         return True
     is_silence = isinstance(error, TimeoutError) and not isinstance(error, NotConnected)
     return (is_silence and is_patient) or is_local_fault(error)

@@ -15,7 +15,7 @@ from gateway.upstream.incoming import Carrier, IncomingReply
 class Upload:
     """A request body that is being sent; it may fail through its client's fault."""
 
-    __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_has_ended", "_length")
+    __slots__ = ("_body", "_deadline", "_first_byte_s", "_has_begun", "_length", "has_ended")
 
     def __init__(self, body: AsyncIterator[bytes], first_byte_s: float, deadline: float) -> None:
         self._body = body
@@ -23,7 +23,8 @@ class Upload:
         self._deadline = deadline
         self._length: int | None = None
         self._has_begun = False
-        self._has_ended = False
+        self.has_ended = False
+        """Whether all of it has been sent."""
 
     def measure(self, headers: CIMultiDict[str]) -> int | None:
         """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
@@ -36,14 +37,14 @@ class Upload:
 
     def is_at_fault(self, error: BaseException) -> bool:
         """Whether the request failed because its client did not send the body, or not in time."""
-        is_late = isinstance(error, TimeoutError) and self._has_begun and not self._has_ended
+        is_late = isinstance(error, TimeoutError) and self._has_begun and not self.has_ended
         return is_late or isinstance(error, UploadFailed)
 
     async def run(self, connection: Carrier, incoming: IncomingReply) -> None:
         """Send the body; once it is sent, start the bound on the first byte."""
         self._has_begun = True
-        self._has_ended = await connection.send(self._body, self._length)
-        if self._has_ended and incoming.head is None and incoming.connection is not None:
+        self.has_ended = await connection.send(self._body, self._length)
+        if self.has_ended and incoming.head is None and incoming.connection is not None:
             now = asyncio.get_running_loop().time()
             connection.deadline.move(min(now + self._first_byte_s, self._deadline))
 

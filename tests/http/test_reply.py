@@ -20,6 +20,7 @@ from gateway.http.reply import (
     Head,
     ReplyBroken,
     ReplyParser,
+    TooManyInterim,
 )
 from gateway.http.state import State
 
@@ -267,6 +268,18 @@ def test_endless_input_is_bounded() -> None:
             piece = b"X: y\r\n" * 100 if endless.endswith(b"\n") else b"y" * 1_000
         assert not parser.is_reusable
         assert fed <= most + 3_000
+
+
+def test_interim_replies_are_bounded_by_rate_and_kept_apart_from_the_reply() -> None:
+    """An origin may send them for as long as it holds a request."""
+    parser = ReplyParser()
+    parser.expect(is_head=False)
+    for second in range(1_000):
+        assert parser.feed(b"HTTP/1.1 102 P\r\nX: %d\r\n\r\n" % second, float(second)) == []
+    assert [(one.status, one.headers["X"]) for one in parser.interim] == [(102, str(n)) for n in range(1_000)]
+    with pytest.raises(TooManyInterim):
+        parser.feed(b"HTTP/1.1 102 P\r\n\r\n" * (MOST_INTERIM + 1), 1_000.0)
+    assert not parser.is_reusable
 
 
 def test_fields_are_unchanged() -> None:

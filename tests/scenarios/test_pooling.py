@@ -41,7 +41,7 @@ async def test_an_unsolicited_reply_on_an_idle_connection_is_never_used(hostile:
 
 @pytest.mark.parametrize("next_method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_a_late_second_reply_is_not_taken_for_that_of_another_stream(
+async def test_a_late_second_reply_does_not_answer_for_another_stream(
     hostile: Hostile, start: Start, method: str, next_method: str
 ) -> None:
     """The origin sends it once the next request is on its way."""

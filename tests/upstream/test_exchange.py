@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.http.reply import Interim
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import State
 from gateway.upstream.exchanges import Exchanges
@@ -24,7 +25,7 @@ from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, OutcomeReport, Reply
 from gateway.upstream.slots import SlotLimits
-from tests.waiting import at_rest, eventually
+from tests.waiting import at_rest, eventually, pause
 
 T = TypeVar("T")
 
@@ -481,11 +482,17 @@ class Heard:
     """A requester that keeps the outcomes."""
 
     def __init__(self) -> None:
+        self.interim: list[Interim] = []
+        self.replies: list[Reply] = []
         self.failures: list[GatewayError] = []
 
     def sent(self) -> None: ...
 
+    def informed(self, interim: Interim) -> None:
+        self.interim.append(interim)
+
     def answered(self, reply: Reply) -> None:
+        self.replies.append(reply)
         reply.close()
 
     def failed(self, error: GatewayError) -> None:
@@ -557,6 +564,29 @@ async def test_a_missing_head_times_out(exchanges: Exchanges, said: bytes, error
         with pytest.raises(error) as failed:
             await send(exchanges, running.url, bounds=bounds)
         assert not failed.value.is_unsent
+
+
+@pytest.mark.parametrize("total_s", [20.0, 0.5])
+async def test_interim_replies_move_the_time_for_the_head_within_that_of_the_whole(
+    exchanges: Exchanges, total_s: float
+) -> None:
+    """A known server sends 102 while it holds a long-poll, so that intermediaries do not give up."""
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        for _ in range(5):
+            await pause(0.2)
+            await peer.says(b"HTTP/1.1 102 Processing\r\n\r\n")
+        await peer.says(GOOD)
+        await peer.asked()
+
+    async with origin(script) as running:
+        bounds = replace(PATIENT, first_byte_s=0.7, total_s=total_s)
+        if total_s > 1:
+            assert await body_of(await send(exchanges, running.url, bounds=bounds, is_live=True)) == b"good"
+        else:
+            with pytest.raises(UpstreamTimeout):
+                await send(exchanges, running.url, bounds=bounds, is_live=True)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"\r\n"])

@@ -92,7 +92,7 @@ async def test_a_connection_that_the_origin_does_not_keep_is_not_kept(exchanges:
 # -- rest
 
 
-async def test_a_second_reply_to_one_request_is_not_taken_for_the_next(exchanges: Exchanges) -> None:
+async def test_a_second_reply_to_one_request_does_not_answer_the_next(exchanges: Exchanges) -> None:
     """It comes after the first one and before the connection has rested."""
     second = asyncio.Event()
 
@@ -152,7 +152,7 @@ async def test_bytes_that_arrived_in_the_same_turn_as_the_request_close_the_conn
         asking: list[asyncio.Task[bytes]] = []
 
         def say_and_ask() -> None:
-            # In one turn of the loop: what is written now is read in the next.
+            # In one turn of the loop: the gateway reads these bytes in the next one.
             peers[0].writer.write(EVIL)
             asking.append(asyncio.ensure_future(ask(exchanges, running.url)))
             arrived.set()
@@ -163,7 +163,7 @@ async def test_bytes_that_arrived_in_the_same_turn_as_the_request_close_the_conn
         assert running.connections == 2
 
 
-async def test_a_body_behind_the_reply_to_a_head_is_not_taken_for_the_reply_to_a_read(exchanges: Exchanges) -> None:
+async def test_a_body_behind_the_reply_to_a_head_does_not_answer_a_read(exchanges: Exchanges) -> None:
     async def script(peer: Peer) -> None:
         head = await peer.asked()
         await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 44\r\n\r\n")

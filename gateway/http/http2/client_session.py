@@ -1,7 +1,7 @@
 """One HTTP/2 connection on the client's side (RFC 9113): requests out, replies in.
 
 The peer is an origin, which may be faulty or hostile.  What it can make grow is bounded: heads in bytes and fields,
-interim replies in number, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
+interim replies in rate, unread bodies by their windows, frames without content by a budget.  A reply that breaks the
 rules resets its stream, and a push ends the connection.  One RST_STREAM for each request does not count against the
 budget: it ends the request, or comes behind a reply that did not need all of it (section 8.1).
 
@@ -22,7 +22,7 @@ from gateway.http.http2.reading import Reading
 from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.reply_head import MOST_LIST_BYTES, Http2Reply
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import MOST_INTERIM
+from gateway.http.reply import InterimRate
 
 MOST_STREAMS: Final = 128
 """Requests open at once on one connection, whatever the origin allows: the bound on what its loss ends."""
@@ -54,8 +54,8 @@ class ClientSession(Reading[Http2Reply]):
         """RST_STREAM frames that may still arrive for streams that have ended: one for each request."""
         self._bodiless: set[int] = set()
         """Open streams whose reply has no body, because the request was a HEAD."""
-        self._interim: dict[int, int] = {}
-        """Interim replies on the streams that had any."""
+        self._interim: dict[int, InterimRate] = {}
+        """The interim replies of the streams that had any."""
         self._write(frames.PREFACE)
         self._write(
             frames.settings(
@@ -117,12 +117,14 @@ class ClientSession(Reading[Http2Reply]):
         return True
 
     def _take_reply(self, stream: Stream, reply: Http2Reply, ends: bool) -> None:
-        if reply.is_interim:
-            count = self._interim[stream.id] = self._interim.get(stream.id, 0) + 1
-            if ends or count > MOST_INTERIM:
+        if reply.interim is not None:
+            rate = self._interim.get(stream.id)
+            if rate is None:
+                rate = self._interim[stream.id] = InterimRate()
+            if ends or not rate.count(self._now):
                 self._reset_for_error(stream, ErrorCode.PROTOCOL_ERROR)
             else:
-                self._events.append(InterimReceived(stream))
+                self._events.append(InterimReceived(stream, reply.interim))
             return
         head = reply.head
         if head is None:

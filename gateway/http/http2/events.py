@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import Head
+from gateway.http.reply import Head, Interim
 
 
 class RequestReceived(NamedTuple):
@@ -27,9 +27,10 @@ class ReplyReceived(NamedTuple):
 
 
 class InterimReceived(NamedTuple):
-    """An interim reply (1xx) has arrived, and is dropped."""
+    """An interim reply (1xx) has arrived."""
 
     stream: Stream
+    interim: Interim
 
 
 class DataReceived(NamedTuple):

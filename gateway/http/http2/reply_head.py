@@ -13,7 +13,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http.http2.blocks import FieldList
 from gateway.http.http2.fields import FORBIDDEN, is_length, is_name, is_value
-from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, NAMES, Head
+from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Head, Interim
+from gateway.http.reply_lines import NAMES
 
 MOST_LIST_BYTES: Final = MOST_HEAD_BYTES + 32 * (MOST_FIELDS + 8)
 """Decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""
@@ -24,19 +25,19 @@ _is_status: Final = re.compile(rb"[1-9][0-9]{2}").fullmatch
 class Http2Reply:
     """The reply that a field list stands for.  Immutable: one object may be shared by many equal replies."""
 
-    __slots__ = ("head", "is_interim", "is_malformed")
+    __slots__ = ("head", "interim", "is_malformed")
 
     def __init__(self, fields: FieldList) -> None:
-        self.is_interim = False
-        """Whether it is an interim reply (1xx) that is skipped."""
+        self.interim: Interim | None = None
+        """The reply, if it is a valid interim one (1xx)."""
         self.head: Head | None = None
         """The head of a valid final reply."""
         status = _status_of(fields)
-        if (status is not None and 102 <= status < 200) or status == 100:
-            self.is_interim = True
+        if status is not None and (102 <= status < 200 or status == 100):
+            self.interim = Interim(status, CIMultiDictProxy(_headers_of(fields)))
         elif status is not None and status >= 200:
             self.head = _head_of(status, fields)
-        self.is_malformed = self.head is None and not self.is_interim
+        self.is_malformed = self.head is None and self.interim is None
         """Whether the reply is invalid.  That includes 101, which HTTP/2 does not have (RFC 9113 section 8.6)."""
 
 
@@ -60,7 +61,11 @@ def _head_of(status: int, fields: FieldList) -> Head | None:
             if length is not None or not is_length(value):
                 return None
             length = int(value)
-    headers = CIMultiDict(
+    headers = CIMultiDictProxy(_headers_of(fields))
+    return Head(status, responses.get(status, ""), headers, length, is_delimited=True)
+
+
+def _headers_of(fields: FieldList) -> CIMultiDict[str]:
+    return CIMultiDict(
         [(NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in fields[1:]]
     )
-    return Head(status, responses.get(status, ""), CIMultiDictProxy(headers), length, is_delimited=True)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from multidict import CIMultiDict
 
 from gateway.errors import BadRequest
-from gateway.http.http2.blocks import block_of, status_block
+from gateway.http.http2.blocks import block_of
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
@@ -26,7 +26,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.handling import Handling
-from gateway.server.head import response_head
+from gateway.server.head import interim_head, response_head
 from gateway.server.request import LiveAnswer, LiveUse, Note, Request
 from gateway.server.sse_accounting import SseAccounting
 from gateway.server.timer import Timer
@@ -35,7 +35,6 @@ from gateway.telemetry.access_record import CloseReason
 _log = logging.getLogger("gateway.server")
 
 _BODILESS: Final = frozenset({204, 304})
-_CONTINUE: Final = status_block(b"100")
 
 
 @lru_cache(maxsize=2)
@@ -277,9 +276,11 @@ class StreamChannel(Handling):
 
     # -- answers by a handler
 
-    def proceed(self) -> None:
-        """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
-        self._connection.session.send_head(self.stream, _CONTINUE, is_interim=True)
+    def inform(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Send an interim reply (RFC 9110 section 15.2), such as 100 Continue for the client to send its body.  Raises
+        UpstreamBroken, with nothing written, for headers that must not be sent."""
+        block = block_of(interim_head(status, headers))
+        self._connection.session.send_head(self.stream, block, is_interim=True)
         self._connection.wake()
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:

@@ -66,7 +66,19 @@ def test_a_reply_has_head_body_and_end() -> None:
     assert not client.session.streams
 
 
-def test_interim_replies_and_trailers_are_dropped() -> None:
+def test_interim_replies_are_bounded_by_rate() -> None:
+    client = Client()
+    stream = client.ask()
+    for second in range(1_000):
+        client.now = float(second)
+        (event,) = client.take(reply(1, [(":status", "102"), ("x", str(second))], ends=False))
+        assert isinstance(event, InterimReceived)
+        assert (event.interim.status, event.interim.headers["x"]) == (102, str(second))
+    client.take(reply(1, EARLY_HINTS, ends=False) * (MOST_INTERIM + 1))
+    assert stream.reset_code is PROTOCOL
+
+
+def test_interim_replies_and_trailers_are_no_part_of_the_reply() -> None:
     client = Client()
     stream = client.ask()
     events = client.take(
