@@ -24,7 +24,6 @@ from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
 from gateway.config.credentials import load_credentials
-from gateway.config.errors import ConfigError
 from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
@@ -47,12 +46,14 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.process_memory import container_limit_bytes, resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
+from gateway.ops.tracing_extra import check_tracing
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
 from gateway.server.certificate_reloader import CertificateReloader
 from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
 from gateway.server.shedding import Shedding
+from gateway.server.sockets import listen_at
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.origin_pool import Credentials
@@ -110,7 +111,7 @@ class RunningGateway:
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
-        self._admin_server: asyncio.Server | None = None
+        self._admin_servers: list[asyncio.Server] = []
         self.memory = MemoryWatch(
             engine.store,
             Shedding(frontend.every_clients),
@@ -165,11 +166,8 @@ class RunningGateway:
         private = self.config.server.admin_address
         try:
             await self._admin.setup()
-            loop = asyncio.get_running_loop()
-            self._admin_server = await loop.create_server(
-                self.admin_connections, private.host, private.port, reuse_address=True
-            )
-            self.admin_url = _url(private, self._admin_server.sockets[0].getsockname()[1])
+            self._admin_servers = await listen_at(private, self.admin_connections)
+            self.admin_url = _url(private, self._admin_servers[0].sockets[0].getsockname()[1])
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
@@ -304,8 +302,8 @@ class RunningGateway:
         self._loop_delay.close()
 
     async def _close_admin(self) -> None:
-        if self._admin_server is not None:
-            self._admin_server.close()
+        for server in self._admin_servers:
+            server.close()
         if self._admin is not None:
             await self._admin.cleanup()
 
@@ -411,15 +409,13 @@ def _sampled_trace() -> str | None:
 def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:
     if not config.tracing.endpoint:
         return NO_TRACER
-    try:
-        from gateway.ops.tracing import OpenTelemetryTracer
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
-        ) from None
+    check_tracing(config.tracing)
+    from gateway.ops.tracing import OpenTelemetryTracer
+
     return OpenTelemetryTracer(config.tracing, clock, rng)
 
 
 def _url(address: Address, port: int) -> str:
-    host = f"[{address.host}]" if ":" in address.host else address.host
+    host = address.hosts[0]
+    host = f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}"

@@ -217,7 +217,7 @@ def test_check_prints_every_value_and_its_source() -> None:
     sections = [section for section, _, _ in every_field() if not section.startswith(("listener", "rate_limit"))]
     assert len(found) == len([section for section in sections if section not in absent]) + len(absent)
     assert found["route.dev.health_check"] == ("none", "default")
-    assert found["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
+    assert found["server.listen"] == ('":1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
     assert found["server.admin"] == ('"127.0.0.1:9437"', "default")
     assert found["limits.cache_bytes"] == ('"64MiB"', "config/dev.toml:8")
     assert found["route.dev.origin"] == ('"http://127.0.0.1:4438"', "config/dev.toml:12")

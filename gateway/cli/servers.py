@@ -127,7 +127,7 @@ async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_
 
     shutdown = Shutdown()
     settings = OriginSettings(
-        host=address.host,
+        host=address.hosts[0],
         port=address.port,
         long_poll_timeout_s=long_poll_timeout_s,
         sse_lifetime_s=sse_lifetime_s,
@@ -145,7 +145,7 @@ async def run_s2_origin(address: Address) -> None:
     from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
 
     shutdown = Shutdown()
-    settings = S2OriginSettings(host=address.host, port=address.port)
+    settings = S2OriginSettings(host=address.hosts[0], port=address.port)
     async with AsyncExitStack() as stack:
         running = await _started(start_s2_origin(settings), address)
         stack.push_async_callback(running.stop, grace_s=ServerConfig().shutdown_timeout_s)
@@ -206,7 +206,7 @@ async def run_dev(
     from gateway.app import start_gateway
 
     shutdown = Shutdown()
-    host, port = origin_address.host, origin_address.port
+    host, port = origin_address.hosts[0], origin_address.port
     async with AsyncExitStack() as stack:
         running: RunningOrigin | RunningS2Origin
         if is_s2:
@@ -269,5 +269,5 @@ async def _started(start: Awaitable[T], *addresses: BindAddress) -> T:
 
 def _is_in(address: BindAddress, text: str) -> bool:
     if isinstance(address, Address):
-        return f"'{address.host}', {address.port}" in text
+        return any(f"'{host}', {address.port}" in text for host in address.hosts)
     return str(address) in text

@@ -1,9 +1,10 @@
 """`check CONFIG`: validate a configuration and the files that it names, before it is served.
 
 It reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
-certificates and the admin port's token.  It prints every mistake, one a line, and warns of what is valid and will
-probably not do what is wanted.  A check that depends on other values (a check across fields, a file named by a wrong
-value) runs only once those are right.
+certificates and the admin port's token, and looks whether the log can be written and tracing is installed.  It prints
+every mistake, one a line, and warns of settings that are valid and have no effect, or not the one that is wanted.  A
+check that depends on other values (a check across fields, a file named by a wrong value) runs only once those are
+right.
 
 Exit statuses: 0 the configuration is valid; 1 an origin does not answer (`--probe`); 2 there are mistakes.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 from gateway.config.errors import ConfigError, Mistakes
@@ -69,6 +71,8 @@ def check(
 
     Print all mistakes and warnings, one a line.  Exit status 2 if there are mistakes, 1 if an origin does not answer.
     """
+    from gateway.config import advice
+
     if quiet and (everything or as_json):
         raise typer.BadParameter("cannot be combined with --all or --json", param_hint="'--quiet'")
     try:
@@ -83,7 +87,10 @@ def check(
     probes = _probed(loaded.config, tls) if probe else []
     bad = [one for one in probes if one.problem is not None]
     settings = list(loaded.settings())
-    warnings = [*loaded.warnings(), *(f"origin {one.origin}: {line}" for one in probes for line in one.unshared)]
+    warnings = [
+        *advice.warnings(loaded, os.environ, SystemClock().wall()),
+        *(f"origin {one.origin}: {line}" for one in probes for line in one.unshared),
+    ]
     if as_json:
         answer: dict[str, Any] = {
             "ok": not bad,
@@ -116,7 +123,9 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     from gateway.config.credentials import load_credentials
     from gateway.config.file import load_config, load_plan
     from gateway.config.origin_tls import load_tls
+    from gateway.ops.access_log.sinks import check_log
     from gateway.ops.admin.guard import admin_token
+    from gateway.ops.tracing_extra import check_tracing
     from gateway.server.listeners import load_certificates
 
     loaded = load_config(path, environ=environ)
@@ -132,6 +141,10 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
         load_certificates(loaded.config.every_listener, ())
     with mistakes.collected():
         admin_token(environ, loaded.config.server.admin_address)
+    with mistakes.collected():
+        check_log(loaded.config.log)
+    with mistakes.collected():
+        check_tracing(loaded.config.tracing)
     mistakes.raise_any()
     return loaded, tls
 

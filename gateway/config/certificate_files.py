@@ -64,12 +64,35 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
     try:
         # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
         context.load_cert_chain(certificate, key or None, password=lambda: b"")
-    except ssl.SSLError:
-        raise ConfigError(f"{where}: {certificate}: holds no certificate, or its key does not match") from None
     except (OSError, ValueError) as error:
-        # OpenSSL does not say which of the two files it could not read.
-        named = certificate if key and _can_be_read(key) else key or certificate
-        raise ConfigError(f"{where}: {named}: cannot be read: {file_problem(error)}") from None
+        file, why = pair_problem(certificate, key, error)
+        raise ConfigError(f"{where}: {file}: {why}") from None
+
+
+def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tuple[str, str]:
+    """Which file of a pair is to blame for OpenSSL's `error`, and why.  OpenSSL itself says neither."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    file = certificate
+    try:
+        public = x509.load_pem_x509_certificates(Path(certificate).read_bytes())[0].public_key()
+        file = key or certificate
+        data = Path(file).read_bytes()
+    except OSError as unreadable:
+        return file, f"cannot be read: {file_problem(unreadable)}"
+    except ValueError as invalid:
+        # A path with a NUL byte is a ValueError, too.
+        return file, "holds no certificate" if "\0" not in file else f"cannot be read: {file_problem(invalid)}"
+    try:
+        found = load_pem_private_key(data, None)
+    except TypeError:
+        return file, "is encrypted: the gateway has no password for it"
+    except Exception:  # A key of a kind that the library does not know has an error of its own.
+        return file, "holds no key"
+    if found.public_key() != public:
+        return file, f"is not the key of {certificate}"
+    return file, f"cannot be used: {file_problem(error)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +138,6 @@ def _as_file(data: bytes) -> Iterator[str]:
             file.write(data)
             file.flush()
             yield file.name
-
-
-def _can_be_read(file: str) -> bool:
-    try:
-        with Path(file).open("rb") as source:
-            source.read(1)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:

@@ -95,7 +95,8 @@ class GatewayConfig(Model):
 
     @model_validator(mode="after")
     def _listeners_differ(self) -> Self:
-        check_addresses(self.listeners)
+        is_used = not self.listeners or "listen" in self.server.model_fields_set
+        check_addresses(self.listeners, self.server.listen if is_used else None, self.server.admin)
         return self
 
     @property

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gateway.config.addresses import Address, parse_address
+from gateway.config.addresses import Address, overlap, parse_address
 from gateway.config.model import MisfitError, Model
 
 _UNIX: Final = "unix:"
@@ -180,11 +181,30 @@ class ListenerConfig(Model):
         return self
 
 
-def check_addresses(listeners: tuple[ListenerConfig, ...]) -> None:
-    """Raise MisfitError if two listeners have the same address; port 0 may occur several times."""
-    seen: set[str] = set()
+def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, admin: str) -> None:
+    """Raise MisfitError if two sockets cannot be open at once: of `listeners`, of `listen` (server.listen, if it is one
+    of them) and of the admin port.  Port 0 may occur several times."""
+    seen: list[ListenerConfig] = []
     for index, one in enumerate(listeners):
-        is_any_port = isinstance(one.bind_address, Address) and one.bind_address.port == 0
-        if one.address in seen and not is_any_port:
-            raise MisfitError(f"another listener is at {one.address}", "listeners", index, "address")
-        seen.add(one.address)
+        if (other := _taken(one, seen)) is not None:
+            raise MisfitError(f"another listener is at {other}", "listeners", index, "address")
+        seen.append(one)
+    if listen is not None:
+        if (other := _taken(ListenerConfig(address=listen), seen)) is not None:
+            raise MisfitError(f"another listener is at {other}", "server", "listen")
+        seen.append(ListenerConfig(address=listen))
+    if (other := _taken(ListenerConfig(address=admin), seen)) is not None:
+        raise MisfitError(f"a listener is at {other}", "server", "admin")
+
+
+def _taken(wanted: ListenerConfig, seen: Iterable[ListenerConfig]) -> str | None:
+    """The address of the first listener that a wanted one would meet; None if there is none."""
+    for one in seen:
+        first, second = one.bind_address, wanted.bind_address
+        if isinstance(first, Address) and isinstance(second, Address):
+            is_shared = one.reuse_port and wanted.reuse_port and one.address != wanted.address
+            if overlap(first, second) and not is_shared:
+                return one.address
+        elif first == second:
+            return one.address
+    return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
+from gateway.config.certificate_files import file_problem, pair_problem
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginTlsConfig
@@ -78,21 +79,16 @@ def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
         except ssl.SSLError:
             raise ConfigError(f"{where}: holds no certificates") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: cannot be read: {_file_problem(error)}") from None
+            raise ConfigError(f"{where}: cannot be read: {file_problem(error)}") from None
     if route.origin_http == "2":
         context.set_alpn_protocols(["h2"])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if wanted.cert_file:
-        where = f"{key}.cert_file: {wanted.cert_file}"
         try:
             # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
             context.load_cert_chain(wanted.cert_file, wanted.key_file or None, password=lambda: b"")
-        except ssl.SSLError:
-            raise ConfigError(f"{where}: holds no certificate, or its key does not match") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: cannot be read: {_file_problem(error)}") from None
+            file, why = pair_problem(wanted.cert_file, wanted.key_file, error)
+            field = "key_file" if file == wanted.key_file else "cert_file"
+            raise ConfigError(f"{key}.{field}: {file}: {why}") from None
     return context
-
-
-def _file_problem(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or "not a valid path"

@@ -46,16 +46,6 @@ class LoadedConfig:
         for index, route in enumerate(self.config.routes):
             yield from self._section(("routes", index), f"route.{route.name}", route)
 
-    def warnings(self) -> Iterator[str]:
-        """What is valid and will probably not do what is wanted: one line each, with source, key and reason."""
-        for index, route in enumerate(self.config.routes):
-            if route.protocol == "s2" and route.origin_http == "1.1" and not route.is_bridged:
-                source = source_of(self.sources, ("routes", index, "protocol")) or "default"
-                yield (
-                    f'{source}: route.{route.name}.protocol: append sessions of S2\'s clients need origin_http = "2", '
-                    "because the origin acknowledges while the client still sends"
-                )
-
     def _section(self, path: KeyPath, key: str, model: BaseModel) -> Iterator[Setting]:
         for field, info in type(model).model_fields.items():
             value = getattr(model, field)

@@ -22,7 +22,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, passed_sockets, serve_on
+from gateway.server.sockets import UnixSocket, accept_queued, adopt, choose_fds, listen_at, passed_sockets, serve_on
 
 Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""
@@ -97,7 +97,7 @@ class _OpenListener:
         scheme = "https" if self.config.tls is not None else "http"
         if isinstance(address, UnixAddress):
             return str(address)
-        host = address.host if isinstance(address, Address) else "127.0.0.1"
+        host = address.hosts[0] if isinstance(address, Address) else "127.0.0.1"
         return f"{scheme}://{Address(host, self.port)}" if self.port else str(address)
 
 
@@ -189,18 +189,12 @@ class Listeners:
     async def _open_one(
         self, listening: _OpenListener, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
     ) -> None:
-        config, loop = listening.config, asyncio.get_running_loop()
+        config = listening.config
         match config.bind_address:
-            case Address(host, port):
-                server = await loop.create_server(
-                    factory,
-                    host,
-                    port,
-                    backlog=config.backlog,
-                    reuse_address=True,
-                    reuse_port=config.reuse_port or None,
+            case Address() as address:
+                listening.servers += await listen_at(
+                    address, factory, backlog=config.backlog, reuse_port=config.reuse_port or None
                 )
-                listening.servers.append(server)
             case UnixAddress(path):
                 try:
                     listening.file = await UnixSocket.open(path, config.mode, config.backlog)

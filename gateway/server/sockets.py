@@ -14,8 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from gateway.config.addresses import Address
+
 _FIRST_FD: Final = 3
 _MOST_FDS: Final = 1_024
+_NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
@@ -68,6 +71,29 @@ async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtoc
     if sock.family == socket.AF_UNIX:
         return await loop.create_unix_server(factory, sock=sock, backlog=backlog, **_KEEPING_FILE)
     return await loop.create_server(factory, sock=sock, backlog=backlog)
+
+
+async def listen_at(
+    address: Address, factory: Callable[[], asyncio.BaseProtocol], **options: Any
+) -> list[asyncio.Server]:
+    """Accept connections at an address, at every interface by IPv4 and IPv6 if it has no host.  Raises OSError.
+
+    `options` are those of `create_server`.  A port of 0 becomes the same free port for both.
+    """
+    loop, port = asyncio.get_running_loop(), address.port
+    servers: list[asyncio.Server] = []
+    for host in address.hosts:
+        try:
+            servers.append(await loop.create_server(factory, host, port, reuse_address=True, **options))
+        except OSError as error:
+            if servers and error.errno in _NO_IPV6:
+                break
+            for server in servers:
+                server.close()
+            raise
+        if not port and (sockets := servers[-1].sockets):
+            port = sockets[0].getsockname()[1]
+    return servers
 
 
 @asynccontextmanager

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from gateway.origin.app import RunningOrigin
+from tests.certificates import Authority
 from tests.commands.here import run_here
 from tests.commands.runs import finished
 
@@ -145,3 +153,163 @@ async def test_a_probe_warns_of_answers_that_cannot_be_shared(file: Path, durabl
         assert (status, err) == (0, "")
         assert warning.startswith(f"origin {durable_origin.url}: route a will not share answers like that to HEAD /")
         assert said in warning
+
+
+# -- mistakes that a start would find ----------------------------------------------------------------------------------
+
+
+ROUTE = f'[[route]]\norigin = "{NOWHERE}"\n'
+
+
+def test_a_log_that_cannot_be_written_is_a_mistake(file: Path, tmp_path: Path) -> None:
+    nowhere, folder = tmp_path / "nowhere" / "access.log", tmp_path
+    for path, why in ((nowhere, "No such file or directory"), (folder, "Is a directory")):
+        written(file, f'[log]\nsink = "file"\npath = "{path}"\n{ROUTE}')
+        said = f"durable-gateway: log.path: {path} cannot be written: {why}\n"
+        assert run_here("check", str(file)) == (2, "", said)
+    # A check leaves nothing behind, and a gateway that runs is no mistake.
+    path = tmp_path / "access.log"
+    written(file, f'[log]\nsink = "file"\npath = "{path}"\n{ROUTE}')
+    assert run_here("check", "-q", str(file)) == (0, "", "")
+    assert not path.exists()
+
+
+def test_tracing_without_its_package_is_a_mistake(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(file, f'[tracing]\nendpoint = "http://127.0.0.1:4318/v1/traces"\n{ROUTE}')
+    assert run_here("check", "-q", str(file)) == (0, "", "")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "gateway.ops.tracing", raising=False)
+    status, _, err = run_here("check", str(file))
+    assert status == 2
+    assert err == (
+        "durable-gateway: tracing.endpoint is set and opentelemetry is not installed: "
+        "pip install 'durable-gateway[opentelemetry]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "listeners", "said"),
+    [
+        ('listen = "127.0.0.1:7"', ["127.0.0.1:7"], "server.listen: another listener is at 127.0.0.1:7"),
+        ("", ["0.0.0.0:7", "127.0.0.1:7"], "listener[1].address: another listener is at 0.0.0.0:7"),
+        ("", [":7", "[::1]:7"], "listener[1].address: another listener is at :7"),
+        ('admin = "127.0.0.1:7"', ["0.0.0.0:7"], "server.admin: a listener is at 0.0.0.0:7"),
+        ("", ["127.0.0.1:9437"], "server.admin: a listener is at 127.0.0.1:9437"),
+        ("", ["unix:/a", "unix:/a"], "listener[1].address: another listener is at unix:/a"),
+    ],
+)
+def test_two_sockets_on_one_address_are_a_mistake(file: Path, server: str, listeners: list[str], said: str) -> None:
+    tables = "".join(f'[[listener]]\naddress = "{address}"\n' for address in listeners)
+    written(file, f"[server]\n{server}\n{tables}{ROUTE}")
+    status, _, err = run_here("check", str(file))
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.endswith(f"{said}\n")
+
+
+def test_a_pair_that_cannot_be_used_blames_the_right_file(file: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair, other = authority.issue("edge.test"), authority.issue("other.test")
+    key = load_pem_private_key(pair.key.read_bytes(), None)
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    empty = written(tmp_path / "empty.key", "")
+    certificate = pair.certificate
+    for named, why in (
+        (other.key, f"{other.key}: is not the key of {certificate}"),
+        (encrypted, f"{encrypted}: is encrypted: the gateway has no password for it"),
+        (empty, f"{empty}: holds no key"),
+        (tmp_path / "none", f"{tmp_path / 'none'}: cannot be read: No such file or directory"),
+    ):
+        tls = f'tls = {{ certificates = [{{ certificate = "{certificate}", key = "{named}" }}] }}\n'
+        written(file, f'[[listener]]\naddress = "127.0.0.1:0"\n{tls}{ROUTE}')
+        assert run_here("check", str(file)) == (2, "", f"durable-gateway: listener[0].tls.certificates[0]: {why}\n")
+        origin = f'origin = "https://a"\norigin_tls = {{ cert_file = "{certificate}", key_file = "{named}" }}\n'
+        written(file, f"[[route]]\n{origin}")
+        assert run_here("check", str(file)) == (2, "", f"durable-gateway: route.default.origin_tls.key_file: {why}\n")
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+
+
+def warned(file: Path, text: str, **environ: str) -> list[str]:
+    """The warnings about a configuration, which are all that is said of it."""
+    written(file, text)
+    status, out, err = run_here("check", "-q", str(file), **environ)
+    assert (status, out) == (0, "")
+    prefix = "durable-gateway: warning: "
+    assert all(line.startswith(prefix) for line in err.splitlines())
+    return [line.removeprefix(prefix) for line in err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[server]\nlisten = "127.0.0.1:7"\n[[route]]\norigin = "http://localhost:7"\n',
+            "{file}:4: route.default.origin: http://localhost:7 is an address of this gateway: requests would loop",
+        ),
+        (
+            '[[listener]]\naddress = ":7"\n[[route]]\norigin = "http://127.0.0.1:7/v1"\n',
+            "{file}:4: route.default.origin: http://127.0.0.1:7 is an address of this gateway: requests would loop",
+        ),
+        ('[log]\npath = "/tmp/x"\n' + ROUTE, '{file}:2: log.path: has no effect unless log.sink = "file"'),
+        (
+            '[log]\nsink = "stdout"\nrotate_s = 60\n' + ROUTE,
+            '{file}:3: log.rotate_s: has no effect unless log.sink = "file"',
+        ),
+        (
+            '[log]\nstream_url = "http://a/b"\n' + ROUTE,
+            '{file}:2: log.stream_url: has no effect unless log.sink = "stream"',
+        ),
+        ("[log]\nlive_interval_s = 7\n" + ROUTE, "{file}:2: log.live_interval_s: has no effect without log.sink"),
+        (
+            "[tracing]\nsample_ratio = 1\n" + ROUTE,
+            "{file}:2: tracing.sample_ratio: has no effect without tracing.endpoint",
+        ),
+        (
+            "[cache.plan]\ntake_memory = false\n" + ROUTE,
+            "{file}:2: cache.plan.take_memory: has no effect without cache.plan.file",
+        ),
+        (
+            '[server]\nforwarded_by = "forwarded"\n' + ROUTE,
+            "{file}:2: server.forwarded_by: has no effect without server.trusted_proxies",
+        ),
+        (
+            ROUTE + 'origin_tls = { server_name = "a" }\n',
+            "{file}:3: route.default.origin_tls: has no effect: no origin of the route is https",
+        ),
+        (
+            '[limits]\ncache_bytes = "1GiB"\nmemory_max_bytes = "512MiB"\n' + ROUTE,
+            "{file}:3: limits.memory_max_bytes: 512MiB is less than limits.cache_bytes, 1GiB: the cache cannot fill",
+        ),
+    ],
+)
+def test_what_has_no_effect_or_cannot_work_is_warned_of(file: Path, text: str, said: str) -> None:
+    assert warned(file, text) == [said.format(file=file)]
+
+
+def test_a_certificate_that_has_expired_is_warned_of(file: Path, tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("edge.test", days=-0.5)
+    tls = f'tls = {{ certificates = [{{ certificate = "{pair.certificate}", key = "{pair.key}" }}] }}\n'
+    (said,) = warned(file, f'[[listener]]\naddress = "127.0.0.1:0"\n{tls}{ROUTE}')
+    assert said.startswith(f"listener[0].tls.certificates[0]: {pair.certificate}: expired on 20")
+    pair_of_client = f'origin_tls = {{ cert_file = "{pair.certificate}", key_file = "{pair.key}" }}\n'
+    (said,) = warned(file, f'[[route]]\norigin = "https://a"\n{pair_of_client}')
+    assert said.startswith(f"route.default.origin_tls.cert_file: {pair.certificate}: expired on 20")
+
+
+def test_variables_that_set_nothing_are_warned_of(file: Path) -> None:
+    environ = {
+        f"DURABLE_GATEWAY_{name}": "1"
+        for name in ("LIMITS_CACHE_BYTES", "SERVR__LISTEN", "ADMIN_TOKN", "ROUTES__TRUST_S")
+    }
+    # Not mistakes: the token, and what Kubernetes sets for services of that name.
+    others = {"DURABLE_GATEWAY_ADMIN_TOKEN": "t"}
+    others |= {f"DURABLE_GATEWAY_{name}": "1" for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_80_TCP_ADDR")}
+    others |= {"DURABLE_GATEWAY_ADMIN_SERVICE_HOST": "1", "DURABLE_GATEWAY_ADMIN_PORT": "1"}
+    assert warned(file, ROUTE, **environ, **others) == [
+        "env DURABLE_GATEWAY_ADMIN_TOKN: sets nothing (did you mean DURABLE_GATEWAY_ADMIN_TOKEN?)",
+        "env DURABLE_GATEWAY_LIMITS_CACHE_BYTES: sets nothing (did you mean DURABLE_GATEWAY_LIMITS__CACHE_BYTES?)",
+        "env DURABLE_GATEWAY_ROUTES__TRUST_S: sets nothing (did you mean DURABLE_GATEWAY_ROUTE__TRUST_S?)",
+        "env DURABLE_GATEWAY_SERVR__LISTEN: sets nothing (did you mean DURABLE_GATEWAY_SERVER__LISTEN?)",
+    ]

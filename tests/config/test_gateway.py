@@ -58,7 +58,7 @@ def error_line(tmp_path: Path, text: str, **environ: str) -> str:
         ("Gateway.Example.org:80", Address("gateway.example.org", 80)),
         ("[::1]:80", Address("::1", 80)),
         ("[0:0::1]:80", Address("::1", 80)),
-        (":4437", Address("0.0.0.0", 4437)),
+        (":4437", Address("", 4437)),
     ],
 )
 def test_an_address_is_parsed(text: str, address: Address) -> None:
@@ -251,7 +251,7 @@ def test_every_value_has_a_source(tmp_path: Path) -> None:
     )
     said = {f"{setting.key} = {setting.text}": setting.source for setting in loaded.settings()}
     assert {key: source for key, source in said.items() if source != "default"} == {
-        'server.listen = "0.0.0.0:2"': "--listen",
+        'server.listen = ":2"': "--listen",
         'limits.cache_bytes = "1MiB"': "env DURABLE_GATEWAY_LIMITS__CACHE_BYTES",
         'cache.plan.file = "plan.json"': "env DURABLE_GATEWAY_CACHE__PLAN__FILE",
         "cache.plan.take_warm = false": "env DURABLE_GATEWAY_CACHE__PLAN__TAKE_WARM",
@@ -386,7 +386,7 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ),
         (
             '[server]\nlisten = ":1"\nadmin = ":1"\n[[route]]\norigin = "http://a"',
-            "gateway.toml:3: server.admin: is 0.0.0.0:1, the same as listen",
+            "gateway.toml:3: server.admin: is :1, the same as listen",
         ),
     ],
 )

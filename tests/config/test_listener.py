@@ -23,7 +23,7 @@ PAIR = {"certificate": "/a.pem"}
     ("text", "address"),
     [
         ("127.0.0.1:80", Address("127.0.0.1", 80)),
-        (":443", Address("0.0.0.0", 443)),
+        (":443", Address("", 443)),
         ("[::]:443", Address("::", 443)),
         ("unix:/run/a.sock", UnixAddress("/run/a.sock")),
         ("systemd", SystemdSockets()),
@@ -68,7 +68,7 @@ SERVER = "[server]\ntrusted_proxies = "
         ("[[listener]]", 3, "listener[0].address: is required and has no default"),
         ('[[listener]]\naddress = "nope"', 4, "listener[0].address: expected HOST:PORT"),
         (f"{PLAIN}adress = 1", 5, "listener[0].adress: unknown key (did you mean 'address'?)"),
-        (f"{PLAIN}{PLAIN}", 6, "listener[1].address: another listener is at 0.0.0.0:1"),
+        (f"{PLAIN}{PLAIN}", 6, "listener[1].address: another listener is at :1"),
         (f'{PLAIN}mode = "600"', 5, "listener[0].mode: goes with unix:/path only"),
         (f'{UNIX}mode = "9"', 5, "listener[0].mode: expected a mode"),
         (f"{UNIX}reuse_port = true", 5, "listener[0].reuse_port: goes with HOST:PORT only"),
@@ -94,9 +94,9 @@ def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, said: st
     ("overrides", "addresses"),
     [
         ({}, ["127.0.0.1:4437"]),
-        ({"listen": ":1"}, ["0.0.0.0:1"]),
-        ({"listeners": [{"address": ":2"}]}, ["0.0.0.0:2"]),
-        ({"listen": ":1", "listeners": [{"address": ":2"}]}, ["0.0.0.0:2", "0.0.0.0:1"]),
+        ({"listen": ":1"}, [":1"]),
+        ({"listeners": [{"address": ":2"}]}, [":2"]),
+        ({"listen": ":1", "listeners": [{"address": ":2"}]}, [":2", ":1"]),
     ],
 )
 def test_listeners_replace_the_default_listener(overrides: dict[str, Any], addresses: list[str]) -> None:

@@ -812,6 +812,21 @@ async def test_all_listeners_are_opened_or_none(bench: Bench) -> None:
     assert not path.exists()
 
 
+async def test_a_port_alone_is_open_to_both_families(bench: Bench) -> None:
+    hosts = ["127.0.0.1"]
+    with suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        hosts.append("::1")
+    gateway = await bench.start({"address": ":0"})
+    (url,) = gateway.listeners.urls
+    port = int(url.rpartition(":")[2])
+    for host in hosts:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /none HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
+        writer.close()
+
+
 async def test_the_start_fails_without_the_sockets_of_systemd(bench: Bench) -> None:
     for environ in (
         {},

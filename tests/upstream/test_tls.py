@@ -143,10 +143,10 @@ async def test_an_alert_about_a_missing_certificate_is_reported(certificates: Pa
         ({"ca_file": "absent.crt"}, "ca_file: {}/absent.crt: cannot be read: No such file or directory"),
         ({"ca_file": "ca.key"}, "ca_file: {}/ca.key: holds no certificates"),
         ({"cert_file": "absent.crt"}, "cert_file: {}/absent.crt: cannot be read: No such file or directory"),
-        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or its key does not match"),
+        ({"cert_file": "client.crt"}, "cert_file: {0}/client.crt: holds no key"),
         (
             {"cert_file": "client.crt", "key_file": "ca.key"},
-            "cert_file: {}/client.crt: holds no certificate, or its key does not match",
+            "key_file: {0}/ca.key: is not the key of {0}/client.crt",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_the_command_line_reports_it_in_one_line() -> None:
     command = durable_gateway("serve", "--origin", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", ":0")
     run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("durable-gateway: server.admin: 0.0.0.0:0 can be reached from outside: set ")
+    assert run.stderr.startswith("durable-gateway: server.admin: :0 can be reached from outside: set ")
     assert run.stderr.count("\n") == 1
 
 
