@@ -55,6 +55,9 @@ class MemoryInflow:
         self.on_change = waiter.set
         await waiter.wait()
 
+    def retire(self) -> None:
+        """It came by no connection."""
+
     def end(self, error: BaseException) -> None:
         if not self.has_ended and self._error is None:
             self._error = error

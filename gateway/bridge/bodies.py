@@ -47,6 +47,9 @@ class MadeBody:
             self._size += len(data)
             self._changed()
 
+    def retire(self) -> None:
+        """It came by no connection."""
+
     def finish(self) -> None:
         """It is complete."""
         if not self._is_over:

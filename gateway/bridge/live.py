@@ -28,6 +28,7 @@ from gateway.protocol.names import SSE_DATA_ENCODING, SSE_TYPE
 from gateway.protocol.offsets import NOW, START
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.s2 import protobuf
+from gateway.s2.draining import says_draining
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import BadFrame, FrameReader, Terminal
 from gateway.upstream.reply import Reply
@@ -123,9 +124,12 @@ async def _batches(session: Reply) -> AsyncGenerator[ReadBatch]:
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
+                        if says_draining(frame.status, frame.body):
+                            session.retire()
                         raise _Ended(Refused(frame.status, frame.body, None))
                     yield protobuf.decode_read_batch(frame.body)
                     if frame.is_reconnect_advised:
+                        session.retire()
                         return
             except (BadFrame, protobuf.BadProtobuf) as error:
                 raise UpstreamBroken from error

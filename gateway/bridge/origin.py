@@ -19,6 +19,7 @@ from gateway.bridge.sightings import Known, Sighting
 from gateway.errors import UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.s2 import protobuf, session
+from gateway.s2.draining import says_draining
 from gateway.s2.errors import Unwritten, parse_error
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
 from gateway.s2.records import (
@@ -50,6 +51,9 @@ _MOST_INCARNATIONS: Final = 3
 
 _MOST_COMMAND_BYTES: Final = 64
 """Metered bytes of the largest command: a fence with 36 bytes of token has 51."""
+
+_MOST_DRAINS: Final = 3
+"""How many servers in a row may be about to leave before a read is answered so."""
 
 _MOST_OVERLAP_BYTES: Final = 1 << 16
 """Metered bytes of the largest record that is asked for again together with its successors."""
@@ -263,13 +267,17 @@ class Call:
     async def _ask(self, query: ReadQuery) -> Found | AtTail | Refused | None:
         """One unary read; None if it brings neither records nor the tail."""
         target = f"{self._stream}/records?{encode_read_query(query)}"
-        async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
-            if (refused := await _refusal(reply)) is not None:
-                return _outcome(refused)
-            try:
-                batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
-            except protobuf.BadProtobuf as error:
-                raise UpstreamBroken from error
+        for drains in range(_MOST_DRAINS + 1):
+            async with await self._send("GET", target, {"Accept": protobuf.CONTENT_TYPE}) as reply:
+                if (refused := await _refusal(reply)) is not None:
+                    if drains < _MOST_DRAINS and says_draining(refused.status, refused.body):
+                        continue
+                    return _outcome(refused)
+                try:
+                    batch = protobuf.decode_read_batch(await reply.read(MOST_BODY_BYTES))
+                except protobuf.BadProtobuf as error:
+                    raise UpstreamBroken from error
+                break
         if batch.records:
             check_run(batch.records, query.start.seq_num if isinstance(query.start, FromSeqNum) else 0)
             return Found(batch.records, batch.tail)
@@ -315,7 +323,10 @@ async def _refusal(reply: Reply) -> Refused | None:
     """The error that the reply is; None if it is a success."""
     if reply.status < 300:
         return None
-    return Refused(reply.status, await reply.read(_MOST_ERROR_BYTES), reply.headers.get("Retry-After"))
+    refused = Refused(reply.status, await reply.read(_MOST_ERROR_BYTES), reply.headers.get("Retry-After"))
+    if says_draining(refused.status, refused.body):
+        reply.retire()
+    return refused
 
 
 def _outcome(refused: Refused) -> AtTail | Refused:

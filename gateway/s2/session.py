@@ -49,6 +49,9 @@ _GZIP_WINDOW: Final = 31
 """15 bits of window, plus 16 for a gzip header."""
 
 
+HEAD_BYTES: Final = _LENGTH_BYTES + 1
+
+
 class Compression(IntEnum):
     """How the body of a frame is compressed; the values are those of the flags."""
 
@@ -59,6 +62,22 @@ class Compression(IntEnum):
 
 class BadFrame(ValueError):
     """Bytes are not a session's frames (400 `bad_frame`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """What the first `HEAD_BYTES` of a frame say."""
+
+    size: int
+    """Bytes of the body."""
+    is_terminal: bool
+    is_reconnect_advised: bool
+
+    @classmethod
+    def parse(cls, head: bytes) -> FrameHead:
+        """Parse the first bytes of a frame, of which there are at least `HEAD_BYTES`."""
+        flags, length = head[_LENGTH_BYTES], int.from_bytes(head[:_LENGTH_BYTES])
+        return cls(max(0, length - 1), bool(flags & _TERMINAL), bool(flags & _RECONNECT))
 
 
 @dataclass(frozen=True, slots=True)

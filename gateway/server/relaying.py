@@ -37,6 +37,7 @@ from gateway.live.live_requests import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
+from gateway.s2.draining import DrainWatch
 from gateway.server.catchup_end import CatchUpEnd
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES
@@ -189,6 +190,7 @@ class Relaying:
         "_channel",
         "_context",
         "_context_vars",
+        "_drains",
         "_end",
         "_expectation",
         "_is_over",
@@ -219,6 +221,8 @@ class Relaying:
         """Body bytes taken from the reply and not written yet."""
         self._acks: Acknowledgements | None = None
         """Looks at the answer to an append to an S2 stream."""
+        self._drains: DrainWatch | None = None
+        """Looks at the answer of an S2 origin for a server that is about to leave."""
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
         self._is_over = False
@@ -324,6 +328,8 @@ class Relaying:
             headers.popall("Content-Length", None)
         if self._acks is not None:
             self._acks.begin(status, reply.headers)
+        if parsed.route.is_s2:
+            self._drains = DrainWatch(status, reply.headers, reply.retire)
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         reply.notify(self.pump)
@@ -362,6 +368,8 @@ class Relaying:
             self._count(len(chunk))
             if self._acks is not None:
                 self._acks.see(chunk)
+            if self._drains is not None:
+                self._drains.see(chunk)
             if self._end is not None:
                 self._end.see(chunk)
             self._unwritten = chunk

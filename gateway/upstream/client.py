@@ -232,7 +232,7 @@ class _RoutedRequest:
             self._headers,
             self._bounds,
             self._body,
-            OutcomeReport(sent, self._origins.clock.now),
+            OutcomeReport(sent, self._origins.clock.now, may_drain=self._pool.may_drain),
             self._is_live,
             self._client,
             self._pool.route,

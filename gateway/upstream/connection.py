@@ -43,6 +43,9 @@ class ConnectionOwner(Protocol):
 
     keeping: Keeping
 
+    def retired(self, connection: Connection) -> None:
+        """The connection takes no further exchange, because its server is about to leave."""
+
     def freed(self, connection: Connection) -> None:
         """An exchange has ended, and the connection may be used for another."""
 
@@ -58,6 +61,7 @@ class Connection(asyncio.Protocol):
         "_drained",
         "_incoming",
         "_is_lost",
+        "_is_retired",
         "_is_writing",
         "_loop",
         "_owner",
@@ -101,6 +105,8 @@ class Connection(asyncio.Protocol):
         self.is_reading = True
         """False while reading is paused until the reader has taken what has arrived."""
         self._is_lost = False
+        self._is_retired = False
+        """Whether it takes no further exchange."""
 
     def __repr__(self) -> str:
         state = "lost" if self._is_lost else "idle" if self._incoming is None else "busy"
@@ -183,7 +189,7 @@ class Connection(asyncio.Protocol):
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.connection = None
-        if not self._parser.is_reusable or not self.is_open:
+        if self._is_retired or not self._parser.is_reusable or not self.is_open:
             self.drop()
             return
         if not self.is_reading:
@@ -219,6 +225,14 @@ class Connection(asyncio.Protocol):
         self.drop()
         if incoming is not None:
             incoming.fail(error)
+
+    def retire(self) -> None:
+        """Take no further exchange: close once the one under way is over.  Drop idle connections to the same host, too,
+        because they may lead to the same server."""
+        self._is_retired = True
+        if self._incoming is None:
+            self.drop()
+        self._owner.retired(self)
 
     def drop(self) -> None:
         """Close the connection at once."""

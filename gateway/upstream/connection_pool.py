@@ -272,6 +272,12 @@ class ConnectionPool:
         if self._is_closed or connection.made_at < self._made_after:
             connection.drop()
 
+    def retired(self, connection: Connection) -> None:
+        """The server of a connection is about to leave: use no idle one to its host, which may lead there too."""
+        for other in tuple(self._idle):
+            if other.endpoint == connection.endpoint:
+                other.drop()
+
     def ended(self, carrier: Carrier) -> None:
         """An exchange on a stream has ended."""
         slot = self._busy.pop(carrier, None)

@@ -175,7 +175,7 @@ class Http2Connection(asyncio.Protocol):
     def retire(self) -> None:
         """Begin no more exchanges; close once the last one is over."""
         self._leave_owner()
-        if not self.exchanges:
+        if not self.exchanges and not self._is_lost:
             self._leave()
 
     def drop(self) -> None:

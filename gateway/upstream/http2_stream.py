@@ -51,6 +51,9 @@ class StreamOwner(Protocol):
     def take_repetition(self) -> bool:
         """Whether one more failed request may be repeated: each complete reply allows one."""
 
+    def retire(self) -> None:
+        """Begin no more exchanges; close once the last one is over."""
+
     def doubt(self) -> None:
         """An exchange has timed out: find out whether the origin is still there."""
 
@@ -109,6 +112,10 @@ class Http2Stream:
     def is_reused(self) -> bool:
         """Whether the connection has carried a complete exchange before."""
         return self.connection.is_reused
+
+    def retire(self) -> None:
+        """Let the connection carry no further exchange."""
+        self.connection.retire()
 
     # -- the request
 

@@ -68,6 +68,9 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """End it at once."""
 
+    def retire(self) -> None:
+        """Let its connection carry no further exchange; those under way go on."""
+
 
 class IncomingReply:
     """A reply as it arrives, for one reader at a time.
@@ -76,6 +79,7 @@ class IncomingReply:
     """
 
     __slots__ = (
+        "_carrier",
         "_pieces",
         "_size",
         "connection",
@@ -91,6 +95,7 @@ class IncomingReply:
     def __init__(self, connection: Carrier) -> None:
         self.connection: Carrier | None = connection
         """None once the exchange is over."""
+        self._carrier = connection
         self.head: Head | None = None
         self.has_received = False
         """Whether any byte of the reply has arrived."""
@@ -185,6 +190,10 @@ class IncomingReply:
         """Wait for no more of the reply to a read, which has not begun to arrive."""
         if self.connection is not None:
             self.connection.leave()
+
+    def retire(self) -> None:
+        """Let the connection serve no further request, also if the exchange is over."""
+        self._carrier.retire()
 
     def end(self, error: BaseException) -> None:
         """Fail with this error unless the reply is complete, and end the exchange."""

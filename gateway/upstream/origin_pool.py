@@ -65,6 +65,8 @@ class OriginPool:
         """The only host, if there is just one."""
         self.credentials: tuple[str, str] | None = None
         """The header and value that replace the client's towards the origins; a secret."""
+        self.may_drain = False
+        """Whether a 503 of its origins may say that a server is about to leave, as S2's does."""
         self._live: dict[str, _Live] = {}
         self._leaders: TTLCache[tuple[str, bool], str] = TTLCache(_MOST_LEADERS, _LEADER_S, timer=clock.now)
 
@@ -249,6 +251,7 @@ class Origins:
                     origin.routes = (*origin.routes, route.name)
             pool = pools[route.name] = self._pools.get(route.name) or OriginPool(route.name, self.clock)
             pool.configure(hosts, members, credentials.get(route.name))
+            pool.may_drain = route.protocol == "s2"
         before, self._origins, self._pools = self._origins, origins, pools
         self._by_url = {route_url(name): pool for name, pool in pools.items()}
         for old in before.values():

@@ -310,6 +310,10 @@ class OriginRequest:
         else:
             origin.succeeded(self._permit, now)
 
+    def responded(self) -> None:
+        """The head of its answer has arrived, and what it means is reported later."""
+        self._no_longer_waits()
+
     @property
     def is_patient(self) -> bool:
         """Whether the origin may rightly be silent for long before it answers."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from multidict import CIMultiDictProxy
 
@@ -22,6 +22,9 @@ from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reasons import is_loss, is_no_sign, reason_of
+
+_MAY_DRAIN: Final = 503
+"""The status by which a server may say that it is about to leave."""
 
 Body = AsyncIterator[bytes] | bytes | None
 """A request's body: streamed, complete, or none."""
@@ -52,6 +55,9 @@ class BodySource(Protocol):
     def end(self, error: BaseException) -> None:
         """Fail with this error unless all of it has arrived."""
 
+    def retire(self) -> None:
+        """Let the connection that it came by serve no further request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -64,18 +70,33 @@ class Bounds:
 
 
 class OutcomeReport:
-    """Reports the outcome of a request to the state of its origin."""
+    """Reports the outcome of a request to the state of its origin.
 
-    __slots__ = ("_now", "_sent")
+    `may_drain`: a 503 may say in its body that the server is about to leave, which is no failure.  It is reported once
+    the reply is over.
+    """
 
-    def __init__(self, sent: OriginRequest, now: Callable[[], float]) -> None:
+    __slots__ = ("_is_open", "_may_drain", "_now", "_sent")
+
+    def __init__(self, sent: OriginRequest, now: Callable[[], float], *, may_drain: bool = False) -> None:
         self._sent = sent
         self._now = now
+        self._may_drain = may_drain
+        self._is_open = False
+        """Whether a 503 is still to be reported."""
 
     def answered(self, reply: Reply) -> None:
         """The head has arrived; from now on the origin can end the request by cutting off the body."""
         self._sent.on_end = reply.cut
-        self._sent.answered(reply.status, self._now())
+        if self._may_drain and reply.status == _MAY_DRAIN:
+            self._is_open = True
+            self._sent.responded()
+        else:
+            self._sent.answered(reply.status, self._now())
+
+    def drains(self) -> None:
+        """The server has said that it is about to leave."""
+        self._is_open = False
 
     def failed(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
         """No head has arrived; returns whether the origin ended the request itself.  `is_reused`: its connection had
@@ -93,6 +114,7 @@ class OutcomeReport:
 
     def broke(self, error: BaseException) -> bool:
         """The body ended early; returns whether the origin ended the request itself."""
+        self._report()
         if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
             self._sent.broke(self._now(), is_loss=is_loss(error))
         return self._sent.has_ended
@@ -105,8 +127,14 @@ class OutcomeReport:
 
     def close(self) -> None:
         """The request and its reply are over."""
+        self._report()
         self._sent.on_end = None
         self._sent.close()
+
+    def _report(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._sent.answered(_MAY_DRAIN, self._now())
 
 
 class Reply:
@@ -212,6 +240,13 @@ class Reply:
             self._sending.close()
         if self.span is not None:
             self.span.end()
+
+    def retire(self) -> None:
+        """Let the connection serve no further request, and count no failure: the server has said in this reply that it
+        is about to leave."""
+        self._incoming.retire()
+        if self._sending is not None:
+            self._sending.drains()
 
     def cut(self) -> None:
         """End the body here with an error."""

@@ -40,6 +40,11 @@ LEAST_S: Final = 1.0
 once: an origin may end each as soon as it has answered, or advise to go on in another."""
 
 
+LEAVING_S: Final = 15.0
+"""How long an origin may do nothing but advise to go on in another session, or be about to leave, before that is a
+failure."""
+
+
 def refusal(code: ErrorCode, message: str) -> Refused:
     """An error of the gateway's own in S2's form."""
     return Refused(code.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), error_body(code, message))
@@ -90,6 +95,8 @@ class Follower:
         """Attempts in a row that have brought nothing."""
         self._short = 0
         """Attempts in a row that were short."""
+        self._heard_at = clock.now()
+        """When the origin last sent something."""
         self._goes_on = False
         """Whether a session was asked for before this attempt."""
         self._overlap: int | None = None
@@ -107,6 +114,8 @@ class Follower:
                 return
             except GatewayError as error:
                 self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
+            # A server that leaves is soon gone, or was replaced.
+            is_planned = is_planned and self._clock.now() - self._heard_at < LEAVING_S
             topic.disconnected()
             if self._failures == len(PAUSES_S):
                 topic.lost(LOST)
@@ -122,7 +131,8 @@ class Follower:
                 await pause(self._clock, delay_s)
 
     async def _session(self) -> bool:
-        """Read one session to its end.  Returns whether the origin has advised to go on in another.
+        """Read one session to its end.  Returns whether the origin has advised to go on in another, or is about to
+        leave: the next one is then on another connection.
 
         Raises a GatewayError if it is lost.
         """
@@ -138,6 +148,8 @@ class Follower:
             self._sees(opened)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
         if isinstance(opened, Refused):
+            if opened.is_draining:
+                return True
             self._refuse(opened)
             return False
         async with opened as reply:
@@ -150,10 +162,15 @@ class Follower:
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
-                        self._refuse(Refused(frame.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), frame.body))
+                        error = Refused(frame.status, CIMultiDict({"Content-Type": CONTENT_TYPE}), frame.body)
+                        if error.is_draining:
+                            reply.retire()
+                            return True
+                        self._refuse(error)
                         return False
                     self._take(frame)
                     if frame.is_reconnect_advised:
+                        reply.retire()
                         return True
             except (BadFrame, protobuf.BadProtobuf) as error:
                 raise UpstreamBroken from error
@@ -172,6 +189,7 @@ class Follower:
             self._sees(AtTail(batch.tail))
             self._topic.heard(batch.tail, self._clock.now())
         self._failures = 0
+        self._heard_at = self._clock.now()
 
     def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
         """The batch without the record that came before.  Raises TailMovedBack if it is of another stream."""

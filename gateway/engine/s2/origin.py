@@ -7,8 +7,9 @@ held is decided by the callers.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from multidict import CIMultiDict
 
@@ -20,6 +21,7 @@ from gateway.errors import GatewayError, UpstreamBroken
 from gateway.limits.askers import Askers
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf, session
+from gateway.s2.draining import says_draining
 from gateway.s2.errors import Unwritten, parse_error
 from gateway.s2.json_format import BadJson, decode_tail
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, Start, encode_read_query
@@ -30,6 +32,8 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
+T = TypeVar("T")
+
 MOST_BODY_BYTES: Final = 4 * 1024 * 1024
 """The largest answer to a read; its metered bytes are at most 1 MiB."""
 
@@ -37,6 +41,9 @@ _MOST_ERROR_BYTES: Final = 64 * 1024
 
 SILENCE_S: Final = 20.0
 """A session without a frame for this long is lost: S2 sends one at least every 15 s, and its SDKs wait 20 s."""
+
+_MOST_DRAINS: Final = 3
+"""How many servers in a row may be about to leave before a question is answered so."""
 
 _PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 """A read that is always answered with the tail.  It needs no other permission than the reads that depend on it."""
@@ -88,6 +95,11 @@ class Refused:
     asked_by: Source | None = None
     """The credentials that the origin was asked with; None if the error is the gateway's own."""
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it says that the server is about to leave."""
+        return says_draining(self.status, self.body)
+
     def is_for(self, source: Source) -> bool:
         """Whether a reader of this source is to see the error, and not only the reader whose credentials it may be due
         to."""
@@ -128,6 +140,9 @@ class OriginReads:
 
     async def checked_tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
         """The tail as S2's own check of it says it, which may need another permission.  Raises a GatewayError."""
+        return await _past_drains(lambda: self._checked_tail(source, askers))
+
+    async def _checked_tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
         reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD, askers)
         async with reply:
             if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD, askers.first)) is not None:
@@ -167,6 +182,9 @@ class OriginReads:
         return _at_tail(refused) or refused
 
     async def _read(self, source: Source, query: ReadQuery, mode: Mode, askers: Askers) -> Outcome:
+        return await _past_drains(lambda: self._read_once(source, query, mode, askers))
+
+    async def _read_once(self, source: Source, query: ReadQuery, mode: Mode, askers: Askers) -> Outcome:
         target = f"/records?{encode_read_query(query)}"
         reply, asked_at = await self._send(source, target, protobuf.CONTENT_TYPE, mode, askers)
         async with reply:
@@ -218,7 +236,20 @@ class OriginReads:
         for name in ("Content-Type", "Retry-After"):
             if (value := reply.headers.get(name)) is not None:
                 headers[name] = value
-        return Refused(reply.status, headers, await reply.read(_MOST_ERROR_BYTES), source)
+        refused = Refused(reply.status, headers, await reply.read(_MOST_ERROR_BYTES), source)
+        if refused.is_draining:
+            reply.retire()
+        return refused
+
+
+async def _past_drains(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again, on another connection, as long as the server of the one is about to leave."""
+    outcome = await ask()
+    for _ in range(_MOST_DRAINS):
+        if not isinstance(outcome, Refused) or not outcome.is_draining:
+            break
+        outcome = await ask()
+    return outcome
 
 
 def _with(headers: CIMultiDict[str], more: dict[str, str]) -> CIMultiDict[str]:
