@@ -35,6 +35,7 @@ from gateway.errors import (
     UpstreamCongested,
     UpstreamUnavailable,
 )
+from gateway.live.walk_pace import WalkPace
 from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
@@ -108,6 +109,7 @@ class FetchTable:
         self._bodies = FlightBodies(store, clock, metrics, on_stale)
         self._classifier = ReplyClassifier(store, clock, metrics, on_end, on_stale, on_short, is_written)
         self._pending: dict[tuple[Stream, str], Flight] = {}
+        self._pace = WalkPace()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -267,6 +269,10 @@ class FetchTable:
 
     async def _run_flight(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
         flight.span.enter()
+        if flight.key not in (METADATA, NOW, CONFIRMATION):
+            while (pause_s := self._pace.pause_s(stream, self._clock.now())) > 0:
+                # Until it is sent, others may share it.
+                await pause(self._clock, pause_s)
         flight.is_sent = True
         flight.sent_at = self._clock.now()
         if not self._store.may_grow and flight.key not in (METADATA, NOW, CONFIRMATION, stream.tape.tail):
@@ -352,6 +358,9 @@ class FetchTable:
                 stream.contacted(asked_at)
                 stream.revalidated(facts.stale_marks)
                 await self._bodies.take(stream, flight, head, reply, route, asked_at)
+                if flight.key not in (NOW, CONFIRMATION):
+                    is_up_to_date = head.up_to_date or head.is_closed
+                    self._pace.ended(stream, flight.size, self._clock.now(), is_up_to_date=is_up_to_date)
                 return None
         except TailMovedBack as error:
             if not is_overtaken(stream, flight):

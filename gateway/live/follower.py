@@ -30,6 +30,7 @@ from gateway.errors import (
 )
 from gateway.live.replies import decoded, end_of, unwrapped
 from gateway.live.topic import Topic
+from gateway.live.walk_pace import WalkPace
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.mode import Mode
@@ -108,6 +109,8 @@ class Follower:
         self._rng = rng
         self._access_log = access_log
         self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
+        self._pace = WalkPace()
+        """Of answers that bring next to nothing."""
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._acks = 0
@@ -221,6 +224,8 @@ class Follower:
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # Do not ask an origin in a tight loop if it does not hold its long-polls.
                 await pause(self._clock, _FIRST_PAUSE_S)
+            elif (pause_s := self._pace.pause_s(self._stream, self._clock.now())) > 0:
+                await pause(self._clock, pause_s)
 
     async def _take_poll(self, at: str, reply: Reply) -> bool:
         """Process one answer; return whether it had no bytes."""
@@ -248,6 +253,7 @@ class Follower:
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
         self._take(at, Control(end, None, up_to_date, is_closed), [body] if body else [])
+        self._pace.ended(self._stream, len(body), self._clock.now(), is_up_to_date=up_to_date)
         return not body
 
     # -- SSE

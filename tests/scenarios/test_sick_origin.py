@@ -18,7 +18,8 @@ from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
 from tests.effort import examples
-from tests.scenarios.conftest import Edge, Start, bounded
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.hostile import Asked, HostileOrigin, answer
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
@@ -314,3 +315,45 @@ async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge,
         await wire.closed()
         await eventually(lambda: not look(edge).in_flight)
     assert (look(edge).state, look(edge).failures) == (State.CLOSED, 0)
+
+
+@pytest.mark.parametrize("way", ["-1&live=sse", "-1&live=long-poll", "-1"])
+@pytest.mark.parametrize("body", [b"", b"x"])
+async def test_a_stream_that_is_never_up_to_date_is_asked_for_at_a_pace(
+    start: Start, hostile: Hostile, way: str, body: bytes
+) -> None:
+    steps = 0
+
+    async def no_end(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal steps
+        steps += 1
+        headers = {"Content-Type": "application/octet-stream", "Stream-Next-Offset": f"{steps:08}"}
+        writer.write(answer("200 OK", headers, body if asked.method == "GET" else b""))
+
+    origin = await hostile(no_end, takes_head=True)
+    edge = await start(origin.url)
+    reading = asyncio.ensure_future(edge.begin(f"/s?offset={way}"))
+    await origin.until(lambda: bool(origin.reads))
+    # The gateway's clock stands still, so pauses last.
+    await asked_out(origin)
+    first = len(origin.reads)
+    assert first <= 80
+    async with edge.time_passing():
+        await pass_time(edge, 10.0)
+    await asked_out(origin)
+    assert len(origin.reads) - first <= 250
+    await (await reading).closed()
+
+
+async def asked_out(origin: HostileOrigin) -> None:
+    """Wait until the origin is asked nothing more for a moment, or has been asked for too much."""
+    seen = -1
+    while seen != len(origin.asked) and len(origin.asked) < 1_000:
+        seen = len(origin.asked)
+        await asyncio.sleep(0.05)
+
+
+async def pass_time(edge: Edge, seconds: float) -> None:
+    """Wait until the gateway's clock has moved so far."""
+    end = edge.clock.now() + seconds
+    await eventually(lambda: edge.clock.now() >= end)
