@@ -30,7 +30,7 @@ def _section(path: str, command: Any) -> str:
     takes = [parameter for parameter in command.params if not parameter.hidden]
     rows = [(_name(parameter), _default(parameter), " ".join((parameter.help or "").split())) for parameter in takes]
     arguments = "".join(
-        f" {shown}" if parameter.required else f" [{shown}]"
+        (f" {shown}" if parameter.required else f" [{shown}]") + ("..." if parameter.nargs < 0 else "")
         for parameter in takes
         if not parameter.opts[0].startswith("-")
         for shown in [_metavar(parameter)]
@@ -43,8 +43,7 @@ def _section(path: str, command: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    # An optional argument's metavar is in brackets.
-    return str(parameter.metavar or parameter.name.upper()).strip("[]")
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def _name(parameter: Any) -> str:

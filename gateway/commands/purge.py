@@ -15,7 +15,7 @@ from gateway.commands.target import stream_path
 
 def purge(
     stream: Annotated[
-        str | None, typer.Argument(metavar="[PATH]", help="One stream, by its path at the origin: /orders/1.")
+        str | None, typer.Argument(metavar="PATH", help="One stream, by its path at the origin: /orders/1.")
     ] = None,
     prefix: Annotated[
         str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path begins with this.")

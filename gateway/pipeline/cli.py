@@ -54,9 +54,9 @@ _OPTION: Final = (
     "an option of the Spark source, such as catalogue, the URL of the gateway's admin port; may be repeated.  The "
     f"Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin port's token from ${ADMIN_TOKEN_VARIABLE}."
 )
-Lines = Annotated[list[str], typer.Argument(metavar="SOURCE...", help=_LINES)]
+Lines = Annotated[list[str], typer.Argument(metavar="SOURCE", help=_LINES)]
 LinesUnlessLate = Annotated[
-    list[str] | None, typer.Argument(metavar="[SOURCE]...", help=f"{_LINES}  None with --late.", show_default=False)
+    list[str] | None, typer.Argument(metavar="SOURCE", help=f"{_LINES}  None with --late.", show_default=False)
 ]
 SourceOptions = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help=f"For a log in a stream: {_OPTION}")

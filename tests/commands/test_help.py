@@ -30,6 +30,9 @@ OPTIONS = {
 def test_help_names_every_option(command: str) -> None:
     status, out, err = run_here(command, "--help", COLUMNS="120", NO_COLOR="1")
     assert (status, err) == (0, "")
+    usage = next(line for line in out.splitlines() if "Usage: " in line)
+    assert "[[" not in usage
+    assert usage.count("[") == usage.count("]")
     for option in OPTIONS[command]:
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
 
