@@ -21,6 +21,7 @@ from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.confirming import LEAST_AGE_S, Confirming
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import head_answer, now_answer, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
@@ -60,6 +61,7 @@ class CatchUp:
         follow: Callable[[Read, Stream], None],
     ) -> None:
         self._fetches = fetches
+        self._patience = Patience(fetches, clock)
         self._confirming = confirming
         self._live = live
         self._clock = clock
@@ -74,6 +76,8 @@ class CatchUp:
         """
         attempt = self._attempt(read, stream)
         try:
+            if stream.tape.knows_after(read.start):
+                return await self._patience.answer(read, stream, attempt.run(), self._attempt(read, stream).held)
             return await attempt.run()
         except BaseException:
             attempt.parts.close()
@@ -419,8 +423,7 @@ class _Attempt:
         stream = self._stream
         if isinstance(head, TailMovedBack):
             raise head.anew()
-        is_walking = self._at != self._read.start
-        if is_walking and isinstance(head, OriginError) and head.status == 410:
+        if self._at != self._read.start and isinstance(head, OriginError) and head.status == 410:
             # The origin has trimmed the bytes before this offset as well, so what it has begins later: ask it for what
             # the client has asked for.
             if stream.ended is None and stream.tape.knows_after(self._read.start):
@@ -428,14 +431,30 @@ class _Attempt:
             raise TailMovedBack
         if isinstance(head, OriginError) and head.status < 500:
             return origin_error_answer(self._read.route, head, Outcome.MISS)
-        is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
-        is_there &= not stream.must_revalidate or not self._confirming.is_due(self._read, stream)
-        if is_walking and self.parts.size and is_there and stream.holds_acknowledged(self._at):
-            # Send the immutable bytes without a statement about the tail: the reader continues from their end.
-            return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
+        if (answer := self._answer_held()) is not None:
+            return answer
         if isinstance(head, OriginError):
             return origin_error_answer(self._read.route, head, Outcome.FAILED)
         raise head.anew()
+
+    def held(self) -> Answer | None:
+        """What is held, to a read that has not begun; None if it must not be given without the origin's answer."""
+        self._take_tape()
+        if (answer := self._answer_held()) is None:
+            self.parts.close()
+        return answer
+
+    def _answer_held(self) -> Answer | None:
+        """The bytes of the walk, if they may be given although the origin does not answer."""
+        stream = self._stream
+        is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
+        is_there &= not stream.must_revalidate or not self._confirming.is_due(self._read, stream)
+        if self._at == self._read.start or not self.parts.size or not is_there:
+            return None
+        if not stream.holds_acknowledged(self._at):
+            return None
+        # Send the immutable bytes without a statement about the tail: the reader continues from their end.
+        return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
 
     def _answer_here(self, outcome: Outcome) -> Answer:
         is_closed = self._stream.tape.is_closed_at(self._at)

@@ -197,6 +197,12 @@ class FetchTable:
                 return flight.head
         return flight.head
 
+    def detach(self, stream: Stream, start: str) -> None:
+        """Let the stream's flights that a read from `start` may wait for go on when their last reader leaves."""
+        for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
+            if (flight := self.pending(stream, key)) is not None:
+                flight.is_detached = True
+
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
         """Wait for a flight for the bytes after `start` that was sent before this call; return it, or None.  `client`
         is the reader's net.
@@ -320,6 +326,7 @@ class FetchTable:
                 on_sent=lambda: self._sent(flight, mode, name),
             ) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
+                route.heard()
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classifier.head(stream, flight, route, source, reply, facts)

@@ -116,6 +116,7 @@ class Relay:
     def answered(self, relayed: RelayExchange, reply: Reply) -> None:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
+        request.route.heard()
         self.metrics.upstream_head(
             request.mode, reply.status, self._clock.now() - relayed.asked_at, request.route.config.name
         )

@@ -71,6 +71,10 @@ class Route:
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self._now = clock.now
+        self.answers = 0
+        """Requests of the route that an origin has answered."""
+        self.is_silent = False
+        """Whether a read has waited for too long, and no request has been answered since."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
@@ -149,6 +153,11 @@ class Route:
     def shares_live(self) -> bool:
         """Whether a live answer of the origin has proved to be shareable, and lately none has proved not to be."""
         return self._has_shared_live and self._now() >= self._shares_live_from
+
+    def heard(self) -> None:
+        """An origin has answered a request of the route."""
+        self.answers += 1
+        self.is_silent = False
 
     def serves(self, host: str, path: str) -> bool:
         """Whether this route serves the host (lower case, no port) and canonical path."""

@@ -172,6 +172,8 @@ class Flight:
         self.shared = SharedBytes(0)
         """What its bytes belong to: its readers, and the tape once it has them."""
         self.is_kept = True
+        self.is_detached = False
+        """Whether it goes on without readers, as long as its body may be kept."""
         self.is_passing = False
         """Whether its bytes are not worth storing and serve its readers only."""
         self.length: int | None = None
@@ -237,6 +239,8 @@ class Flight:
         self.size += len(chunk)
         if self.is_kept and self.size > self.keep_bytes:
             self.is_kept = False
+            if self.is_detached:
+                self._cancel_if_unused()
         if not self.is_kept:
             self._drop_laggards()
             self._drop_read_chunks()
@@ -303,7 +307,8 @@ class Flight:
 
     def _cancel_if_unused(self) -> None:
         self.room.fire()
-        if not self.readers and not self.is_over and self.task is not None:
+        is_independent = self.is_detached and self.is_kept
+        if not self.readers and not self.is_over and not is_independent and self.task is not None:
             # The flight is over now, not when the task notices: no reader may attach to a cancelled fetch.
             self.give_up()
             self.task.cancel()

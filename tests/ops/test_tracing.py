@@ -613,7 +613,7 @@ async def test_the_target_of_a_redirect_is_traced_within_the_redirected_request(
     follower = HostileOrigin(script)
     await follower.start()
     try:
-        edge = await start(follower.url, leaders=[origin.url])
+        edge = await start(follower.url, leaders=[origin.url], connection_rest_s=0)
         for name in ("one", "two"):
             assert (await edge.put(f"/{name}", b"x")).status == 201
         await edge.ended(2)

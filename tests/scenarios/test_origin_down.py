@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.engine.patience import PATIENCE_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -100,6 +101,50 @@ async def test_bytes_in_memory_are_served_without_claims_about_the_tail(edge: Ed
     # At the tail itself there is nothing to return.
     assert (await edge.get(f"/s?offset={whole.next_offset}")).status == 502
     assert (await edge.get("/s", {"If-None-Match": whole.headers["ETag"]})).status in (200, 304)
+
+
+@pytest.mark.parametrize("target", ["/s", "/s?offset={middle}"])
+async def test_held_bytes_do_not_wait_for_an_origin_that_is_silent(
+    start: Start, origin: RunningOrigin, faults: Faults, target: str
+) -> None:
+    edge = await start(origin.url, first_byte_timeout_s=300)
+    await edge.put("/s", b"01234")
+    middle = (await edge.get("/s")).next_offset
+    await edge.post("/s", b"56789")
+    whole = await edge.get("/s")
+    target, held = target.format(middle=middle), b"0123456789" if target == "/s" else b"56789"
+    gate = faults.hold()
+    first = edge.asking(target)
+    await bounded(gate.waiting(1))
+    edge.clock.advance(PATIENCE_S - 0.1)
+    assert not first.done()
+    edge.clock.advance(0.1)
+    for answer in (await bounded(first), await edge.get(target), await edge.get(target)):
+        assert (answer.status, answer.body, answer.next_offset) == (200, held, whole.next_offset)
+        assert not answer.is_up_to_date
+    assert gate.held == 1, "the fetch goes on, and later reads need no other"
+    # A read that could be given nothing waits.
+    at_tail = edge.asking(f"/s?offset={whole.next_offset}")
+    await eventually(edge.readers(1))
+    gate.release()
+    assert (await bounded(at_tail)).is_up_to_date
+    assert (await edge.get(target)).is_up_to_date
+
+
+async def test_held_bytes_that_lack_an_acknowledged_write_wait_for_a_silent_origin(
+    start: Start, origin: RunningOrigin, faults: Faults
+) -> None:
+    edge = await start(origin.url, first_byte_timeout_s=300)
+    await edge.put("/s", b"01234")
+    await edge.get("/s")
+    await edge.post("/s", b"56789")
+    gate = faults.hold(kind=Kind.CATCHUP)
+    reading = edge.asking("/s")
+    await bounded(gate.waiting(1))
+    edge.clock.advance(10.0)
+    gate.release()
+    answer = await bounded(reading)
+    assert (answer.body, answer.is_up_to_date) == (b"0123456789", True)
 
 
 async def test_a_closed_stream_is_answered_to_its_end_without_the_origin(edge: Edge, origin: RunningOrigin) -> None:

@@ -1,0 +1,68 @@
+"""Reads of held bytes do not wait for an origin that is silent.
+
+A read that ends at the known tail asks the origin what follows.  If the origin does not answer within `PATIENCE_S`, the
+read is given what is held, as if the origin had failed: without a statement about the tail, so that its client goes on
+from there.  The fetch goes on for other readers.  Until the origin is heard again, such reads do not wait at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from gateway.aio.clock import Clock, Timer
+from gateway.engine.answer import Answer
+from gateway.engine.fetch_table import FetchTable
+from gateway.engine.read import Read
+from gateway.tape.stream import Stream
+
+PATIENCE_S: Final = 1.0
+"""How long a read of held bytes waits for the origin."""
+
+
+class Patience:
+    """Bounds the wait of reads that could be given held bytes.  Keeps no state of its own."""
+
+    def __init__(self, fetches: FetchTable, clock: Clock) -> None:
+        self._fetches = fetches
+        self._clock = clock
+
+    async def answer(
+        self,
+        read: Read,
+        stream: Stream,
+        asking: Coroutine[Any, Any, Answer],
+        held: Callable[[], Answer | None],
+    ) -> Answer:
+        """The answer of `asking`, or of `held` if that takes too long and `held` returns one."""
+        route, answers = read.route, read.route.answers
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled_before = task.cancelling()
+        found: Answer | None = None
+
+        def give_up() -> None:
+            nonlocal found
+            found = held()
+            if found is not None:
+                route.is_silent = route.is_silent or route.answers == answers
+                self._fetches.detach(stream, read.start)
+                task.cancel()
+
+        if route.is_silent:
+            # Not before `asking` has begun: what it fetches shows when the origin is back.
+            timer: Timer = asyncio.get_running_loop().call_soon(give_up)
+        else:
+            timer = self._clock.call_later(PATIENCE_S, give_up)
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            if found is not None and task.uncancel() <= cancelled_before:
+                answer, found = found, None
+                return answer
+            raise
+        finally:
+            timer.cancel()
+            if found is not None:
+                found.close()
