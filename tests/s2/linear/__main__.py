@@ -8,8 +8,9 @@ import time
 from itertools import count, product
 
 from tests.s2.linear.appenders import Workload
-from tests.s2.linear.hunt import hunt
-from tests.s2.linear.mutants import MUTANTS
+from tests.s2.linear.hunt import hunt, hunt_lives
+from tests.s2.linear.lives import run_lives
+from tests.s2.linear.mutants import LIVES, MUTANTS
 from tests.s2.linear.run import Size, run
 
 
@@ -23,10 +24,13 @@ def main() -> int:
     arguments = parser.parse_args()
     size = Size(rounds=arguments.rounds)
     if arguments.mutants is not None:
-        chosen = [one for one in MUTANTS if not arguments.mutants or one.name in arguments.mutants]
+        chosen = [one for one in (*MUTANTS, *LIVES) if not arguments.mutants or one.name in arguments.mutants]
         caught = 0
         for mutant in chosen:
-            found = hunt(mutant, seed=arguments.seed, size=size)
+            is_of_lives = mutant in LIVES
+            found = (
+                hunt_lives(mutant, seed=arguments.seed) if is_of_lives else hunt(mutant, seed=arguments.seed, size=size)
+            )
             caught += found is not None
             outcome = "MISSED" if found is None else f"caught in run {found.runs}, seed {found.seed}: {found.why}"
             _say(f"{mutant.name} ({mutant.breaks})\n    {outcome}")
@@ -44,6 +48,10 @@ def main() -> int:
             f"seed {seed}, {workload.value}, gateways {gateways}: {result.definite} of {result.calls} calls answered, "
             f"{result.records} records, {'NOT ' if found_wrong else ''}linearizable"
         )
+        if workload is Workload.PLAIN:
+            lives = run_lives(seed)
+            found_wrong = [*found_wrong, *lives.wrong]
+            _say(f"seed {seed}, streams that are created again: {lives.answers} answers, {len(lives.wrong)} wrong")
         for why in found_wrong:
             _say(f"\n{why}")
         wrong += bool(found_wrong)

@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.chaos.mutant import Mutant
 from tests.s2.linear.appenders import Workload
+from tests.s2.linear.lives import run_lives
 from tests.s2.linear.run import Size, run
 
 MOST_RUNS: Final = 30
@@ -27,5 +28,14 @@ def hunt(mutant: Mutant, *, seed: int = 1, most_runs: int = MOST_RUNS, size: Siz
         for number in range(most_runs):
             wrong = run(seed + number, Workload.PLAIN, 1 + number % 2, size=size).verdict.wrong
             if wrong:
+                return Caught(seed + number, number + 1, wrong[0])
+    return None
+
+
+def hunt_lives(mutant: Mutant, *, seed: int = 1, most_runs: int = MOST_RUNS) -> Caught | None:
+    """The same for streams that are created again."""
+    with mutant.at_work():
+        for number in range(most_runs):
+            if wrong := run_lives(seed + number).wrong:
                 return Caught(seed + number, number + 1, wrong[0])
     return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gateway.engine.s2.questions import Question, Questions
 from gateway.engine.s2.reader import SessionReader
 from gateway.engine.s2.stream import S2Stream
-from gateway.s2.records import StreamPosition
-from tests.chaos.mutant import Mutant, Patches, registrar
+from gateway.s2.records import Record, StreamPosition
+from gateway.server import s2_request
+from gateway.tape.records import Joint, RecordTape
+from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 
 MUTANTS: Final[list[Mutant]] = []
 _mutant = registrar(MUTANTS)
@@ -53,3 +56,24 @@ def late_readers_join_a_fetch() -> Patches:
         return fetch, True
 
     return [(S2Stream, "_join", join)]
+
+
+LIVES: Final[list[Mutant]] = []
+"""The same for streams that are deleted and created again past the gateway (`lives`)."""
+_life = registrar(LIVES)
+
+
+@_life("records are joined only after the one at the joint was compared")
+def records_are_joined_unseen() -> Patches:
+    def joints(tape: RecordTape, start: int, records: Sequence[Record]) -> Iterator[Joint]:
+        return iter(())
+
+    return [(RecordTape, "joints", joints), (S2Stream, "_overlap", nothing)]
+
+
+@_life("each host of a zone has a basin of its own")
+def hosts_of_a_zone_are_one() -> Patches:
+    def key_query(basin: str | None) -> str:
+        return ""
+
+    return [(s2_request, "key_query", key_query)]
