@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.errors import UpstreamBroken
+from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
@@ -22,12 +22,20 @@ async def receive(
     """Announce the head and add the whole body to the flight; `on_bytes` is called with the size of each piece.
 
     Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
-    GatewayError.
+    GatewayError, as UpstreamCongested if its connection is needed for others while its readers take nothing.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
     arriving = Arriving(store)
+
+    def make_way() -> None:
+        """Others wait for the connection: read on as long as the cache has room for the body, or give up."""
+        flight.spools = flight.charged_bytes > 0 and arriving.has_room
+        flight.must_go = not flight.spools
+        flight.room.fire()
+
+    reply.on_reclaim = make_way
     flight.announce(head, reply.content_length, is_verbatim=not is_json)
     try:
         async for chunk in reply.chunks():
@@ -37,12 +45,15 @@ async def receive(
                 stream.tape.check(start, end, has_bytes=True)
                 if flight.is_passing or flight.size + len(inner) > flight.keep_bytes:
                     arriving.release()
-                else:
-                    arriving.grow(len(inner))
+                    flight.spools = False
+                elif not arriving.grow(len(inner)):
+                    flight.spools = False
                 flight.charged_bytes = arriving.size
                 flight.add(inner)
-                if not flight.is_wanted:
+                if not (flight.is_wanted or flight.spools):
                     await reply.hold(flight.until_wanted())
+                    if flight.must_go:
+                        raise UpstreamCongested
         if unwrapper is not None and (rest := unwrapper.finish()):
             stream.tape.check(start, end, has_bytes=True)
             flight.add(rest)

@@ -30,7 +30,7 @@ from gateway.engine.relayed_request import WRITES, RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
-from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken
+from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.reply import Interim
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
 from gateway.live.live_requests import RelayedLive
@@ -333,6 +333,7 @@ class Relaying:
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         reply.notify(self.pump)
+        reply.on_reclaim = self._make_way
         self._pump()
 
     # -- called by either side
@@ -373,6 +374,11 @@ class Relaying:
             if self._end is not None:
                 self._end.see(chunk)
             self._unwritten = chunk
+        reply.stall()
+
+    def _make_way(self) -> None:
+        """Others wait for the connection to the origin, and the client takes nothing."""
+        self._run(self._refuse, UpstreamCongested())
 
     def _count(self, size: int) -> None:
         self._relays.recorder.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)

@@ -33,6 +33,11 @@ class Arriving:
         self.size += size
         return True
 
+    @property
+    def has_room(self) -> bool:
+        """Whether arriving bodies have not used up their part of the budget."""
+        return self._store.arriving < self._store.budget_bytes // _LARGEST_SHARE
+
     def release(self) -> None:
         """Charge nothing more: the body is about to be stored, or will not be."""
         size, self.size = self.size, 0

@@ -34,6 +34,7 @@ from gateway.upstream.incoming import Carrier
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
+from gateway.upstream.stalls import Stalls
 
 UNBOUNDED: Final = SlotLimits(slots=0)
 
@@ -49,6 +50,8 @@ class Connections(NamedTuple):
 
 _log = logging.getLogger("gateway.upstream")
 
+_RECLAIM_S: Final = 0.25
+"""While requests wait for slots, replies that are not read are asked for theirs so often."""
 _SILENCE_S: Final = 60.0
 """Seconds without another line about delayed clients."""
 
@@ -77,6 +80,9 @@ class ConnectionPool:
         """Connections made before this time of the loop's clock are not used again."""
         self.renewals = 0
         """How often `renew` was called.  The loop's clock is too coarse to tell what began before and what after."""
+        self.stalls = Stalls()
+        """Replies that hold slots and are not read."""
+        self._reclaiming: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -142,6 +148,7 @@ class ConnectionPool:
         if waiting.delay is Delay.CLIENT:
             self._report_delay(lane, clients[0], loop.time())
         self._waiting.add(granted)
+        self._reclaim_soon()
         timer = loop.call_later(self._wait_s, _time_out, granted)
         if not isinstance(asker, str):
             asker.on_join = partial(slots.join, waiting)
@@ -171,6 +178,17 @@ class ConnectionPool:
                 client,
                 under_way,
             )
+
+    def _reclaim_soon(self) -> None:
+        if self._reclaiming is None and self._waiting and not self._is_closed:
+            self._reclaiming = asyncio.get_running_loop().call_later(_RECLAIM_S, self._reclaim)
+
+    def _reclaim(self) -> None:
+        """Requests have waited for a while: have replies that nobody reads give their slots back."""
+        self._reclaiming = None
+        if len(self.stalls) and (blocked := self._slots.blocked()):
+            self.stalls.reclaim(blocked, asyncio.get_running_loop().time())
+        self._reclaim_soon()
 
     def release(self, slot: Slot) -> None:
         """Give back a slot that no connection holds."""

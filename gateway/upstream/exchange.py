@@ -278,6 +278,8 @@ class Exchange:
             incoming.detach()
             self.is_over = True
             reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
+            if self._lane.purpose is Purpose.READ:
+                reply.in_slot(self._lane, self._pool.stalls)
             if self._sending is not None:
                 self._sending.answered(reply)
             if self._span is not None:

@@ -169,6 +169,10 @@ class Flight:
         """Bytes of the dropped chunks."""
         self.charged_bytes = 0
         """Bytes that the cache's budget is charged for while they arrive."""
+        self.spools = False
+        """Whether it reads on although no reader takes it, because others wait for its connection."""
+        self.must_go = False
+        """Whether it is given up for these others."""
         self.shared = SharedBytes(0)
         """What its bytes belong to: its readers, and the tape once it has them."""
         self.is_kept = True
@@ -275,8 +279,8 @@ class Flight:
         )
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest reader is more than a window behind."""
-        while not self.is_wanted:
+        """Wait while the fastest reader is more than a window behind, unless others wait for the connection."""
+        while not (self.is_wanted or self.spools or self.must_go):
             await self.room.wait()
 
     # -- the readers' side

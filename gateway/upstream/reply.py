@@ -20,8 +20,11 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.http.reply import Head, ReplyBroken
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed
+from gateway.upstream.incoming import no_op
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reasons import is_loss, is_no_sign, reason_of
+from gateway.upstream.slots import Lane
+from gateway.upstream.stalls import PATIENCE_S, Stalls
 
 _MAY_DRAIN: Final = 503
 """The status by which a server may say that it is about to leave."""
@@ -141,13 +144,19 @@ class Reply:
     """An origin's reply: the head is here, `chunks` yields the body.  Use as an async context manager."""
 
     __slots__ = (
+        "_began",
         "_bounds",
         "_deadline",
         "_incoming",
         "_sending",
+        "_stalls",
+        "_taken_bytes",
         "content_length",
         "headers",
         "is_delimited",
+        "is_stalled",
+        "lane",
+        "on_reclaim",
         "reason",
         "span",
         "status",
@@ -161,6 +170,15 @@ class Reply:
         self._deadline = deadline
         self._sending = sending
         self.span: ExchangeSpan | None = None
+        self._stalls: Stalls | None = None
+        self._began = 0.0
+        self._taken_bytes = 0
+        self.is_stalled = False
+        """Whether the reader takes no more for now."""
+        self.lane: Lane | None = None
+        """The lane whose slot it holds, if that may be reclaimed."""
+        self.on_reclaim: Callable[[], object] = no_op
+        """Called if others wait for the slot while the reader takes nothing: the reader is to take on, or to leave."""
         self.status = head.status
         self.reason = head.reason
         self.headers: CIMultiDictProxy[str] = head.headers
@@ -203,9 +221,28 @@ class Reply:
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
         if chunk is None:
             self._incoming.expect(min(now + self._bounds.idle_s, self._deadline))
-        elif chunk and self._sending is not None:
-            self._sending.heard()
+        elif chunk:
+            self._taken_bytes += len(chunk)
+            self.is_stalled = False
+            if self._sending is not None:
+                self._sending.heard()
         return chunk
+
+    def in_slot(self, lane: Lane, stalls: Stalls) -> None:
+        """The reply holds a slot of this lane, which may be reclaimed by way of `stalls`."""
+        self.lane, self._stalls = lane, stalls
+        self._began = asyncio.get_running_loop().time()
+
+    def stall(self) -> None:
+        """The reader takes no more for now."""
+        if self._stalls is not None and not self._incoming.has_ended:
+            self.is_stalled = True
+            self._stalls.add(self)
+
+    def rate(self, now: float) -> float:
+        """Bytes a second that the reader has taken since the head; infinite if the head has just come."""
+        passed_s = now - self._began
+        return self._taken_bytes / passed_s if passed_s >= PATIENCE_S else inf
 
     def notify(self, on_change: Callable[[], object]) -> None:
         """Set the callback for when more of the body has arrived, and when no more will."""
@@ -218,9 +255,11 @@ class Reply:
 
     async def hold(self, until: Awaitable[None]) -> None:
         """Read nothing until this resolves; UpstreamTimeout if the time for the whole body runs out."""
+        self.stall()
         try:
             async with asyncio.timeout_at(self._deadline if self._deadline < inf else None):
                 await until
+            self.is_stalled = False
         except TimeoutError as error:
             raise UpstreamTimeout from error
 
@@ -235,6 +274,9 @@ class Reply:
 
     def close(self) -> None:
         """Drop the connection unless the reply is complete; a complete reply has already freed it."""
+        if self._stalls is not None:
+            self._stalls.discard(self)
+            self.on_reclaim = no_op
         self._incoming.end(ConnectionLost("left"))
         if self._sending is not None:
             self._sending.close()

@@ -194,6 +194,10 @@ class Slots:
         """Slots of the client at the lane's host."""
         return lane.taken_by.get(client, 0)
 
+    def blocked(self) -> list[Lane]:
+        """Lanes in which a request waits for nothing but a slot, while one of their shares is used up."""
+        return [lane for lane in self._crowded if lane.queue.has_next and not lane.has_room]
+
     def exceeded_by(self, connections: int) -> bool:
         """Whether this many connections are more than there may be."""
         return connections > self._slots

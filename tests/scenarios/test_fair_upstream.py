@@ -49,6 +49,31 @@ async def test_a_client_that_stops_reading_leaves_connections_to_others(
 
 
 @pytest.mark.http_1
+@pytest.mark.parametrize(
+    ("offset", "cache_bytes", "are_dropped"),
+    [("-1", 512 << 20, False), ("-1", 8 << 20, True), ("snapshot", 512 << 20, True)],
+    ids=["read on into the cache", "without room in the cache", "relayed"],
+)
+async def test_many_clients_that_stop_reading_leave_connections_to_others(
+    hostile: Hostile, start: Start, settings: dict[str, Any], offset: str, cache_bytes: int, are_dropped: bool
+) -> None:
+    origin = await hostile(large_for_big)
+    edge = await start(origin.url, cache_bytes=cache_bytes, max_flight_bytes="32MiB", **settings)
+    slow = [
+        await edge.begin(f"/big{number}?offset={offset}", of(number), receive_bytes=4_096) for number in range(1, 13)
+    ]
+    for wire in slow:
+        assert (await wire.head()).status == 200
+    # All connections that reads may use are in use, by clients that take nothing.
+    others = [edge.asking(f"/other{number}", of(number)) for number in range(100, 104)]
+    assert [(await bounded(other)).body for other in others] == [b"xxxx"] * 4
+    ended = await asyncio.gather(*(bounded(wire.body()) for wire in slow), return_exceptions=True)
+    dropped = sum(isinstance(one, Exception) for one in ended)
+    assert sum(one == b"x" * LARGE for one in ended) == len(slow) - dropped
+    assert 0 < dropped <= 4 if are_dropped else not dropped
+
+
+@pytest.mark.http_1
 async def test_a_client_that_uploads_slowly_leaves_connections_to_others(
     hostile: Hostile, start: Start, settings: dict[str, Any]
 ) -> None:
