@@ -14,7 +14,8 @@ import uvloop
 
 from tests.chaos import operators
 from tests.chaos.client import Client
-from tests.chaos.parties import PARTIES
+from tests.chaos.manners import Manners
+from tests.chaos.parties import PARTIES, keepers
 from tests.chaos.readers import CatchUpReader, PollReader, Reader, SseReader
 from tests.chaos.run import Place, Run, Violation, places
 from tests.chaos.system import System
@@ -61,7 +62,7 @@ def chaos(seed: int, seconds: float, *, size: Size = Size(), most_violations: in
 
 
 async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, most_answers: int) -> Result:
-    system = System(Random(f"{seed}/system"))
+    system = System(Random(f"{seed}/system"), Manners.of(seed))
     run = Run(seed, system, places(size.shared_places), most_violations)
     await system.start()
     try:
@@ -92,7 +93,7 @@ async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, mo
 
 async def _begin(run: Run, size: Size) -> None:
     for place in run.places:
-        for party in PARTIES if place.is_own else ("anyone",):
+        for party in keepers(place.path) or ("anyone",):
             await _write(run, place, party, leads=True)
         if not place.is_own:
             await _write(run, place, "alice", leads=False)
@@ -106,7 +107,7 @@ async def _begin(run: Run, size: Size) -> None:
         for number in range(count):
             name = f"{kind.__name__} {number}"
             rng = run.rng(name)
-            client = Client(run, parties[number % len(parties)], is_far=rng.random() < 0.3)
+            client = Client(run, parties[number % len(parties)], is_far=rng.random() < 0.3, name=name)
             run.start(kind(run, client, rng).work(), name)
     work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
         operators.origin_faults,
@@ -115,6 +116,7 @@ async def _begin(run: Run, size: Size) -> None:
         operators.networks,
         operators.purges,
         operators.reloads,
+        operators.moods,
         operators.seasons,
     ]
     for one in work:

@@ -23,13 +23,20 @@ class Hung(Exception):
 class Client:
     """Sends requests one after the other.  `leave` is owed."""
 
-    def __init__(self, run: Run, party: str, *, is_far: bool) -> None:
+    def __init__(self, run: Run, party: str, *, is_far: bool, name: str = "") -> None:
         self._run = run
         self.party = party
         self.is_far = is_far
         """Whether it comes by the bad stretch of network."""
+        self.name = name.replace(" ", "-") if run.system.manners.is_personal else ""
+        """Its User-Agent, which no shared request has; empty if it sends none."""
         self._wire: Wire | None = None
         self._epoch = -1
+
+    @property
+    def web_origin(self) -> str | None:
+        """The web origin of the page that it runs in; None if it is no browser."""
+        return PARTIES[self.party].get("Origin")
 
     async def wire(self) -> Wire:
         """The connection, made anew after each turn of the weather.  Raises OSError."""
@@ -66,6 +73,8 @@ class Client:
     async def send(self, wire: Wire, asked: Asked, headers: Mapping[str, str], body: bytes | None = None) -> None:
         """Send a request on a connection."""
         fields = {**PARTIES[self.party], **headers}
+        if self.name:
+            fields["User-Agent"] = self.name
         if asked.accepts:
             fields["Accept-Encoding"] = ", ".join(asked.accepts)
         if asked.held:

@@ -17,12 +17,17 @@ from multidict import CIMultiDict
 from gateway.origin.positions import Position, parse_token
 from tests.answers import Answer
 from tests.chaos.history import History, Life, Moment
+from tests.chaos.manners import SHOWN_TO
 from tests.codings import DECODERS
 
 TRIMMED_WITHIN_S: Final = 3.0
 """Real seconds for which trimmed bytes may be shown: `trust_s`, and what a reply may be held up on its way."""
 ENDED_WITHIN_S: Final = 2.0
 """Real seconds.  Gateway, origin and clients share one loop, so that a slow machine is slow for all of them alike."""
+
+
+LEAST_WAIT_S: Final = 0.2
+"""Real seconds.  Neither origin nor gateway ends an empty long-poll sooner while nothing is wrong."""
 
 
 class Wrong(Exception):
@@ -93,6 +98,16 @@ def refusal(history: History, asked: Asked, status: int | None, *, is_calm: bool
     return False
 
 
+def own(answer: Answer, *, name: str, web_origin: str | None) -> None:
+    """Wrong where the answer is for another client: for one of another `name` alone, or for another web origin."""
+    shown_to = answer.headers.get(SHOWN_TO)
+    if shown_to is not None and shown_to != name:
+        raise Wrong(f"an answer for {shown_to} alone")
+    allowed = answer.headers.get("Access-Control-Allow-Origin")
+    if answer.status in (200, 204) and allowed not in ("*", web_origin):
+        raise Wrong(f"the answer is for the web origin {allowed}, and the client's is {web_origin}")
+
+
 # -- reads
 
 
@@ -127,6 +142,9 @@ def stood_for(asked: Asked, answer: Answer) -> Answer:
     headers["Stream-Next-Offset"] = held.end
     if held.is_closed:
         headers["Stream-Closed"] = headers["Stream-Up-To-Date"] = "true"
+    if held.body in (b"", b"[]") and "fwd=bypass" in answer.headers.get("Cache-Status", ""):
+        # The origin's own: it has no flags, and nothing came after the offset yet.
+        headers["Stream-Up-To-Date"] = "true"
     return Answer(200, headers, held.body)
 
 
@@ -162,6 +180,8 @@ def read(history: History, asked: Asked, answer: Answer, *, is_json: bool, is_ca
         found = matching(history, body, asked, answer.end, candidates)
     if asked.live == "long-poll":
         _check_poll(asked, answer)
+        if answer.status == 204 and is_calm and history.now() - asked.since.at < LEAST_WAIT_S and not answer.is_closed:
+            raise Wrong(f"an empty answer to a long-poll that has not waited for {LEAST_WAIT_S} s")
     return truthful(
         asked, found, answer.end, up_to_date=answer.is_up_to_date, is_closed=answer.is_closed, has_bytes=bool(body)
     )

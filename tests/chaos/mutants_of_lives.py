@@ -8,14 +8,19 @@ from typing import Any, Final
 
 from gateway.engine import classifier, fetch_table, live_read
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.relay import RelayExchange
 from gateway.engine.relayed_request import SentRequest
+from gateway.engine.response_heads import failure_answer, timed_out
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamUnavailable
 from gateway.live.topics import LiveTopics
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.mode import Mode
+from gateway.protocol.sharing import Ground, SharingRules
 from gateway.protocol.stream_key import Partition
 from gateway.server import remembered, request_keys
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
@@ -107,6 +112,44 @@ def remembered_answer_ignores_authorization() -> Patches:
         (remembered, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),
         (RememberedAnswers, "reset", taken),
     ]
+
+
+# -- answers for one reader alone
+
+
+@mutant("an answer that varies on a header of its requester is not shared")
+def vary_is_ignored() -> Patches:
+    return [(SharingRules, "varies", never)]
+
+
+@mutant("an answer that says private, or sets a cookie, is not shared")
+def private_is_shared() -> Patches:
+    def why_alone(self: SharingRules, headers: Headers, **_: Any) -> Ground | None:
+        return Ground.VARY if self.varies(headers) else None
+
+    return [(SharingRules, "why_alone", why_alone)]
+
+
+@mutant("an answer to a request without Origin is none for a browser where the origin varies on it")
+def absent_allowance_is_taken_for_any() -> Patches:
+    return [(SharingRules, "varies_by_origin", never)]
+
+
+@mutant("a long-poll that waits where live answers may not be shared goes on at the origin")
+def waiting_long_poll_is_refused() -> Patches:
+    def relay(self: Waiter) -> None:
+        self._finish(failure_answer(self._waiting.read.route.node, UpstreamUnavailable()))
+
+    return [(Waiter, "_relay", relay)]
+
+
+@mutant("a long-poll that waits where live answers may not be shared goes on at the origin")
+def waiting_long_poll_is_answered_empty() -> Patches:
+    def relay(self: Waiter) -> None:
+        waiting = self._waiting
+        self._finish(timed_out(waiting.read, waiting.stream, self.at, False, "9000000", Outcome.FOLLOWED))
+
+    return [(Waiter, "_relay", relay)]
 
 
 # -- lives

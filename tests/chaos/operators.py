@@ -126,6 +126,15 @@ async def reloads(run: Run, rng: Random) -> None:
         await run.system.reload(variant)
 
 
+async def moods(run: Run, rng: Random) -> None:
+    """Change whose a stream's answers are, at any time, if the seed has the origin do so."""
+    manners = run.system.manners
+    while manners.is_personal:
+        await pause(rng.expovariate(2))
+        path = rng.choice(run.places).path
+        run.note(f"answers of {path} for one reader alone: {manners.change(path, rng)}")
+
+
 async def seasons(run: Run, rng: Random) -> None:
     """Storm and calm in turns; the restarts happen in storms."""
     system = run.system

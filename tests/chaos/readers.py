@@ -10,6 +10,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from multidict import CIMultiDict
+
 from tests.answers import BROKEN, Answer
 from tests.chaos import judge
 from tests.chaos.client import HUNG, LOST, Client, Hung, until_gone
@@ -75,6 +77,7 @@ class Reader(ABC):
         is_calm = run.was_calm(asked, epoch)
 
         def rule() -> list[Life]:
+            judge.own(answer, name=self.client.name, web_origin=self.client.web_origin)
             if asked.method == "HEAD":
                 return judge.head(history, asked, answer, is_calm=is_calm)
             lives = judge.read(history, asked, plain, is_json=place.is_json, is_calm=is_calm)
@@ -92,7 +95,8 @@ class Reader(ABC):
         if not lives:
             return None
         history.was_shown(self.party, lives)
-        if asked.method == "HEAD" and run.system.keeps_facts:
+        is_relayed = "fwd=method" in answer.headers.get("Cache-Status", "")
+        if asked.method == "HEAD" and run.system.keeps_facts and not is_relayed:
             history.was_told_lifetime(self.party, lives)
         if answer.end is not None:
             run.tokens[place.path, self.party].append(answer.end)
@@ -198,6 +202,9 @@ class SseReader(Reader):
                 answer = Answer(status, head.headers, await wire.body())
                 run.judge(asked, answer, history, lambda: self._refused(history, asked, answer, epoch))
                 return None
+            if run.judge(asked, str(head.headers), history, partial(_true, self._check_own, head.headers)) is None:
+                return None
+            run.counts["sse"] -= 1
             lives = history.showable(asked.since, self.party)
             if any(asked.since.is_beyond(life, asked.offset) for life in lives):
                 lives = []
@@ -212,6 +219,9 @@ class SseReader(Reader):
         finally:
             if wire is not None:
                 await until_gone(wire)
+
+    def _check_own(self, headers: CIMultiDict[str]) -> None:
+        judge.own(Answer(200, headers, b""), name=self.client.name, web_origin=self.client.web_origin)
 
     def _refused(self, history: History, asked: Asked, answer: Answer, epoch: int) -> list[Life]:
         alive = asked.since.alive

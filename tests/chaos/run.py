@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 from tests.answers import Answer
 from tests.chaos.history import History, watch
 from tests.chaos.judge import Asked, Shown, Wrong
-from tests.chaos.parties import OWN, PARTIES, origin_path
+from tests.chaos.manners import TENANT
+from tests.chaos.parties import OWN, PARTIES, keepers, origin_path
 from tests.chaos.system import System
 
 T = TypeVar("T")
@@ -42,17 +43,18 @@ class Place:
 
     @property
     def is_own(self) -> bool:
-        """Whether each party has one of its own there."""
-        return self.path.startswith(OWN)
+        """Whether several parties have one of their own there."""
+        return bool(keepers(self.path))
 
 
 TYPES: Final = ("application/json", "text/plain", "application/octet-stream")
 
 
 def places(shared: int) -> list[Place]:
-    """So many streams that all parties share, and two that each party has for itself."""
+    """So many streams that all parties share, two that each has for itself, and two that each tenant has."""
     common = [Place(f"/s{number}", TYPES[number % len(TYPES)]) for number in range(shared)]
-    return common + [Place(f"{OWN}{number}", TYPES[number]) for number in range(2)]
+    own = [Place(f"{prefix}{number}", TYPES[number]) for prefix in (OWN, TENANT) for number in range(2)]
+    return common + own
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chaos.link import Link
+from tests.chaos.manners import Manners
 from tests.chaos.parties import PartyOrigin
 from tests.fast_clock import FastClock
 from tests.ports import kept_port
@@ -43,13 +44,14 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
 class System:
     """Origin, gateway and network.  `stop` is owed."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, manners: Manners) -> None:
         self.clock = FastClock(SPEED)
         self._rng = rng
         self._cache_bytes = CACHES[0]
         self._variant: dict[str, Any] = {}
         settings = OriginSettings(long_poll_timeout_s=30.0, sse_lifetime_s=200.0, max_chunk_bytes=256)
         self.origin = PartyOrigin(settings, clock=self.clock, random=Random(rng.random()))
+        self.manners = self.origin.manners = manners
         self.origin_side = Link(lambda: ("127.0.0.1", self._origin_port), Random(rng.random()))
         self.client_side = Link(lambda: ("127.0.0.1", self._gateway_port), Random(rng.random()))
         self._kept = ExitStack()

@@ -280,3 +280,54 @@ def test_the_origin_is_given_each_body_once_and_as_it_was_sent(course: Course) -
     course.append(b"one")
     course.store.append("/s", AppendParams(b"on", BINARY), 0.0)
     assert ["twice" in course.history.wrong[0], "no writer has sent" in course.history.wrong[1]] == [True, True]
+
+
+def test_an_answer_for_one_client_alone_is_wrong_for_another() -> None:
+    alone = found(b"x", "1", more={"X-Shown-To": "nobody", "Access-Control-Allow-Origin": "*"})
+    with pytest.raises(Wrong, match="for nobody alone"):
+        judge.own(alone, name="reader-1", web_origin=None)
+    judge.own(alone, name="nobody", web_origin="https://a.example")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "web_origin", "is_right"),
+    [
+        ("*", "https://a.example", True),
+        ("https://a.example", "https://a.example", True),
+        (None, None, True),
+        (None, "https://a.example", False),
+        ("https://b.example", "https://a.example", False),
+        ("https://b.example", None, False),
+    ],
+)
+def test_an_answer_allows_the_web_origin_of_its_client(
+    allowed: str | None, web_origin: str | None, is_right: bool
+) -> None:
+    answer = found(b"x", "1", more={"Access-Control-Allow-Origin": allowed} if allowed else {})
+    if is_right:
+        judge.own(answer, name="", web_origin=web_origin)
+        return
+    with pytest.raises(Wrong, match="web origin"):
+        judge.own(answer, name="", web_origin=web_origin)
+    judge.own(refused(503), name="", web_origin=web_origin)
+
+
+def test_an_empty_long_poll_has_waited_unless_there_was_trouble(course: Course) -> None:
+    end = course.create(b"x").tail.token
+    asked = course.asked(offset=end, live="long-poll")
+    empty = found(b"", end, "up_to_date", status=204, more={"Stream-Cursor": "7"})
+    with pytest.raises(Wrong, match="has not waited"):
+        course.read(asked, empty, is_calm=True)
+    assert course.read(asked, empty) == [1]
+    course.now += judge.LEAST_WAIT_S
+    assert course.read(asked, empty, is_calm=True) == [1]
+
+
+def test_a_304_of_the_origin_for_no_bytes_says_that_none_came_since(course: Course) -> None:
+    end = course.create(b"x").tail.token
+    held = (Shown('"a"', b"", "identity", end, False),)
+    asked = course.asked(offset=end, held=held)
+    relayed = {"ETag": '"a"', "Cache-Status": "gateway; fwd=bypass"}
+    assert course.read(asked, Answer(304, CIMultiDict(relayed))) == [1]
+    with pytest.raises(Wrong, match="leads nowhere"):
+        course.read(asked, Answer(304, CIMultiDict({"ETag": '"a"'})))

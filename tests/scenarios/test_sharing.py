@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from gateway.telemetry.metrics import NO_ROUTE
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
+from tests.scenarios.noting import log_lines
 from tests.waiting import eventually
 
 JSON, TEXT = "application/json", "text/plain"
@@ -120,6 +122,7 @@ async def test_long_polls_wait_at_the_origin_if_live_answers_are_personal(
         assert all("fwd=bypass" in one.headers["Cache-Status"] for one in answers)
 
 
+@pytest.mark.http_2
 async def test_long_polls_of_one_client_in_order_cost_one_request_each(hostile: Hostile, start: Start) -> None:
     """Catch-up may be shared and live answers not: what is known of them outlives the topic."""
     origin = PersonalOrigin(live={"Cache-Control": "private"})
@@ -143,6 +146,7 @@ async def test_long_polls_of_one_client_in_order_cost_one_request_each(hostile: 
     assert origin.count("live=sse") == 2
 
 
+@pytest.mark.http_2
 async def test_a_long_poll_from_now_that_is_handed_over_misses_nothing(hostile: Hostile, start: Start) -> None:
     """Its `now` is when it arrived, not when the origin's answer proved to be personal."""
     origin = PersonalOrigin(TEXT, live={"Cache-Control": "private"})
@@ -155,6 +159,47 @@ async def test_a_long_poll_from_now_that_is_handed_over_misses_nothing(hostile: 
     assert relayed[-1] == polled(TAIL)
 
 
+async def test_long_polls_are_relayed_once_if_nothing_is_remembered(hostile: Hostile, start: Start) -> None:
+    origin = PersonalOrigin(live={"Cache-Control": "private"})
+    edge = await start(await origin.start(hostile), hit_for_miss_s=0)
+    polls = [edge.asking(polled()) for _ in range(3)]
+    await eventually(lambda: origin.count("live=long-poll") >= 3)
+    origin.gate.set()
+    assert {one.status for one in await bounded(asyncio.gather(*polls))} == {204}
+    assert origin.count("live=sse") <= 3
+    assert origin.count("live=long-poll") == 3
+
+
+@pytest.mark.parametrize("content_type", [JSON, TEXT])
+async def test_sse_is_relayed_and_so_is_a_later_long_poll(hostile: Hostile, start: Start, content_type: str) -> None:
+    personal = {"Cache-Control": "private"}
+    origin = PersonalOrigin(content_type, personal, personal)
+    edge = await start(await origin.start(hostile))
+    wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(3)]
+    for wire in wires:
+        head = await wire.head()
+        assert (head.status, head.headers["Cache-Control"]) == (200, "private")
+    poll = edge.asking(polled())
+    await eventually(lambda: origin.count("live=long-poll") >= 1)
+    origin.gate.set()
+    assert (await bounded(poll)).status == 204
+
+
+async def test_a_long_poll_that_is_handed_over_has_one_line_in_the_access_log(
+    hostile: Hostile, start: Start, tmp_path: Path
+) -> None:
+    origin = PersonalOrigin(live={"Cache-Control": "private"})
+    log = tmp_path / "access.log"
+    edge = await start(await origin.start(hostile), sink="file", path=str(log))
+    polls = [edge.asking(polled()) for _ in range(4)]
+    await eventually(lambda: origin.count("live=long-poll") >= 4)
+    origin.gate.set()
+    await bounded(asyncio.gather(*polls))
+    lines = await log_lines(edge, log, 4)
+    assert [(line["mode"], line["outcome"], line["status"]) for line in lines] == [("longpoll", "pass", 204)] * 4
+
+
+@pytest.mark.http_2
 async def test_a_client_that_leaves_while_it_is_handed_over_is_forgotten(hostile: Hostile, start: Start) -> None:
     origin = PersonalOrigin(live={"Cache-Control": "private"})
     edge = await start(await origin.start(hostile))
