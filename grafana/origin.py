@@ -92,6 +92,12 @@ ORIGIN: Final = Board(
                     (Query(rate("durable_gateway_upstream_retries_total", "route"), "{{route}}"),),
                 ),
                 Panel(
+                    "Reads that may not be shared",
+                    "Reads relayed one by one because of Cache-Control, Set-Cookie or Vary of the origin's answers.",
+                    "reqps",
+                    (Query(rate("durable_gateway_unshared_reads_total", "reason"), "{{reason}}"),),
+                ),
+                Panel(
                     "First byte of catch-up reads",
                     "Time until the origin answers, connecting included.",
                     "s",

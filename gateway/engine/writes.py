@@ -160,6 +160,9 @@ class Writes:
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
+        if request.route.sharing.varies(reply.headers):
+            # By a header of the writer's, the path names another stream than it does to shared reads.
+            return
         stream = self._store.open(request.tape_key, self._clock.now())
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
@@ -171,6 +174,8 @@ class Writes:
         if headers.get(ALLOW_ORIGIN, "*").strip() != "*":
             # It allows the writer's web origin, and says nothing of readers'.
             del headers[ALLOW_ORIGIN]
+        if request.route.varies_by_origin(reply.headers):
+            self._store.vary_by_origin(stream)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
@@ -205,7 +210,8 @@ class Writes:
         if may_remake(change):
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
-        if write.stream is not None and write.stream.ended is None and not is_doubted:
+        is_own = not request.route.sharing.varies(reply.headers)
+        if write.stream is not None and write.stream.ended is None and not is_doubted and is_own:
             self._reached(write.stream, reply)
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:

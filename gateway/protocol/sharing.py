@@ -115,8 +115,8 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
             )
         case Ground.ORIGIN:
             return (
-                "varies on Origin, so reads by browsers are not shared; set [route.cors], so that the gateway answers "
-                "for CORS itself"
+                "may answer by the request's Origin, so reads by browsers are not shared; set [route.cors], so that "
+                "the gateway answers for CORS itself"
             )
         case _:
             return None

@@ -17,6 +17,7 @@ from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, Ver
 from gateway.limits.client_net import ClientNet
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import START, is_well_formed
+from gateway.protocol.sharing import Ground
 from gateway.protocol.target import Target, parse_target
 from gateway.server.context import ParsedRequest, RequestContext
 from gateway.server.header_facts import HeaderFacts
@@ -69,6 +70,10 @@ class RequestParser:
             by_method = _METHODS.get(request.method, Mode.OTHER)
             context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
             context.is_session = request.body is not None and is_session(request.headers)
+            if s2 is not None and sharing.has_origin:
+                # A shared answer has no CORS fields but the gateway's own.
+                context.why_alone, s2 = Ground.ORIGIN, None
+                route.notice(Ground.ORIGIN, request.headers)
             return ParsedRequest(
                 route, target, key, False, facts, None, client, s2, named, basin if is_in_host else None
             )

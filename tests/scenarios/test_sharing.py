@@ -43,7 +43,7 @@ class PersonalOrigin:
     served: HostileOrigin | None = None
 
     async def start(self, hostile: Hostile) -> str:
-        self.served = await hostile(self._answer, takes_head=True)
+        self.served = await hostile(self.answer, takes_head=True)
         return self.served.url
 
     @property
@@ -55,7 +55,7 @@ class PersonalOrigin:
         """Requests with this part in their target."""
         return sum(part in asked.target for asked in self.asked)
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         tenant = asked.headers.get("X-Tenant", "-")
         is_live, is_sse = "live=" in asked.target, "live=sse" in asked.target
         headers = {"Content-Type": self.content_type, "Stream-Next-Offset": TAIL, "X-Shown-To": tenant}
@@ -305,21 +305,48 @@ async def test_a_404_names_the_browsers_web_origin(hostile: Hostile, start: Star
                 assert (found.status, found.headers.get("Access-Control-Allow-Origin")) == (404, who.get("Origin"))
 
 
-async def test_a_writers_web_origin_is_not_repeated_to_readers(hostile: Hostile, start: Start) -> None:
-    origin = PersonalOrigin(TEXT)
+async def created_closed(hostile: Hostile, start: Start, origin: PersonalOrigin, writer: dict[str, str]) -> Edge:
+    """A gateway through which `writer` has created a stream that is closed at its beginning."""
 
-    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def script(asked: Asked, out: asyncio.StreamWriter) -> None:
         if asked.method != "PUT":
-            await origin._answer(asked, writer)
+            await origin.answer(asked, out)
             return
-        headers = {"Content-Type": TEXT, "Stream-Next-Offset": TAIL, "Stream-Closed": "true"}
-        headers["Access-Control-Allow-Origin"] = asked.headers["Origin"]
-        writer.write(answer("201 Created", headers))
+        headers = {"Content-Type": TEXT, "Stream-Next-Offset": TAIL, "Stream-Closed": "true", **origin.stored}
+        if origin.has_cors:
+            headers["Vary"] = "Origin"
+        if (web_origin := asked.headers.get("Origin")) is not None:
+            headers["Access-Control-Allow-Origin"] = web_origin
+        out.write(answer("201 Created", headers))
 
+    origin.gate.set()
     edge = await start((await hostile(script, takes_head=True)).url)
-    created = await edge.send("PUT", "/s", {**APP, "Content-Type": TEXT}, b"")
-    assert created.headers["Access-Control-Allow-Origin"] == APP["Origin"]
-    assert "Access-Control-Allow-Origin" not in (await edge.get(f"/s?offset={TAIL}", OTHER)).headers
+    assert (await edge.send("PUT", "/s", {**writer, "Content-Type": TEXT}, b"")).status == 201
+    return edge
+
+
+AT_THE_END = (f"/s?offset={TAIL}", "/s?offset=now", polled())
+
+
+async def test_a_writers_web_origin_is_not_repeated_to_readers(hostile: Hostile, start: Start) -> None:
+    edge = await created_closed(hostile, start, PersonalOrigin(TEXT), APP)
+    for target in AT_THE_END:
+        assert "Access-Control-Allow-Origin" not in (await edge.get(target, OTHER)).headers
+
+
+@pytest.mark.parametrize("writer", [{}, APP])
+async def test_what_a_creation_has_told_is_no_answer_to_browsers_either(
+    hostile: Hostile, start: Start, writer: dict[str, str]
+) -> None:
+    edge = await created_closed(hostile, start, PersonalOrigin(TEXT, has_cors=True), writer)
+    for target in AT_THE_END:
+        assert (await edge.get(target, OTHER)).headers["Access-Control-Allow-Origin"] == OTHER["Origin"]
+
+
+async def test_a_stream_that_one_tenant_has_created_is_not_shown_to_another(hostile: Hostile, start: Start) -> None:
+    edge = await created_closed(hostile, start, PersonalOrigin(TEXT, {"Vary": "X-Tenant"}), {"X-Tenant": "a"})
+    for target in AT_THE_END[:2]:
+        assert (await edge.get(target, {"X-Tenant": "b"})).headers["X-Shown-To"] == "b"
 
 
 async def test_with_origin_among_the_credentials_each_web_origin_shares(hostile: Hostile, start: Start) -> None:

@@ -83,8 +83,8 @@ class Client:
     async def read(self, query: str = "seq_num=0", stream: str = STREAM, **headers: str) -> Answer:
         return await self.send("GET", f"/v1/streams/{stream}/records?{query}", **headers)
 
-    async def tail(self, stream: str = STREAM) -> Answer:
-        return await self.send("GET", f"/v1/streams/{stream}/records/tail")
+    async def tail(self, stream: str = STREAM, **headers: str) -> Answer:
+        return await self.send("GET", f"/v1/streams/{stream}/records/tail", **headers)
 
     async def events(self, query: str = "seq_num=0", stream: str = STREAM, **headers: str) -> SseReader:
         """A read as SSE."""

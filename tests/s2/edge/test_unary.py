@@ -10,6 +10,8 @@ from gateway.origin.s2.calls import Call
 from gateway.s2 import protobuf
 from tests.s2.edge.clients import Edge
 
+RELAYED = 'durable-gateway; fwd=bypass; fwd-status=200; detail="Vary: Origin"'
+
 
 async def test_a_closed_range_is_fetched_once(edge: Edge) -> None:
     await edge.client.append(*"abcdef")
@@ -149,6 +151,18 @@ class TestScripts:
         for headers in (answer.headers, events.reply.headers):
             assert headers["Access-Control-Allow-Origin"] == "https://app.example"
         await events.rest()
+
+
+async def test_reads_of_pages_have_the_origins_cors_fields_unless_the_gateway_has_its_own(edge: Edge) -> None:
+    await edge.client.append("a")
+    await edge.client.read("seq_num=0&count=1")
+    page = {"Origin": "https://app.example"}
+    for _ in range(2):
+        events = await edge.client.events("seq_num=0&count=1", **page)
+        answers = (await edge.client.read("seq_num=0&count=1", **page), await edge.client.tail(**page), events.reply)
+        assert [(one.status, one.headers["Cache-Status"]) for one in answers] == [(200, RELAYED)] * 3
+        await events.rest()
+    assert "hit" in (await edge.client.read("seq_num=0&count=1")).headers["Cache-Status"]
 
 
 async def test_formats_share_the_tape(edge: Edge) -> None:
