@@ -2,7 +2,8 @@
 
 S2 has no producer ids.  What makes a retry safe is the number that an append's first record must get
 (`match_seq_num`): of two copies of one append at most one can match.  If another writer was faster, the number does not
-match, nothing was appended, and the append is sent again with the number that the origin named.  If the answer to an
+match, nothing was appended, and the append is sent again with the number that the origin named.  It is sent at once,
+because in a pause the other writer would use up that number too.  If the answer to an
 append is lost, the same append is sent again; if its number no longer matches, the records at that number tell whether
 they are its own.
 
@@ -17,17 +18,15 @@ from typing import Final
 
 import aiohttp
 
-from gateway.aio.clock import Clock, pause
+from gateway.aio.clock import Clock
 from gateway.commands.exchange import Backoff, Transient, request
 from gateway.commands.failure import CommandFailed
 from gateway.commands.s2_exchange import body_error, mismatched_seq_num, s2_error, tail_in
 from gateway.s2 import protobuf
 from gateway.s2.records import AppendInput, AppendRecord
 
-_MOST_RACES: Final = 20
-"""How often in a row other writers may be faster."""
-_RACE_PAUSE_S: Final = 0.02
-"""Longest pause after a lost race, times their number, so that writers get out of each other's way."""
+_LEAST_RACING_S: Final = 5.0
+"""How long other writers may be faster, at least, however short the time for retries is: nothing has failed."""
 
 _APPEND: Final = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
 _READ: Final = {"Accept": protobuf.CONTENT_TYPE}
@@ -80,7 +79,7 @@ class RecordProducer:
         backoff = Backoff(self._clock, self._rng)
         failing_since: float | None = None
         is_in_doubt = False
-        races = 0
+        racing_since: float | None = None
         while True:
             try:
                 if await self._attempt(bodies, is_in_doubt=is_in_doubt):
@@ -97,10 +96,11 @@ class RecordProducer:
                 await backoff.pause(error.floor_s)
             else:
                 is_in_doubt = False
-                races += 1
-                if races == _MOST_RACES:
-                    raise CommandFailed(f"{self._url}: other writers were faster {races} times in a row")
-                await pause(self._clock, self._rng.uniform(0, races * _RACE_PAUSE_S))
+                if racing_since is None:
+                    racing_since = self._clock.now()
+                raced_s = self._clock.now() - racing_since
+                if raced_s >= max(self._retry_for_s, _LEAST_RACING_S):
+                    raise CommandFailed(f"{self._url}: other writers were faster for {raced_s:.0f} s")
 
     async def _attempt(self, bodies: list[bytes], *, is_in_doubt: bool) -> bool:
         """Send an append, of which a copy may have arrived if it `is_in_doubt`.

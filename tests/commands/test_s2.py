@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway
+from gateway.commands.failure import CommandFailed
+from gateway.commands.s2_producer import RecordProducer
 from gateway.origin.faults import Switch
 from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
 from gateway.origin.s2.calls import Call
@@ -202,6 +208,50 @@ async def test_it_ends_with_the_reader_of_its_output(streams: Streams, s2_gatewa
 
 
 # -- append ------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def raced(streams: Streams, times: int | None, clock: ManualClock) -> AsyncIterator[RecordProducer]:
+    """A producer that is overtaken by another writer just before each of its first appends; each takes a second."""
+    appends = 0
+
+    async def overtake(_: object, context: object, request: aiohttp.TraceRequestStartParams) -> None:
+        nonlocal appends
+        if request.method == "POST":
+            appends += 1
+            if times is None or appends <= times:
+                clock.advance(1.0)
+                await streams.append(f"other {appends}")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(overtake)
+    headers = {"s2-basin": BASIN}
+    async with aiohttp.ClientSession(headers=headers, trace_configs=[trace]) as session, asyncio.timeout(20):
+        producer = RecordProducer(
+            session, f"{streams.url}/v1/streams/s", clock=clock, rng=Random(0), retry_for_s=60, notice=lambda line: None
+        )
+        await producer.open()
+        yield producer
+
+
+async def test_an_append_uses_the_number_that_it_has_just_learned(streams: Streams) -> None:
+    """However often another writer is faster.  A pause in between would be the other writer's next chance."""
+    await streams.append("first")
+    clock = ManualClock()
+    async with raced(streams, 50, clock) as producer:
+        await producer.append([b"mine", b"too"])
+        assert producer.tail == "53"
+    assert (await streams.bodies())[-2:] == ["mine", "too"]
+    # Nothing waits for the clock.
+    assert "0 pending" in repr(clock)
+
+
+async def test_an_append_gives_up_when_others_were_faster_for_too_long(streams: Streams) -> None:
+    await streams.append("first")
+    async with raced(streams, None, ManualClock()) as producer:
+        with pytest.raises(CommandFailed, match="other writers were faster for 60 s"):
+            await producer.append([b"mine"])
+    assert "mine" not in await streams.bodies()
 
 
 async def test_lines_are_records(streams: Streams, place: str) -> None:
