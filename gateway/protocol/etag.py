@@ -22,6 +22,19 @@ _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)+")
 _UNSAFE: Final = str.maketrans({"%": "%25", '"': "%22", ":": "%3A"})
 
 
+LONGEST_LIST: Final = 1_024
+"""Characters of an If-None-Match with several tags that is read.  A cache lists the tags of a few variants."""
+
+
+def readable(if_none_match: str | None) -> str | None:
+    """The field, or None if it is a list longer than `LONGEST_LIST`: a head has room for 10,000 tags.
+
+    Without the field the client gets the bytes, which is always valid (RFC 9110 section 13.1.2).
+    """
+    is_long = if_none_match is not None and len(if_none_match) > LONGEST_LIST and "," in if_none_match
+    return None if is_long else if_none_match
+
+
 def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
     """The quoted strong tag for the bytes from `start` to `end`.
 

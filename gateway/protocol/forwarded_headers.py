@@ -128,8 +128,10 @@ _LONGEST_KEPT_HOST: Final = 256
 
 
 def nominated(headers: Headers) -> frozenset[str]:
-    """The header names, in lower case, that this message's Connection fields bind to the connection."""
-    names = {name.strip().lower() for line in headers.getall("Connection", ()) for name in line.split(",")}
+    """The names of this message's headers, in lower case, that its Connection fields bind to the connection."""
+    listed = {name.strip() for name in ",".join(headers.getall("Connection", ())).lower().split(",")}
+    # A list may have 16,000 names, and a message has few headers.
+    names = listed.intersection(map(str.lower, headers))
     return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
 
 

@@ -181,18 +181,17 @@ def _split_query(query: str) -> tuple[dict[str, str], str]:
     _check(query)
     parameters: dict[str, str] = {}
     others: list[str] = []
-    for pair in query.split("&"):
+    # All parameters at once, of which there may be thousands: no escape of a delimiter is decoded.
+    for pair in _canonical(query, _QUERY_SAFE + "&=").split("&"):
+        name, _, value = pair.partition("=")
         if not pair:
             continue
-        name, equals, value = pair.partition("=")
-        if name not in _PROTOCOL_NAMES:
-            name = _canonical(name, _QUERY_SAFE)
         if name in _PROTOCOL_NAMES:
             if name in parameters:
                 raise BadTarget(f"Multiple {name} parameters not allowed")
             parameters[name] = _decoded(name, value)
         else:
-            others.append(name + equals + _canonical(value, _QUERY_SAFE + "="))
+            others.append(pair)
     if len(others) > 1:
         others.sort(key=_name_of)
     return parameters, "&".join(others)

@@ -13,6 +13,7 @@ from gateway.engine.route import Route
 from gateway.errors import LoopDetected
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, negotiate
+from gateway.protocol.etag import readable
 from gateway.protocol.forwarded_headers import is_looping, passed_nodes, request_headers_for_origin
 from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.stream_key import Partition
@@ -67,7 +68,7 @@ class HeaderFacts:
             self.nodes = passed_nodes(headers)
         except LoopDetected:
             self.is_looping = True
-        self.if_none_match = _joined(headers, "If-None-Match")
+        self.if_none_match = readable(_joined(headers, "If-None-Match"))
 
     def for_route(self, route: Route) -> SharingFacts:
         """What the section means to a route."""

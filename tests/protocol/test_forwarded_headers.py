@@ -235,3 +235,10 @@ def test_connection_cannot_drop_a_trusted_proxys_claims() -> None:
     passed = sent_on({**CUSTOMARY, "Connection": "X-Forwarded-For, X-Forwarded-Proto"}, is_from_proxy=True)
     assert passed["X-Forwarded-For"] == "203.0.113.7, 10.0.0.1"
     assert passed["X-Forwarded-Proto"] == "https"
+
+
+def test_a_long_connection_field_binds_the_headers_that_it_names() -> None:
+    headers = CIMultiDict({"X-Bound": "1", "X-Free": "1", "Stream-Seq": "1", "Keep-Alive": "1"})
+    headers.add("Connection", ",".join(f"{n:x}" for n in range(2_000)))
+    headers.add("Connection", "a , X-BOUND ,stream-seq,Keep-Alive")
+    assert nominated(headers) == {"x-bound", "keep-alive"}

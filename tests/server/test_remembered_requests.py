@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.origin.requests import Kind
+from gateway.protocol.etag import LONGEST_LIST
 from gateway.server.connection import Connection
 from tests.server.conftest import (
     BOUND_S,
@@ -77,6 +78,21 @@ async def test_a_304_is_remembered(pair: Pair) -> None:
     for response in by_door:
         assert (response.status, response.body) == (304, b"")
         assert {**response.headers, "date": [], "age": []} == {**by_strict.headers, "date": [], "age": []}
+
+
+async def test_a_list_of_tags_that_no_client_needs_is_not_read(pair: Pair) -> None:
+    await create_closed(pair)
+    (first,) = await ask(pair.fast, get("/s?offset=-1"))
+    (tag,) = first.headers["etag"]
+    few = ", ".join(['"other"'] * 20 + [tag])
+    assert len(few) <= LONGEST_LIST
+    for gateway in (pair.fast, pair.strict):
+        for lines in ([f"If-None-Match: {few}"], [f"If-None-Match: {part}" for part in few.split(", ")]):
+            assert [one.status for one in await ask(gateway, *[get("/s?offset=-1", *lines)] * 3)] == [304] * 3
+        many = [f"If-None-Match: {tag}", *["If-None-Match: " + ",".join(['"other"'] * 900)] * 4]
+        answers = await ask(gateway, *[get("/s?offset=-1", *many)] * 3)
+        assert [(one.status, one.body) for one in answers] == [(200, b"x" * 1_000)] * 3
+        assert answers[-1].headers["etag"] == [tag]
 
 
 async def test_requests_that_differ_only_in_meaningless_lines_share_an_answer(pair: Pair) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import orjson
 from multidict import CIMultiDict
 
+from gateway.protocol.coding import LONGEST_LIST
 from gateway.protocol.target import SEGMENT_SAFE
 from gateway.s2 import protobuf, session, sse
 from gateway.s2.json_format import FORMAT_HEADER, BadFormat, Format, parse_format
@@ -215,7 +216,8 @@ def _form(headers: CIMultiDict[str]) -> Form:
     if is_session(headers):
         return Form(Reply.SESSION, compression=choose_compression(headers.get("Accept-Encoding")))
     format_ = parse_format(headers.get(FORMAT_HEADER))
-    accepted = {_media_type(one) for one in ",".join(headers.getall("Accept", ())).split(",")}
+    listed = ",".join(headers.getall("Accept", ()))
+    accepted = {_media_type(one) for one in listed.split(",")} if len(listed) <= LONGEST_LIST else set()
     if sse.CONTENT_TYPE in accepted:
         return Form(Reply.SSE, format_)
     return Form(Reply.JSON if accepted.isdisjoint(protobuf.CONTENT_TYPES) else Reply.PROTOBUF, format_)
