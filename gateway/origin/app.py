@@ -19,14 +19,16 @@ import logging
 import socket
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp.http import StreamWriter
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import SERVER_NAME
 from gateway.origin.faults import Faults
+from gateway.origin.half_closed import INTERIM, LEADING_ZERO, watch
 from gateway.origin.handlers import Handlers
 from gateway.origin.live import Drain
 from gateway.origin.replies import CACHE_NEVER, COMMON_HEADERS
@@ -106,6 +108,48 @@ class _Connection(web.RequestHandler):
     """aiohttp's connection, with one-line answers to malformed requests and a connection count."""
 
     counters: Counters
+    _has_ended = False
+    """Whether the client has half-closed."""
+    _unanswered = 0
+    _last_body: StreamReader | None = None
+    """The body of the latest request: the only one that may not be whole."""
+
+    def data_received(self, data: bytes) -> None:
+        before = len(self._messages)
+        super().data_received(data)
+        if len(self._messages) > before:
+            self._unanswered += len(self._messages) - before
+            self._last_body = self._messages[-1][1]
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing whole."""
+        if self._has_ended:
+            # aiohttp reads on behind a body.
+            return self._unanswered > 0
+        is_whole = self._last_body is not None and self._last_body.is_eof()
+        if self.transport is None or not self._unanswered or not is_whole:
+            return False
+        self._has_ended = True
+        watch(self.transport, self._probe)
+        return True
+
+    def _probe(self) -> bytes:
+        request = self._current_request
+        if request is None:
+            return b""
+        if not request.writer.output_size:
+            return INTERIM if request.version >= HttpVersion11 else b""
+        return LEADING_ZERO if cast(StreamWriter, request.writer).chunked else b""
+
+    async def _handle_request(
+        self, request: web.BaseRequest, start_time: float | None, request_handler: Any
+    ) -> tuple[web.StreamResponse, bool]:
+        try:
+            return await super()._handle_request(request, start_time, request_handler)
+        finally:
+            self._unanswered -= 1
+            if self._has_ended and not self._unanswered:
+                self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

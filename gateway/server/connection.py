@@ -26,7 +26,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.reading import NO_EVENTS, ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Request
-from gateway.server.timeouts import Phase
+from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S, Phase
 
 _log = logging.getLogger("gateway.server")
 
@@ -190,6 +190,8 @@ class Connection(ReadingConnection, Handling):
         else:
             self._take_pending()
             self._read()
+        if self._has_ended:
+            self._end_input()
 
     def _begin(self) -> None:
         """Take the input, which begins with a request that nothing stands before."""
@@ -231,8 +233,19 @@ class Connection(ReadingConnection, Handling):
         )
         return True
 
-    def eof_received(self) -> None:
-        """The client has half-closed: return None, so that the transport closes."""
+    def eof_received(self) -> bool:
+        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing."""
+        is_asking = self.phase not in (Phase.IDLE, Phase.LINGERING)
+        if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
+            return False
+        is_live = self.phase is Phase.LIVE or self.live_use is not None
+        if is_live and self.transport.get_extra_info(CLOSE_NOTIFY, False):
+            return False
+        self._has_ended = True
+        if not self.is_full:
+            self._set_deadline(PROBE_S)
+        self._end_input()
+        return True
 
     def pause_writing(self) -> None:
         self.is_full = self._is_busy = True
@@ -406,6 +419,8 @@ class Connection(ReadingConnection, Handling):
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.
             self._is_busy = self.is_full
+            if self._has_ended:
+                self._close()
             return
         self._take_pending()
         self._read()
@@ -430,7 +445,8 @@ class Connection(ReadingConnection, Handling):
         self._is_busy = True
         if transport.can_write_eof():
             transport.write_eof()
-        transport.resume_reading()
+        if not self._has_ended:
+            transport.resume_reading()
         self._set_deadline(_LINGER_S)
 
     # -- remembered answers

@@ -17,6 +17,7 @@ from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.request_keys import MAX_REQUEST_BYTES
+from gateway.server.timeouts import Phase
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14
@@ -132,6 +133,18 @@ class ReadingConnection(WritingConnection):
             self._limit_unparsed()
         elif self._is_paused:
             self._end_pause()
+        if self._has_ended:
+            self._end_input()
+
+    def _end_input(self) -> None:
+        """The client sends no more: fail a body that is not whole, and close once all that was asked is answered."""
+        if self._unparsed or self._pending or self._is_waiting:
+            return
+        body, self._body = self._body, None
+        if body is not None:
+            body.fail(BadRequest("Request body ended early"))
+        if self.phase is Phase.IDLE:
+            self._close()
 
     def _is_fine(self, data: bytes) -> bool:
         """Whether the input has, or may have, many small parts in few bytes."""
@@ -150,7 +163,8 @@ class ReadingConnection(WritingConnection):
         # Only above a bound: while reading is paused, the client's end of the connection is not noticed.
         if self.transport is not None and len(self._unparsed) + len(self._pending) > _MOST_PENDING:
             self._is_paused = True
-            self.transport.pause_reading()
+            if not self._has_ended:
+                self.transport.pause_reading()
 
     def _parse(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
@@ -197,7 +211,7 @@ class ReadingConnection(WritingConnection):
     def unread(self, size: int) -> None:
         if size > _MOST_UNREAD:
             self._is_body_full = True
-            if self.transport is not None:
+            if self.transport is not None and not self._has_ended:
                 self.transport.pause_reading()
         elif self._is_body_full:
             self._resume_reading()
@@ -211,7 +225,7 @@ class ReadingConnection(WritingConnection):
         if self._pending or self._unparsed:
             # The pending input has to be taken first.
             self._is_paused = True
-        elif self.transport is not None and not self.transport.is_closing():
+        elif self.transport is not None and not self.transport.is_closing() and not self._has_ended:
             self.transport.resume_reading()
 
 

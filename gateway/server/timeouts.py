@@ -8,6 +8,8 @@ answer without a task that the client leaves unread or reads too slowly, and the
 from __future__ import annotations
 
 import asyncio
+import socket
+from abc import abstractmethod
 from enum import Enum
 from typing import Final
 
@@ -18,6 +20,12 @@ from gateway.limits.usage import NetUse
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
+PROBE_S: Final = 0.5
+"""Seconds until a client that has half-closed, and waits for an answer, is sent something."""
+LOOK_S: Final = 0.25
+"""Seconds until it is seen whether the client has refused that, because it is gone."""
+PROBE_AGAIN_S: Final = 5.0
+"""Seconds until it is sent something again."""
 _IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 
@@ -38,11 +46,30 @@ class Phase(Enum):
     """The last answer is written; further input is read and dropped, so that the client can read the answer."""
 
 
+CLOSE_NOTIFY: Final = "close_notify"
+"""Extra information of a transport: whether the peer has ended TLS.  Most clients say so when they close a connection,
+and then wait for the answer to it, so one with a live read leaves."""
+
+
+def is_refused(transport: asyncio.Transport) -> bool:
+    """Whether the peer has refused what was last written: a client that has half-closed is gone.
+
+    Nothing else tells it from a client that still reads; reading has ended, so the loop does not look.
+    """
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    try:
+        return sock is not None and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    except OSError:
+        return True
+
+
 class TimedConnection(asyncio.Protocol):
     """One client's connection and its deadline.  Subclasses set `phase`."""
 
     __slots__ = (
         "_clients",
+        "_has_ended",
+        "_has_probed",
         "_is_active",
         "_quiet_checks",
         "_shared",
@@ -69,6 +96,10 @@ class TimedConnection(asyncio.Protocol):
         """Whether the client has left so much unread that nothing more may be written."""
         self._is_active = False
         """Whether the client has sent anything since the last check."""
+        self._has_ended = False
+        """Whether the client has half-closed: it sends no more, and may wait for its answers (RFC 9112 section 9.6)."""
+        self._has_probed = False
+        """Whether it has been sent something since the last look at whether it is still there."""
         self._quiet_checks = NEVER
         """Checks since then; negative until the client has sent anything at all."""
         self._window: ReadingWindow | None = None
@@ -80,6 +111,20 @@ class TimedConnection(asyncio.Protocol):
         self._shared: SharedBytes | None = None
         """What these bytes belong to."""
         self._tick = NEVER
+
+    @abstractmethod
+    def _probe(self) -> None:
+        """Send a client that has half-closed, and waits for an answer, something that changes nothing."""
+
+    def _look_after(self, transport: asyncio.Transport) -> None:
+        """Drop a client that has half-closed if it is gone."""
+        if is_refused(transport):
+            self.abort()
+            return
+        self._has_probed = not self._has_probed
+        if self._has_probed:
+            self._probe()
+        self._set_deadline(LOOK_S if self._has_probed else PROBE_AGAIN_S)
 
     def _clear_deadline(self) -> None:
         if self._tick != NEVER:
@@ -110,6 +155,8 @@ class TimedConnection(asyncio.Protocol):
             self._check_window(transport)
         elif phase is Phase.LINGERING:
             self._close()
+        elif phase is not Phase.IDLE and self._has_ended:
+            self._look_after(transport)
         elif phase is not Phase.IDLE:
             # The handler or the live answer has deadlines of its own; idle time counts from the next check on.
             self._is_active = True

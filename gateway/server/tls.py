@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any, Final
 
 from gateway.limits.usage import NetUse
+from gateway.server.timeouts import CLOSE_NOTIFY
 from gateway.server.turns import Turns
 
 SLICE_BYTES: Final = 1 << 14
@@ -69,6 +70,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     __slots__ = (
         "_answer_bytes",
         "_finish",
+        "_has_close_notify",
         "_has_paused_writing",
         "_held",
         "_incoming",
@@ -107,6 +109,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._outgoing = outgoing
         self._protocol = protocol
         self._state = _OPEN
+        self._has_close_notify = False
+        """Whether the peer has ended with a close_notify."""
         self._is_paused = False
         """Whether the protocol has paused reading."""
         self._is_waiting = False
@@ -243,16 +247,17 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         else:
             self._raw.abort()
 
-    def _on_peer_end(self) -> None:
-        """The peer has sent close_notify, or closed its side (RFC 8446 section 6.1)."""
+    def _on_peer_end(self, *, says_so: bool = True) -> None:
+        """The peer has closed its side (RFC 8446 section 6.1), with a close_notify if it `says_so`."""
         self._state = _PEER_ENDED
+        self._has_close_notify = says_so
         if not self._protocol.eof_received():
             self.close()
 
     def eof_received(self) -> bool:
         # Without a close_notify as well: HTTP's own framing shows whether a message is whole.
         if self._state is _OPEN:
-            self._on_peer_end()
+            self._on_peer_end(says_so=False)
         elif self._state is not _PEER_ENDED:
             return False
         return True
@@ -430,6 +435,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == CLOSE_NOTIFY:
+            return self._has_close_notify
         if name not in _TLS_INFO:
             return self._raw.get_extra_info(name, default)
         if name == "ssl_object":

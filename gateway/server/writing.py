@@ -18,10 +18,15 @@ from gateway.telemetry.access_record import CloseReason
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
+_MOST_ZEROS: Final = 8
+"""Leading zeros of the sizes of a connection's chunks: some parsers take no more than 16 digits in one."""
 
 
 class WritingConnection(TimedConnection, ABC):
     """The writing half of a client's connection; a `gateway.server.request.Channel`."""
+
+    _request: Request | None
+    """The request that is being answered."""
 
     __slots__ = (
         "_is_bodiless",
@@ -31,6 +36,7 @@ class WritingConnection(TimedConnection, ABC):
         "_now",
         "_room",
         "_sse",
+        "_zeros",
         "live_bytes",
         "live_first_byte_s",
         "live_use",
@@ -50,6 +56,8 @@ class WritingConnection(TimedConnection, ABC):
         """The answer in progress, if it is given without a task."""
         self._sse: SseAccounting | None = None
         """The accounting of the live answer, if it is SSE."""
+        self._zeros = 0
+        """Leading zeros written as probes."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
@@ -60,6 +68,20 @@ class WritingConnection(TimedConnection, ABC):
     @abstractmethod
     def _resume(self) -> None:
         """Go on to the next request."""
+
+    def _probe(self) -> None:
+        transport, request = self.transport, self._request
+        if transport is None or (request is not None and request.is_detached):
+            # A write goes on in any case.
+            return
+        has_head = self._sse is not None if self.phase is Phase.LIVE else request is not None and request.has_begun
+        if not has_head and (request is None or request.version != "1.0"):
+            # A client may get any number of interim answers (RFC 9110 section 15.2).
+            transport.write(interim_head(100, CIMultiDict()))
+        elif has_head and self._is_chunked and not self._is_bodiless and self._zeros < _MOST_ZEROS:
+            # The begin of the next chunk: a chunk's size may have leading zeros (RFC 9112 section 7.1).
+            self._zeros += 1
+            transport.write(b"0")
 
     @property
     def unsent_bytes(self) -> int:

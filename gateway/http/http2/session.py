@@ -146,6 +146,11 @@ class Session(Reading[Http2Request]):
         else:
             self._remove(stream)
 
+    def probe(self) -> None:
+        """Send a frame that changes nothing, for a client that may be gone to refuse."""
+        if self.failed is None:
+            self._write(frames.ping(b"probing!", is_ack=False))
+
     def leave(self, *, is_final: bool) -> None:
         """Ask the client to begin no more requests (RFC 9113 section 6.8).
 

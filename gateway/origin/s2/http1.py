@@ -10,6 +10,7 @@ import h11
 from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
+from gateway.origin.half_closed import INTERIM, LEADING_ZERO
 from gateway.origin.s2.exchange import Exchange, Incoming, Serve
 from gateway.origin.s2.sockets import Socket
 
@@ -28,6 +29,8 @@ class Http1Exchange(Exchange):
         super().__init__(request.method.decode("ascii"), request.target.decode("ascii"), headers, incoming)
         self._connection = connection
         self._is_bodiless = False
+        self.is_chunked = False
+        """Whether the answer's body has begun, in chunks."""
 
     async def begin(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._is_bodiless = status in _BODILESS or self.method == "HEAD"
@@ -35,6 +38,7 @@ class Http1Exchange(Exchange):
         if length is not None and status not in _BODILESS:
             framed["content-length"] = str(length)
         self.has_begun = True
+        self.is_chunked = length is None and not self._is_bodiless
         await self._connection.send(h11.Response(status_code=status, headers=list(framed.items())))
 
     async def send(self, data: bytes) -> None:
@@ -74,6 +78,22 @@ class Http1Connection:
         """Take bytes of the client."""
         self._state.receive_data(data)
         self._advance()
+
+    def half_closed(self) -> bool:
+        """The client sends no more: answer what it has asked, then close.  False if it has asked nothing whole."""
+        if self._exchange is None or self._state.their_state is not h11.DONE:
+            return False
+        self._state.receive_data(b"")
+        self.socket.watch(self._probe)
+        return True
+
+    def _probe(self) -> bytes:
+        exchange = self._exchange
+        if exchange is None:
+            return b""
+        if exchange.has_begun:
+            return LEADING_ZERO if exchange.is_chunked else b""
+        return INTERIM if self._state.their_http_version == b"1.1" else b""
 
     def lost(self) -> None:
         """The connection has ended."""

@@ -133,6 +133,10 @@ class Http2Connection:
             self._leave(stream_id)
         self._windows.fire()
 
+    def half_closed(self) -> bool:
+        """The client sends no more, not even acknowledgements: end the connection."""
+        return False
+
     def drain(self) -> None:
         """Take no more requests, and close when all are answered."""
         self._is_draining = True

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from gateway.aio.signal import Signal
+from gateway.origin.half_closed import watch
 
 
 class Socket:
@@ -70,6 +71,10 @@ class Socket:
         self._transport.abort()
         self._room.fire()
 
+    def watch(self, probe: Callable[[], bytes]) -> None:
+        """Drop the connection of a half-closed client once it is gone; `probe` returns what may be written now."""
+        watch(self._transport, probe)
+
     def full(self, is_full: bool) -> None:
         """The transport's buffer is full, or no longer."""
         self._is_full = is_full
@@ -86,6 +91,8 @@ class HttpConnection(Protocol):
     """One version of HTTP on a socket."""
 
     def receive(self, data: bytes) -> None: ...
+
+    def half_closed(self) -> bool: ...
 
     def lost(self) -> None: ...
 
@@ -126,6 +133,9 @@ class Connection(asyncio.Protocol):
             self._http = choose(self._socket)
             data, self._begun = self._begun, b""
         self._http.receive(data)
+
+    def eof_received(self) -> bool:
+        return self._http is not None and self._http.half_closed()
 
     def pause_writing(self) -> None:
         if self._socket is not None:

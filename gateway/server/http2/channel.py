@@ -159,6 +159,11 @@ class StreamChannel(Handling):
         return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
+    def is_live(self) -> bool:
+        """Whether a live read is answered."""
+        return self._sse is not None or self.live_use is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will happen on the channel."""
         stream = self.stream
@@ -242,6 +247,11 @@ class StreamChannel(Handling):
         """The request's body is whole."""
         if self._body is not None:
             self._body.end()
+
+    def fail_body(self) -> None:
+        """The client sends no more: fail the request's body, unless it is whole."""
+        if self._body is not None:
+            self._body.fail(BadRequest("Request body ended early"))
 
     def gone(self, *, is_by_client: bool) -> None:
         """The stream has been reset, or its connection has ended."""

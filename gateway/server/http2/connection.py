@@ -170,6 +170,8 @@ class Http2Connection(TimedHttp2Connection):
             self._is_reading = False
         self.flush()
         self._update_deadlines()
+        if self._has_ended:
+            self._end_input()
 
     def _receive(self, data: bytes, most_heads: int) -> None:
         """Read input with up to `most_heads` heads.  What its requests were decides how many are read at once next."""
@@ -193,7 +195,7 @@ class Http2Connection(TimedHttp2Connection):
     def _hold_input(self) -> None:
         """Read the transport no longer, or again, by how much input waits."""
         session, transport = self.session, self.transport
-        if transport is None or transport.is_closing() or session.has_failed:
+        if transport is None or transport.is_closing() or session.has_failed or self._has_ended:
             return
         if not self._is_held and session.has_more and session.input_bytes > MOST_INPUT:
             self._is_held = True
@@ -412,7 +414,8 @@ class Http2Connection(TimedHttp2Connection):
         self.flush()
         for channel in list(self._channels.values()):
             channel.drain()
-        if not self.session.is_blocked and not self._is_held and not transport.is_closing():
+        is_held = self._is_held or self._has_ended
+        if not self.session.is_blocked and not is_held and not transport.is_closing():
             transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

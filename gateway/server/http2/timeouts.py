@@ -20,6 +20,7 @@ from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import Clients
 from gateway.server.http2.channel import StreamChannel
+from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, is_refused
 from gateway.server.timer import Timer
 from gateway.telemetry.access_record import CloseReason
 
@@ -35,6 +36,8 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     __slots__ = (
         "_channels",
+        "_has_ended",
+        "_has_probed",
         "_head_timer",
         "_idle_timer",
         "_is_active",
@@ -57,6 +60,10 @@ class TimedHttp2Connection(asyncio.Protocol):
         self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None
         self._channels: dict[Stream, StreamChannel] = {}
+        self._has_ended = False
+        """Whether the client has half-closed: it sends no more, and may wait for its answers."""
+        self._has_probed = False
+        """Whether it has been sent something since the last look at whether it is still there."""
         self._is_ended = False
         """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
@@ -140,6 +147,9 @@ class TimedHttp2Connection(asyncio.Protocol):
             if not self._write_timer.is_set:
                 self._expect_progress(transport)
             return
+        if self._has_ended and transport is not None:
+            self._look_after(transport)
+            return
         if self._channels or self.session.streams or self._is_active:
             self._is_active = False
             self._quiet_checks = 0
@@ -150,6 +160,41 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._close()
         else:
             self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
+
+    def eof_received(self) -> bool:
+        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing."""
+        session, transport = self.session, self.transport
+        if transport is None or transport.is_closing() or session.has_failed:
+            return False
+        if not (self._channels or session.streams or session.has_more):
+            return False
+        is_live = any(channel.is_live for channel in self._channels.values())
+        if is_live and transport.get_extra_info(CLOSE_NOTIFY, False):
+            return False
+        self._has_ended = True
+        self._end_input()
+        if not transport.is_closing():
+            self._look_after(transport)
+        return True
+
+    def _end_input(self) -> None:
+        """The client sends no more: fail bodies that are not whole, and close once all that was asked is answered."""
+        if self.session.has_more:
+            return
+        for channel in list(self._channels.values()):
+            channel.fail_body()
+        self._close_if_over()
+
+    def _look_after(self, transport: asyncio.Transport) -> None:
+        """Drop a client that has half-closed if it is gone."""
+        if is_refused(transport):
+            transport.abort()
+            return
+        self._has_probed = not self._has_probed
+        if self._has_probed:
+            self.session.probe()
+            self.flush()
+        self._idle_timer.set(LOOK_S if self._has_probed else PROBE_AGAIN_S)
 
     def _on_head_timeout(self) -> None:
         """The preface or a head was not completed in time."""
@@ -200,7 +245,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Close the connection if either side is leaving and no request is open."""
         session = self.session
         # What waits to be read may be requests: those behind the client's GOAWAY are answered as well.
-        is_ending = session.is_leaving or (session.has_goaway and not session.has_more)
+        is_ending = session.is_leaving or self._has_ended or (session.has_goaway and not session.has_more)
         if is_ending and not self._channels and not session.streams:
             self._close()
 
@@ -226,7 +271,8 @@ class TimedHttp2Connection(asyncio.Protocol):
             return
         if transport.can_write_eof():
             transport.write_eof()
-        transport.resume_reading()
+        if not self._has_ended:
+            transport.resume_reading()
         self._leave_timer = Timer(self.clients.wheel, self._close)
         self._leave_timer.set(_LINGER_S)
 

@@ -47,6 +47,18 @@ async def test_both_versions_share_a_port(http: httpx.AsyncClient, version: str)
     assert (reply.status_code, reply.http_version, reply.text) == (200, version, "OK")
 
 
+async def test_a_client_that_half_closes_is_answered(origin: RunningS2Origin) -> None:
+    url = httpx.URL(origin.url)
+    async with asyncio.timeout(BOUND_S):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+        writer.write_eof()
+        said = await reader.read()
+        writer.close()
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert said.endswith(b"OK")
+
+
 async def test_a_field_value_is_any_bytes(http: httpx.AsyncClient) -> None:
     assert (await http.get("/../health", headers={b"x": b"\xff"})).status_code == 200
 

@@ -1,0 +1,36 @@
+"""Clients that have shut down their sending side: they may still read their answers, or be gone.
+
+A closed connection looks the same until something is written to it.  So a client that waits for its answer is written
+something that changes nothing, and its connection is dropped if it refuses that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Changes nothing before an answer's head (RFC 9110 section 15.2)."""
+LEADING_ZERO: Final = b"0"
+"""Changes nothing before a chunk (RFC 9112 section 7.1)."""
+_LOOK_S: Final = 0.1
+_AGAIN_S: Final = 5.0
+
+
+def watch(transport: asyncio.Transport, probe: Callable[[], bytes]) -> None:
+    """Drop the connection of a half-closed client once it is gone; `probe` returns what may be written now."""
+    loop = asyncio.get_running_loop()
+
+    def look(has_probed: bool) -> None:
+        if transport.is_closing():
+            return
+        if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+            return
+        if not has_probed and (data := probe()):
+            transport.write(data)
+        loop.call_later(_AGAIN_S if has_probed else _LOOK_S, look, not has_probed)
+
+    loop.call_later(_LOOK_S, look, False)
