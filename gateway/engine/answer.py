@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -17,6 +18,8 @@ from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.tape.stream import Edition, Stream
 from gateway.upstream.flight import Flight, FlightReader
+
+_UNSIZED: Final = count(1)
 
 
 class BodyRun(NamedTuple):
@@ -76,6 +79,15 @@ class Parts:
             part.size if isinstance(part, _InMemory) else max(part.flight.size, part.flight.length or 0)
             for part in self._parts
         )
+
+    def tag_size(self, is_json: bool) -> int | str:
+        """What stands for the body's length in its entity tag: the length; or else what is in memory and what the
+        origin has announced besides; or else a text that no other body has."""
+        if (length := self.length(is_json)) is not None:
+            return length
+        flights = [part.flight.expected for part in self._parts if not isinstance(part, _InMemory)]
+        held = sum(part.size for part in self._parts if isinstance(part, _InMemory))
+        return f"{held}~{sum(size or 0 for size in flights)}" if None not in flights else f"~{next(_UNSIZED)}"
 
     @property
     def copied(self) -> int:

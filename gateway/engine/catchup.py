@@ -60,13 +60,13 @@ class CatchUp:
         max_reply_bytes: int,
         follow: Callable[[Read, Stream], None],
     ) -> None:
-        self._fetches = fetches
+        self.fetches = fetches
         self._patience = Patience(fetches, clock)
-        self._confirming = confirming
-        self._live = live
-        self._clock = clock
-        self._max_reply_bytes = max_reply_bytes
-        self._follow = follow
+        self.confirming = confirming
+        self.live = live
+        self.clock = clock
+        self.max_reply_bytes = max_reply_bytes
+        self.follow = follow
         """Starts following a stream whose tail is requested often."""
 
     async def answer(self, read: Read, stream: Stream) -> Answer:
@@ -88,31 +88,15 @@ class CatchUp:
         return await self._attempt(read, stream).head()
 
     def _attempt(self, read: Read, stream: Stream) -> _Attempt:
-        return _Attempt(
-            self._fetches, self._confirming, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream
-        )
+        return _Attempt(self, read, stream)
 
 
 class _Attempt:
     """One walk over one incarnation."""
 
-    def __init__(
-        self,
-        fetches: FetchTable,
-        confirming: Confirming,
-        live: LiveTopics,
-        clock: Clock,
-        limit: int,
-        follow: Callable[[Read, Stream], None],
-        read: Read,
-        stream: Stream,
-    ) -> None:
-        self._fetches = fetches
-        self._confirming = confirming
-        self._live = live
-        self._clock = clock
-        self._limit = limit
-        self._follow = follow
+    def __init__(self, owner: CatchUp, read: Read, stream: Stream) -> None:
+        self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
+        self._clock, self._limit, self._follow = owner.clock, owner.max_reply_bytes, owner.follow
         self._read = read
         self._stream = stream
         self.parts = Parts()
@@ -448,7 +432,7 @@ class _Attempt:
         """The bytes of the walk, if they may be given although the origin does not answer."""
         stream = self._stream
         is_there = stream.outlasts_failure(self._clock.now(), self._clock.wall())
-        is_there &= not stream.must_revalidate or not self._confirming.is_due(self._read, stream)
+        is_there &= not stream.caching.must_revalidate or not self._confirming.is_due(self._read, stream)
         if self._at == self._read.start or not self.parts.size or not is_there:
             return None
         if not stream.holds_acknowledged(self._at):
@@ -484,7 +468,7 @@ class _Attempt:
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
-            fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
+            fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s, size=self._tag_size,
         )  # fmt: skip
         run = BodyRun(stream, read.start, self._at, self._edition)
         if is_not_modified(read, headers):
@@ -495,6 +479,11 @@ class _Attempt:
         if outcome is Outcome.HIT and stale_s is None and read.max_age_s is None:
             self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
+
+    @property
+    def _tag_size(self) -> int | str:
+        tape = self._stream.tape
+        return self.parts.tag_size(tape.is_json) if tape.has_lost_start else 0
 
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""

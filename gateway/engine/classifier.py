@@ -188,7 +188,7 @@ class ReplyClassifier:
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start != METADATA:
-            stream.record_caching(headers, up_to_date=up_to_date)
+            stream.caching.record(headers, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
             told = lifetime_from_headers(headers)
             stream.record_head(headers, lifetime_here(told, headers, facts.asked_at, self._clock.wall()))

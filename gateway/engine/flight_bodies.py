@@ -17,7 +17,7 @@ from gateway.errors import UpstreamBroken
 from gateway.protocol.freshness import age_from_headers
 from gateway.protocol.json_array import NotAnArray
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW
+from gateway.protocol.offsets import NOW, START
 from gateway.tape.confirmed import LEAST_GAP_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -97,6 +97,9 @@ class FlightBodies:
                 # The bytes are for the flight's readers alone.
                 self._store.count_unstored(flight.size)
             else:
+                if start == START and stream.tape.knows_after(START):
+                    # Another fetch has brought the beginning, which the origin may have trimmed in between.
+                    stream.tape.has_lost_start = True
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
                 stream.confirm(start, confirmed_at)
                 if stream.tape.knows_after(start):

@@ -180,6 +180,8 @@ class LongPoll:
         """`is_closed` says that the origin has told this read of the closure; the tape's facts may be gone by now."""
         end = reading.end
         is_closed = is_closed or stream.tape.is_closed_at(end)
+        parts = Parts()
+        parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
         cursor = self._reads.cursor(read, stream)
         headers = stream_headers(
             read,
@@ -190,11 +192,10 @@ class LongPoll:
             outcome=outcome,
             cursor=cursor,
             edition=edition,
+            size=parts.tag_size(stream.tape.is_json),
         )
         if is_not_modified(read, headers):
             return Answer(304, not_modified(headers), outcome)
-        parts = Parts()
-        parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
         return Answer(200, headers, outcome, parts, stream.tape.is_json, run=BodyRun(stream, read.start, end, edition))
 
     def wait(self, waiting: Waiting, client: PollClient) -> Waiter:

@@ -40,8 +40,8 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     scope = "private" if read.is_private else "public"
     if at_tail:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
-    if stream.cache_control is not None and not read.is_private:
-        return stream.cache_control
+    if stream.caching.cache_control is not None and not read.is_private:
+        return stream.caching.cache_control
     life = stream.expiry.lifetime
     ttl_s = life.ttl_s if life is not None else None
     if life is not None and life.expires_at is not None:
@@ -51,6 +51,12 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     # Bytes are given for up to `trust_s` after they were confirmed, and caches behind must be able to use them then.
     fresh_s = max(_IMMUTABLE_S, math.ceil(read.route.config.trust_s))
     return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
+
+
+def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
+    """A read's start in its entity tag.  Once the start sentinel may have named several positions of an incarnation,
+    the body's size tells them apart, because all of them lead to the same end."""
+    return f"{START}+{size}" if start == START and stream.tape.has_lost_start else start
 
 
 def stream_headers(
@@ -66,9 +72,11 @@ def stream_headers(
     fwd_status: int | None = None,
     stored: bool = False,
     edition: Edition,
+    size: int | str,
     stale_s: float | None = None,
 ) -> CIMultiDict[str]:
-    """The headers of a 200 that leads from the requested offset to `end`.  `stale_s` is for how long its statement of
+    """The headers of a 200 that leads from the requested offset to `end`.  `size` is that of the body, or a text that
+    no other representation has in its place.  `stale_s` is for how long its statement of
     the tail has been stale, if it is, while the origin is asked again."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
@@ -79,12 +87,12 @@ def stream_headers(
         headers[STREAM_CLOSED] = "true"
     if cursor is not None and not is_closed:
         headers[STREAM_CURSOR] = cursor
-    headers["ETag"] = mint(edition.incarnation, read.start, end, is_closed)
+    headers["ETag"] = mint(edition.incarnation, _tagged_start(read.start, stream, size), end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
     if cursor is not None:
         # Without `no-transform`: the answer is complete, so coding it delays nothing and often pays.
         headers[ACCEL_BUFFERING] = "no"
-    if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
+    if stream.caching.is_verbatim and "no-transform" not in headers["Cache-Control"]:
         headers["Cache-Control"] += ", no-transform"
     if age_s is not None:
         headers["Age"] = str(max(0, int(age_s)))
@@ -121,7 +129,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     is_closed = stream.tape.is_closed_at(tail)
     if is_closed:
         headers[STREAM_CLOSED] = "true"
-    headers["ETag"] = mint(stream.tape.incarnation, START, tail, is_closed)
+    headers["ETag"] = mint(stream.tape.incarnation, _tagged_start(START, stream, "head"), tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
     if is_not_modified(read, headers):

@@ -64,6 +64,11 @@ class Confirmations:
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]
 
+    def confirm_start(self, following: str, at: float) -> None:
+        """The origin's stream began with the bytes held from the start sentinel, and had those after `following`."""
+        self.start_at = max(self.start_at, at)
+        self.confirm(following, at)
+
     def since(self, offset: str) -> float:
         """When the origin last showed to have the bytes after `offset`; -inf if it never did."""
         if offset == START:

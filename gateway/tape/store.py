@@ -360,7 +360,7 @@ class TapeStore:
             self._account(stream, 0, -blocks, 0)
             stream.tape.forget_facts()
             # Other bytes may follow at the same offsets, so they need other entity tags.
-            stream.tape.incarnation = self._mint()
+            stream.tape.rename(self._mint())
             stream.lost_tail()
             stream.beyond.clear()
             stream.confirmed.forget()

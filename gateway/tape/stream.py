@@ -15,11 +15,12 @@ from multidict import CIMultiDict
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.forwarded_headers import Headers, storable_headers
-from gateway.protocol.freshness import Lifetime, forbids_stale, parse_cache_control, stated_lifetime
+from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.beyond import OffsetsBeyond
+from gateway.tape.caching import Caching
 from gateway.tape.confirmed import Confirmations
 from gateway.tape.expiry import LEAST_TTL_S, Expiry
 from gateway.tape.facts_cost import headers_cost, key_cost, surrogate_keys_cost, texts_cost
@@ -72,14 +73,8 @@ class Stream:
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
     varies_by_origin: bool = False
     """Whether the stream is for requests without an Origin header: the origin's replies depend on that header."""
-    cache_control: str | None = None
-    """The origin's Cache-Control on replies that stop short of the tail; None if it sends none."""
-    bytes_fresh_s: float = math.inf
-    """How long the origin allows such replies to be reused (RFC 9111 §4.2.1); inf if it does not say."""
-    must_revalidate: bool = False
-    """Whether the origin forbids reusing them once that has passed, even while it fails (RFC 9111 §5.2.2.2)."""
-    is_verbatim: bool = False
-    """Whether the origin forbids content coding of its bytes (`no-transform`, RFC 9111 §5.2.2.6)."""
+    caching: Caching = field(default_factory=Caching)
+    """What the origin's Cache-Control says of the stream's bytes."""
     identity: str | None = None
     """The origin's own name for the incarnation, if its ETag carries one."""
     expiry: Expiry = field(default_factory=Expiry)
@@ -218,16 +213,6 @@ class Stream:
         names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
-    def record_caching(self, headers: Headers, *, up_to_date: bool) -> None:
-        """Record the caching directives of the answer to a read."""
-        cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
-        directives = parse_cache_control(cache_control)
-        self.is_verbatim = "no-transform" in directives
-        if not up_to_date:
-            self.cache_control = headers.get("Cache-Control")
-            self.bytes_fresh_s = stated_lifetime(directives)
-            self.must_revalidate = forbids_stale(directives)
-
     def withdrawn(self) -> None:
         """Record that bytes were dropped, or that data derived from them must not be used any more."""
         self.forgotten += 1
@@ -278,7 +263,7 @@ class Stream:
 
     def weigh(self) -> int:
         """Bytes that the record takes now, without its tape: its key, and the text that it holds."""
-        cost = key_cost(self.key) + headers_cost(self.headers) + texts_cost((self.cache_control, self.identity))
+        cost = key_cost(self.key) + headers_cost(self.headers) + texts_cost((self.caching.cache_control, self.identity))
         # Most streams have none of these, and the weight is taken for every stream that is begun.
         if self.head_headers:
             cost += headers_cost(self.head_headers)
@@ -483,13 +468,10 @@ class Stream:
 
     def confirm(self, start: str, at: float) -> None:
         """Record that the origin had the bytes that are held after `start` at this time (monotonic seconds)."""
-        tape = self.tape
-        if (resolved := tape.resolve(start)) != START:
+        if (resolved := self.tape.resolve(start)) != START:
             self.confirmed.confirm(resolved, at)
-        elif tape.knows_after(START):
-            # The sentinel names the first position that the origin has, and all later ones exist.
-            self.confirmed.start_at = max(self.confirmed.start_at, at)
-            self.confirmed.confirm(tape.after(START), at)
+        elif self.tape.knows_after(START):
+            self.confirmed.confirm_start(self.tape.after(START), at)
 
     def confirmed_at(self, start: str) -> float:
         """When the origin last showed to have the bytes after `start`; -inf if it never did."""
@@ -497,7 +479,7 @@ class Stream:
 
     def reusable_s(self, trust_s: float) -> float:
         """How long bytes may be given after the origin has shown to have them."""
-        return self._trusted_s(min(trust_s, self.bytes_fresh_s))
+        return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def bytes_until(self, start: str, trust_s: float) -> float:
         """Until when the bytes held after `start` may be given without the origin (monotonic seconds)."""

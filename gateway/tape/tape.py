@@ -51,6 +51,8 @@ class Tape:
     short_of_tail: str | None = None
     """The furthest token at which the origin stopped although more bytes followed."""
     closed_at: str | None = None
+    has_lost_start: bool = False
+    """Whether the bytes after the start sentinel were dropped, so that the sentinel may name another position now."""
     cost: int = TAPE_COST
     _blocks: dict[str, Block] = field(default_factory=dict)
     """Blocks by their first token, in the order they were stored."""
@@ -269,6 +271,7 @@ class Tape:
                 self._drop(block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:
+                self.has_lost_start |= known == START
                 del held[known]
                 self.cost -= token_cost(known)
         return before - self.cost
@@ -277,6 +280,7 @@ class Tape:
         del self._blocks[block.start]
         known = (*(token for _, token in block.marks), *block.leads)
         tokens = {token for token in known if self._index.get(token, (None, 0))[0] is block}
+        self.has_lost_start |= START in tokens
         for token in tokens:
             del self._index[token]
         if self._ending.get(block.end) is block:
@@ -292,12 +296,17 @@ class Tape:
         self._clear()
         return before - self.cost
 
+    def rename(self, incarnation: str) -> None:
+        """Begin another incarnation on the empty tape."""
+        self.incarnation, self.has_lost_start = incarnation, False
+
     def forget_facts(self) -> None:
         """Drop the facts that would let this tape answer without the origin."""
         self.closed_at = None
         self.short_of_tail = None
 
     def _clear(self) -> None:
+        self.has_lost_start |= START in self._index or START in self._hops
         self._blocks.clear()
         self._index.clear()
         self._ending.clear()

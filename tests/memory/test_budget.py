@@ -42,7 +42,7 @@ def usual_headers(store: TapeStore, stream: Stream, number: int) -> None:
 def long_headers(store: TapeStore, stream: Stream, number: int) -> None:
     stream.record_headers(CIMultiDict([(f"X-{number}-{line}", f"{number}-{line}-" + "v" * 7_000) for line in range(8)]))
     stream.record_head(CIMultiDict({"Last-Modified": f"{number}-" + "m" * 7_000}), Lifetime(None, None))
-    stream.record_caching(CIMultiDict({"Cache-Control": f"max-age={number}, x=" + "c" * 7_000}), up_to_date=False)
+    stream.caching.record(CIMultiDict({"Cache-Control": f"max-age={number}, x=" + "c" * 7_000}), up_to_date=False)
     store_messages(store, stream, 1)
 
 

@@ -358,3 +358,27 @@ async def test_bytes_that_an_earlier_cache_has_had_for_long_are_older_by_that(
     del bodies[0]
     clock.advance(6)
     assert (await edge.get("/s?offset=-1")).body == b"two"
+
+
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
+async def test_one_tag_never_names_a_beginning_before_and_after_a_trim(
+    edge: Edge, counters: Counters, trim: Trim, live: str
+) -> None:
+    """Both end at the same offset, and the sentinel names another position; the bytes were evicted in between."""
+    offsets = await created(edge, 3)
+    edge.asking(f"/s?offset={offsets[2]}&live=long-poll")
+    await counters.parked_is(1)
+    tags: dict[str, bytes] = {}
+    store = edge.gateway.engine.store
+    for upto in (None, *offsets[:2]):
+        if upto is not None:
+            budget_bytes = store.budget_bytes
+            store.resize(0)
+            store.resize(budget_bytes)
+            trim(upto)
+        for _ in range(3):
+            answer = await edge.get(f"/s?offset=-1{live}")
+            assert tags.setdefault(answer.headers["ETag"], answer.body) == answer.body
+            again = await edge.get(f"/s?offset=-1{live}", {"If-None-Match": answer.headers["ETag"]})
+            assert again.status == 304
+    assert sorted(set(tags.values())) == [b"[1,2,3]", b"[2,3]", b"[3]"]

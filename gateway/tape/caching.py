@@ -1,0 +1,32 @@
+"""What an origin's Cache-Control says of a stream's bytes (RFC 9111)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.freshness import forbids_stale, parse_cache_control, stated_lifetime
+
+
+@dataclass(slots=True, eq=False)
+class Caching:
+    """The directives of the latest replies to reads of one stream.  Owner: the `Stream`."""
+
+    cache_control: str | None = None
+    """The Cache-Control of replies that stop short of the tail; None if they have none."""
+    fresh_s: float = math.inf
+    """How long such replies may be reused (section 4.2.1); inf if they do not say."""
+    must_revalidate: bool = False
+    """Whether they must not be reused once that has passed, even while the origin fails (section 5.2.2.2)."""
+    is_verbatim: bool = False
+    """Whether the bytes must not be coded (`no-transform`, section 5.2.2.6)."""
+
+    def record(self, headers: Headers, *, up_to_date: bool) -> None:
+        """Record the directives of a reply, which reaches the tail or stops short of it."""
+        directives = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
+        self.is_verbatim = "no-transform" in directives
+        if not up_to_date:
+            self.cache_control = headers.get("Cache-Control")
+            self.fresh_s = stated_lifetime(directives)
+            self.must_revalidate = forbids_stale(directives)
