@@ -236,6 +236,16 @@ class LiveReads:
         self.check_stored(stream, at, head)
         return head.next_offset != at or tape.tail != tail
 
+    async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
+        """The same for one reader, whose own offset has led to `at`.  Raises TailMovedBack if only that is refused:
+        the origin may have trimmed it, and have what the reader's own offset names now."""
+        try:
+            return await self.fill(read.route, read.source, topic, at)
+        except StreamEnded as ended:
+            if ended.error.status == 410 and at != read.start:
+                raise TailMovedBack from None
+            raise
+
     @staticmethod
     def check_ended(stream: Stream) -> None:
         if stream.ended in (End.RECREATED, End.PURGED):

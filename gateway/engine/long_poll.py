@@ -17,6 +17,7 @@ from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, Waiting
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import origin_error_answer, stream_headers, timed_out
+from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
@@ -137,10 +138,13 @@ class LongPoll:
         tape, edition = stream.tape, stream.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
-            return Poll.ASK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
+            return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
         # The tail is unconfirmed: one fetch finds out whether more follows.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
+        if isinstance(head, OriginError) and head.status == 410 and not tape.knows_after(read.start):
+            # The origin has trimmed the stream beyond what was held: ask it for the client's own offset.
+            raise TailMovedBack
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
             # The stream has been refused: send no more of it.
             raise StreamEnded(head)

@@ -363,7 +363,7 @@ class Waiter:
         told that it has ended.  A client that arrived while the follower was unconfirmed starts again with the stream
         that the origin has now, and so does every client if it is not known whether the stream was replaced."""
         waiting = self._waiting
-        if self._was_confirmed and waiting.stream.ended is not End.PURGED:
+        if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
         try:
             found = await waiting.polls.answer(waiting.read)

@@ -75,7 +75,7 @@ class Sse:
         try:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
-                await self._reads.fill(read.route, read.source, topic, at)
+                await self._reads.fill_for(read, topic, at)
                 # The stream may have been closed before, and be another now.
                 self._reads.live.follow(topic)
             if first is None or not read.route.shares_live:

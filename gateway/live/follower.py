@@ -197,6 +197,8 @@ class Follower:
         begun_at = self._next_offset
         head = await self._topic.access.fetch(begun_at)
         if isinstance(head, OriginError):
+            if head.status == 410:
+                await self._check_trimmed()
             self._raise_for_status(head.status, begun_at)
         if isinstance(head, GatewayError):
             self._counted_failure = head.anew()
@@ -411,12 +413,25 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """If the origin refused an offset that it has named itself, fetch that offset: the fetch ends the record if the
-        origin now has another stream."""
+        """If the origin refused an offset that it has named itself, find out whether it has another stream now, or has
+        trimmed this one."""
         if status == 400 and at == self._stream.tape.tail:
             await self._topic.access.fetch(at)
             if self._stream.ended is not None:
                 raise FollowingEnded(self._stream.ended)
+        if status == 410:
+            await self._check_trimmed()
+
+    async def _check_trimmed(self) -> None:
+        """The origin has answered 410 for an offset: end the record if it has the stream and has trimmed it beyond that
+        offset.  Readers of other offsets find theirs then."""
+        if self._stream.acks != self._acks:
+            return
+        head = await self._topic.access.fetch(None)
+        if isinstance(head, StreamHead):
+            raise FollowingEnded(End.PURGED)
+        if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
+            raise UpstreamUnavailable
 
     def _raise_for_status(self, status: int, at: str | None = None) -> None:
         """Raise the error that an unsuccessful status means for a follower that has asked for the offset `at`, if for

@@ -45,7 +45,7 @@ async def numbers(edge: Edge, first: int, last: int, to: str | None = None) -> s
         answer = await edge.send_to(to or edge.url, "POST", "/s", headers, json.dumps([number]).encode())
         assert answer.status == 204
     assert answer is not None
-    return str(answer.next_offset)
+    return answer.next_offset
 
 
 async def created(edge: Edge, count: int) -> list[str]:
@@ -382,3 +382,46 @@ async def test_one_tag_never_names_a_beginning_before_and_after_a_trim(
             again = await edge.get(f"/s?offset=-1{live}", {"If-None-Match": answer.headers["ETag"]})
             assert again.status == 304
     assert sorted(set(tags.values())) == [b"[1,2,3]", b"[2,3]", b"[3]"]
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_live_read_before_a_trimmed_tail_begins_with_what_the_origin_has(
+    edge: Edge, origin: RunningOrigin, faults: Faults, trim: Trim, live: str
+) -> None:
+    """The tail that the gateway knows is refused, and the live request with it."""
+    await created(edge, 4)
+    assert held(await edge.get("/s?offset=-1")) == [1, 2, 3, 4]
+    offsets = [await numbers(edge, number, number, origin.url) for number in range(5, 9)]
+    trim(offsets[1])
+    gate = faults.hold(kind="sse", times=1)
+    wire = await edge.begin(f"/s?offset=-1&live={live}")
+    if live == "sse":
+        await bounded(gate.waiting(1))
+    gate.release()
+    answer = await bounded(wire.head())
+    assert answer.status == 200
+    if live == "sse":
+        event = await bounded(wire.event())
+        assert event is not None
+        assert json.loads(event.data) == [7, 8]
+    else:
+        assert json.loads(await bounded(wire.body())) == [7, 8]
+
+
+@pytest.mark.parametrize("live", ["", "&live=long-poll", "&live=sse"])
+async def test_a_start_that_was_resolved_to_a_trimmed_offset_is_asked_for_again(
+    edge: Edge, origin: RunningOrigin, trim: Trim, live: str
+) -> None:
+    """An empty stream has named the offset at which it begins."""
+    await created(edge, 0)
+    assert held(await edge.get("/s?offset=-1")) == []
+    offsets = [await numbers(edge, number, number, origin.url) for number in range(1, 4)]
+    trim(offsets[1])
+    wire = await edge.begin(f"/s?offset=-1{live}")
+    assert (await bounded(wire.head())).status == 200
+    if live == "&live=sse":
+        event = await bounded(wire.event())
+        assert event is not None
+        assert json.loads(event.data) == [3]
+    else:
+        assert json.loads(await bounded(wire.body())) == [3]
