@@ -72,7 +72,10 @@ class Confirming:
                 flight.unwatch()
             found = flight.error or flight.head
             assert found is not None
-            is_trimmed = isinstance(found, OriginError) and found.status == 410 and flight.start != start
-            if not is_trimmed and not is_before(start, flight.start):
+            is_trimmed = isinstance(found, OriginError) and found.status == 410
+            if is_trimmed and flight.start == start != read.start:
+                # What the reader has asked for is another position now.
+                raise TailMovedBack
+            if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
                 return as_seen_by(found, source.headers)
             is_refused |= is_trimmed

@@ -24,11 +24,14 @@ class Followed:
 
     def __init__(self, **settings: Any) -> None:
         self.bench = EngineBench(self._answer, live_linger_s=0, **settings)
+        self.status = 200
         self.tail = "0002"
         self._joining: list[asyncio.Task[Subscription | Answer]] = []
 
     def _answer(self, asked: Asked) -> None:
-        if not asked.is_live:
+        if not asked.is_live and self.status != 200:
+            asked.answer(self.status)
+        elif not asked.is_live:
             body = b"ab" if asked.query.get("offset", "-1") == "-1" else b""
             part_of_stream(body, self.tail, Content_Type="application/octet-stream")(asked)
 
@@ -140,11 +143,23 @@ async def test_a_lost_connection_is_resumed_where_it_ended(followed: Followed) -
 @pytest.mark.parametrize("status", [404, 410])
 async def test_a_stream_that_has_ended_is_no_longer_followed(followed: Followed, status: int) -> None:
     followed.join()
-    (await followed.asked(1)).answer(status)
+    asked = await followed.asked(1)
+    followed.status = status
+    asked.answer(status)
     stream = followed.bench.stream
     await eventually(lambda: stream.ended is not None)
     followed.bench.clock.advance(60.0)
     assert len(followed.live) == 1
+
+
+async def test_a_stream_that_is_trimmed_beyond_the_live_request_is_followed_from_where_it_begins(
+    followed: Followed,
+) -> None:
+    followed.join()
+    asked = await followed.asked(1)
+    followed.tail = "0006"
+    asked.answer(410)
+    assert (await followed.asked(2)).query["offset"] == "0006"
 
 
 async def test_a_closed_stream_needs_no_live_request(followed: Followed) -> None:

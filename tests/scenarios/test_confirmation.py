@@ -425,3 +425,23 @@ async def test_a_start_that_was_resolved_to_a_trimmed_offset_is_asked_for_again(
         assert json.loads(event.data) == [3]
     else:
         assert json.loads(await bounded(wire.body())) == [3]
+
+
+@pytest.mark.parametrize("live", ["", "&live=long-poll", "&live=sse"])
+async def test_a_confirmation_of_a_resolved_start_that_is_refused_is_no_answer(
+    edge: Edge, clock: ManualClock, trim: Trim, live: str
+) -> None:
+    await created(edge, 0)
+    assert held(await edge.get("/s?offset=-1")) == []
+    offsets = [await numbers(edge, number, number) for number in range(1, 4)]
+    assert held(await edge.get("/s?offset=-1")) == [1, 2, 3]
+    trim(offsets[1])
+    clock.advance(FRESH_S + 1)
+    wire = await edge.begin(f"/s?offset=-1{live}")
+    assert (await bounded(wire.head())).status == 200
+    if live == "&live=sse":
+        event = await bounded(wire.event())
+        assert event is not None
+        assert json.loads(event.data) == [3]
+    else:
+        assert json.loads(await bounded(wire.body())) == [3]
