@@ -199,10 +199,16 @@ class SessionReader:
         """These records have just come, and the client is to have them next, unless it is behind."""
         if self._is_over or self._is_fetching or self._wire.is_full or self._is_midway:
             return
-        if self.at != batch.start or self._is_limited:
+        if self.at != batch.start:
             self.pump()
-        else:
+        elif not self._is_limited:
             self._send(batch)
+        else:
+            # Of the batch and not of the tape, from which a trim in the batch may have removed records of it.
+            part = cut(batch.batch.records, self.at, batch.end, self.wanted)
+            if part.records:
+                self._send(Batch.of(self.at, part, self._latest_tail))
+            self.pump()
 
     def _send(self, batch: Batch) -> None:
         self.at = batch.end

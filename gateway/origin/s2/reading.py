@@ -16,6 +16,7 @@ left between the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from gateway.origin.s2.refusals import Refused, Unwritten
@@ -46,6 +47,8 @@ class Reading:
         self._until = query.until
         self._may_wait = not query.is_bounded or bool(query.wait_s)
         self._is_live = False
+        self._kept: list[Record] = []
+        """Records that the stream had when the read was at its tail, and may have removed since."""
         self._next = self._start(query)
 
     def _start(self, query: ReadQuery) -> int:
@@ -71,21 +74,33 @@ class Reading:
             raise Refused(ErrorCode.UNAVAILABLE, "the stream is gone")
         if self._count == 0 or self._bytes == 0:
             return Pause.OVER
-        # Retention may have removed what was not read yet.
-        self._next = max(self._next, stream.first_seq_num)
+        if not self._kept:
+            # Retention may have removed what was not read yet.
+            self._next = max(self._next, stream.first_seq_num)
         if self._next < stream.tail.seq_num:
             records = self._take()
             if not records:
                 return Pause.OVER
             is_at_tail = self._next == stream.tail.seq_num
-            self._is_live = self._is_live and is_at_tail
+            self._is_live = self._is_live and (is_at_tail or bool(self._kept))
             return ReadBatch(tuple(records), stream.tail if is_at_tail else None)
         if not self._may_wait or self.wait_s == 0:
             return Pause.OVER
         if not self._is_live:
             self._is_live = True
+            stream.followers.add(self)
             return ReadBatch((), stream.tail)
         return Pause.WAITING
+
+    @property
+    def expects(self) -> int:
+        """The number of the record that has to be kept next."""
+        return self._kept[-1].seq_num + 1 if self._kept else self._next
+
+    def keep(self, records: Iterable[Record]) -> None:
+        """Keep these records, which the stream is about to remove, if the read follows the stream."""
+        if self._is_live:
+            self._kept += records
 
     def heartbeat(self) -> ReadBatch:
         """The sign of life of a read that waits: the tail, up to which it has sent everything."""
@@ -94,7 +109,7 @@ class Reading:
     def _take(self) -> list[Record]:
         records: list[Record] = []
         size = 0
-        for record in self._stream.records_from(self._next):
+        for record in self._kept or self._stream.records_from(self._next):
             record_bytes = metered_bytes(record)
             if not self._allows(record, len(records) + 1, size + record_bytes):
                 break
@@ -104,6 +119,7 @@ class Reading:
             size += record_bytes
         if records:
             self._next = records[-1].seq_num + 1
+            del self._kept[: len(records)]
             if self._count is not None:
                 self._count -= len(records)
             if self._bytes is not None:

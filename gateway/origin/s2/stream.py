@@ -4,14 +4,17 @@ Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no ba
 
 Invariants: sequence numbers of the records that are left have no gap and end at the tail; timestamps never decrease; a
 trim and retention remove records at the beginning only, and never move the tail.  An append happens whole or not at
-all.  A deleted stream never comes back; a new one of its name starts at 0.
+all.  Readers at the tail are given every record, also the ones that a trim in the same append removes.
+A deleted stream never comes back; a new one of its name starts at 0.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import Protocol
+from weakref import WeakSet
 
 from gateway.origin.s2.config import StreamConfig, TimestampingMode
 from gateway.origin.s2.refusals import FencingTokenMismatch, SeqNumMismatch
@@ -34,6 +37,17 @@ def milliseconds(now: float) -> int:
     return int(now * 1000)
 
 
+class Follower(Protocol):
+    """A read at the tail."""
+
+    @property
+    def expects(self) -> int:
+        """The number of the record that it has to be given next."""
+
+    def keep(self, records: Iterable[Record]) -> None:
+        """Keep these records from that number on, because the stream is about to remove some of them."""
+
+
 class Stream:
     """A sequence of records.  Owner of its state; watchers are called after each append and at the deletion."""
 
@@ -46,6 +60,8 @@ class Stream:
         self.fencing_token = ""
         self.is_deleted = False
         self.watchers: set[Callable[[], object]] = set()
+        self.followers: WeakSet[Follower] = WeakSet()
+        """Reads that have reached the tail."""
         self._records: list[Record] = []
         self._arrivals: list[float] = []
         """Unix seconds at which each record arrived."""
@@ -73,6 +89,9 @@ class Stream:
         self._records += added
         self._arrivals += [now] * len(added)
         self.tail = StreamPosition(added[-1].seq_num + 1, added[-1].timestamp)
+        if any(isinstance(command_of(record), Trim) for record in added):
+            for follower in self.followers:
+                follower.keep(self.records_from(follower.expects))
         for record in added:
             self._obey(record, now)
         self._wake()

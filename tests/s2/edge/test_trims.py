@@ -102,3 +102,27 @@ async def test_an_answer_without_records_ends_no_session_in_order(edge: Edge) ->
     assert await session.texts(1) == await events.texts(1) == ["a"]
     assert b"unavailable" in getattr(await session.next(), "body", b"")
     assert b"unavailable" in getattr(await events.next(), "body", b"")
+
+
+@pytest.mark.parametrize("query", ["seq_num=1", "seq_num=1&count=9&wait=60"])
+async def test_a_follower_at_the_tail_is_sent_a_whole_append_whatever_it_trims(edge: Edge, query: str) -> None:
+    await edge.client.append("a")
+    session, sse = await edge.client.session(query), await edge.client.events(query)
+    for reader in (session, sse):
+        await reader.next()
+    await edge.counters.sessions_are(Call.READ_SESSION, 1)
+    await edge.counters.parked_is(1)
+    x, trimming, fencing = (
+        {"body": ""},
+        {"headers": [["", base64.b64encode(b"trim").decode()]], "body": base64.b64encode((99).to_bytes(8)).decode()},
+        {"headers": [["", base64.b64encode(b"fence").decode()]], "body": base64.b64encode(b"token").decode()},
+    )
+    path, records = f"/v1/streams/{STREAM}/records", [x, trimming, fencing]
+    assert (await edge.client.send("POST", path, {"records": records}, s2_format="base64")).status == 200
+    assert [record.seq_num for record in await session.records(3)] == [1, 2, 3]
+    batch = await sse.batch()
+    assert [record.seq_num for record in batch.batch.records] == [1, 2, 3]
+    session.close()
+    sse.close()
+    late = await edge.client.read("seq_num=0")
+    assert [record["seq_num"] for record in late.json["records"]] == [3]  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from gateway.origin.s2.refusals import Refusal, Unwritten
 from gateway.origin.s2.stream import Stream
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery, Start
 from gateway.s2.records import AppendInput, AppendRecord, ReadBatch, StreamPosition
-from tests.s2.origin.appends import NOW, a_stream, bodies, read, stamped, texts, trim
+from tests.s2.origin.appends import NOW, a_stream, bodies, fence, read, stamped, texts, trim
 
 
 @pytest.fixture
@@ -168,3 +168,41 @@ def test_a_read_of_a_stream_that_is_deleted_ends_with_an_error(abc: Stream) -> N
     with pytest.raises(Refusal) as refused:
         reading.advance()
     assert (refused.value.status, json.loads(refused.value.body)["code"]) == (503, "unavailable")
+
+
+def _fenced_trim(seq_num: int) -> AppendInput:
+    """A record, a trim and a fence in one append."""
+    return AppendInput((*bodies("x").records, *trim(seq_num).records, *fence("token").records))
+
+
+@pytest.mark.parametrize("limit", [None, 9])
+def test_a_follower_at_the_tail_is_given_a_whole_append_whatever_it_trims(abc: Stream, limit: int | None) -> None:
+    query = ReadQuery(FromSeqNum(3), count=limit, wait_s=9 if limit else None)
+    at_tail, behind = Reading(abc, query), Reading(abc, ReadQuery(FromSeqNum(0)))
+    assert at_tail.advance() == ReadBatch((), abc.tail)
+    abc.append(_fenced_trim(99), NOW)
+    batch = at_tail.advance()
+    assert isinstance(batch, ReadBatch)
+    assert ([record.seq_num for record in batch.records], batch.tail) == ([3, 4, 5], abc.tail)
+    # A read that comes from behind finds what is left.
+    late = behind.advance()
+    assert isinstance(late, ReadBatch)
+    assert [record.seq_num for record in late.records] == [record.seq_num for record in read(abc)] == [5]
+
+
+def test_a_follower_misses_nothing_of_several_appends_of_which_one_trims(abc: Stream) -> None:
+    reading = Reading(abc, ReadQuery(FromTailOffset(0)))
+    assert reading.advance() == ReadBatch((), abc.tail)
+    abc.append(bodies("d"), NOW)
+    abc.append(_fenced_trim(99), NOW)
+    abc.append(bodies("e"), NOW)
+    found = [record.seq_num for batch in _batches(reading) for record in batch.records]
+    assert found == [3, 4, 5, 6, 7]
+
+
+def test_what_a_follower_is_kept_obeys_its_limits(abc: Stream) -> None:
+    reading = Reading(abc, ReadQuery(FromTailOffset(0), count=2, wait_s=9))
+    assert reading.advance() == ReadBatch((), abc.tail)
+    abc.append(_fenced_trim(99), NOW)
+    assert [record.seq_num for batch in _batches(reading) for record in batch.records] == [3, 4]
+    assert reading.advance() is Pause.OVER
