@@ -12,6 +12,7 @@ Spark prints plans and logs their contents.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,9 @@ _CONNECTIONS: Final = 16
 _SAFE: Final = "/:@!$&'()*+,;=~-._%?"
 _DRAINED_BYTES: Final = 1 << 17
 _SHOWN_CHARS: Final = 200
+_TOLD_FROM_S: Final = 1.0
+"""A pause of at least this many seconds before the next try is logged as a warning."""
+_log: Final = logging.getLogger("pyspark_durable_streams")
 _T = TypeVar("_T")
 
 
@@ -209,6 +213,8 @@ class Client:
                 if number == tries or self._clock.now() + wait >= deadline:
                     tried = f" ({number} tries)" if number > 1 else ""
                     raise Unreachable(f"{transient}{tried}") from transient.__cause__
+                level = logging.WARNING if wait >= _TOLD_FROM_S else logging.DEBUG
+                _log.log(level, "%s: try %d of %d in %.0f s", transient, number + 1, tries, wait)
                 self._clock.sleep(wait)
                 pause = min(config.longest_pause_s, pause * 2)
         raise AssertionError("unreachable: tries must be at least 1")

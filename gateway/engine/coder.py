@@ -41,6 +41,7 @@ from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import matched_coding, of_coding
 from gateway.protocol.freshness import parse_cache_control
+from gateway.tape.costs import CODED_BODY_SHARE, CODED_COST, CODED_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -56,14 +57,8 @@ QUEUE_BYTES: Final = 32 << 20
 PATIENCE_S: Final = 1.0
 """How long a reader waits for its body to be coded before it is sent plain."""
 
-ENTRY_COST: Final = 400
-"""Bytes charged per coded body beside its data: keys, dictionary slots, the object."""
-
 _WORTH: Final = 0.95
 """A coded body larger than this share of the plain one is not used."""
-
-_LARGEST_SHARE: Final = 4
-"""One coded body may take up to this fraction of the coded bytes; coded bytes up to this fraction of the cache."""
 
 _NICENESS: Final = 10
 """Added to the coding thread's niceness (sched(7)): the loop gets the core whenever it has something to do."""
@@ -161,7 +156,7 @@ class Coder:
     @property
     def keep_bytes(self) -> int:
         """The most coded bytes to keep within the current cache budget."""
-        return min(self._max_bytes, self._store.budget_bytes // _LARGEST_SHARE)
+        return min(self._max_bytes, self._store.budget_bytes // CODED_SHARE)
 
     @property
     def making(self) -> int:
@@ -297,10 +292,10 @@ class Coder:
             return
         if data is not None:
             self._metrics.coded(job.coding, size, len(data))
-        cost = ENTRY_COST + (len(data) if data is not None else 0)
+        cost = CODED_COST + (len(data) if data is not None else 0)
         if self._drop(stream, (start, job.coding)):
             self.on_evict(stream)
-        if cost > self.keep_bytes // _LARGEST_SHARE:
+        if cost > self.keep_bytes // CODED_BODY_SHARE:
             return
         while self.cost + cost > self.keep_bytes:
             self._evict()

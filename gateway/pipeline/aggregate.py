@@ -1,10 +1,11 @@
 """Compute the gold tables: which days, from which lines, in an order in which a killed run can be repeated.
 
 A day is computed again if its silver has changed since, and so are days that look back on it: the day after it for
-tables that look back one hour, seven days for anomalies.  Each table's days are replaced, never appended to.  The last
-table is committed with the version of silver that all of them were computed from, so the run after one that was killed
-computes the same days again.  Gold is a function of silver, except for the randomness of large sketches
-(`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its gold.
+tables that look back one hour, seven days for anomalies.  Each table's days are replaced, never appended to.  Several
+tables are computed at a time.  The last one is committed after all others, with the version of silver that they were
+computed from, so the run after one that was killed computes the same days again.  Gold is a function of silver, except
+for the randomness of large sketches (`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its
+gold.
 
 A call costs in proportion to the lines of the days it computes.  If nothing has changed, it opens the tables.
 A run looks at all tables before it reads silver, so of two runs at once one meets a Conflict and stops.
@@ -12,7 +13,7 @@ A run looks at all tables before it reads silver, so of two runs at once one mee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -29,9 +30,10 @@ from gateway.pipeline.gold.delivery import delivery
 from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.windows import SUMMED, errors, fan_out, latency, offload, slow_consumers, sums, traffic
-from gateway.pipeline.lake import Lake, Snapshot
-from gateway.pipeline.session import persisted
+from gateway.pipeline.lake import File, Lake, Snapshot
+from gateway.pipeline.session import fit_shuffles, persisted
 from gateway.pipeline.tables import LATE_DAYS, Table
+from gateway.pipeline.together import together
 
 _DAY: Final = timedelta(days=1)
 
@@ -82,6 +84,7 @@ def aggregate(spark: SparkSession, lake: Lake, *, progress: Callable[[str], None
         newest = datetime.fromisoformat(row[0])
     followed: tuple[date, ...] = ()
     if changed:
+        fit_shuffles(spark, sum(file.rows for file in silver.files(changed)))
         progress(f"gold: {len(changed & set(stored))} of {len(stored)} days have changed ({_told(sorted(changed))})")
         followed = _Run(spark, silver, gold, progress).compute(changed, stored, newest)
     elif last != silver.version:
@@ -102,51 +105,73 @@ class _Run:
     def compute(self, changed: Collection[date], stored: Sequence[date], newest: datetime | None) -> tuple[date, ...]:
         """Write all tables, the last one with silver's version; return days other than `changed` that were computed."""
         there = set(stored)
+        gone = set(changed) - there
         lines = partial(self._lines, changed)
-        with persisted(sums(lines("protocol", "outcome", "status", *SUMMED))) as summed:
-            for compute, table in ((traffic, tables.TRAFFIC), (offload, tables.OFFLOAD), (errors, tables.ERRORS)):
-                self._write(compute(summed), table, changed)
-        self._write(latency(lines("duration_s", "first_byte_s")), tables.LATENCY, changed)
-        of_streams = lines("protocol", "stream", "client", "user_agent", *SUMMED)
-        with persisted(ranks(of_streams)) as ranked:
-            self._write(top_streams(of_streams, ranked), tables.TOP_STREAMS, changed)
-        self._write(fan_out(lines("subscribers", "collapsed")), tables.FAN_OUT, changed)
-        cut_off = lines("stream", "client", "user_agent", "close_reason", "sent_bytes")
-        self._write(slow_consumers(cut_off), tables.SLOW_CONSUMERS, changed)
-
         after = _with_followers(changed, 1) & there
         before = {day - _DAY for day in after} - after
         behind = partial(self._and_the_hour_before, after, before & there, "stream", "close_reason")
-        gone = set(changed) - there
-        woken = behind("node", "status", "start", "next_offset", "duration_s")
-        self._write(delivery(woken), tables.DELIVERY, after | gone)
-        looped = behind("protocol", "status", "outcome", "start", "next_offset", "client", "user_agent")
-        self._write(closed_loops(looped), tables.CLOSED_LOOPS, after | gone)
-        returned = behind("partition", "client", "user_agent", "duration_s")
-        earlier = self._stored(tables.RECONNECTS, before)
-        self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
-
         # The last hours of a day are over once a later day exists.
         days_before = {max((other for other in stored if other < day), default=day) for day in changed}
         compared = (_with_followers(changed, DAYS) | days_before) & there
         read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
-        by_minute, of_reads, failed = (
-            self._stored(table, read) for table in (tables.TRAFFIC, tables.OFFLOAD, tables.ERRORS)
-        )
         # With its zone: a naive time would be taken as local.
         until = (newest or datetime.max.replace(tzinfo=UTC)).replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
-        found = anomalies(by_minute, of_reads, failed, compared, until)
-        self._write(found, LAST_OF_GOLD, compared | gone, {GOLD_MARK: self.silver.version})
+        last: list[File] = []
+
+        def of_sums() -> None:
+            with persisted(sums(lines("protocol", "outcome", "status", "close_reason", *SUMMED))) as summed:
+                for compute, table in ((traffic, tables.TRAFFIC), (offload, tables.OFFLOAD), (errors, tables.ERRORS)):
+                    self._write(compute(summed), table, changed)
+            by_minute, of_reads, failed = (
+                self._stored(table, read) for table in (tables.TRAFFIC, tables.OFFLOAD, tables.ERRORS)
+            )
+            found = anomalies(by_minute, of_reads, failed, compared, until)
+            last.extend(self._files(found, LAST_OF_GOLD, compared | gone))
+
+        def of_streams() -> None:
+            chosen = lines("protocol", "stream", "client", "user_agent", *SUMMED)
+            with persisted(ranks(chosen)) as ranked:
+                self._write(top_streams(chosen, ranked), tables.TOP_STREAMS, changed)
+
+        def of_latency() -> None:
+            self._write(latency(lines("duration_s", "first_byte_s")), tables.LATENCY, changed)
+
+        def of_fan_out() -> None:
+            self._write(fan_out(lines("subscribers", "collapsed")), tables.FAN_OUT, changed)
+
+        def of_slow_consumers() -> None:
+            cut_off = lines("stream", "client", "user_agent", "close_reason", "sent_bytes")
+            self._write(slow_consumers(cut_off), tables.SLOW_CONSUMERS, changed)
+
+        def of_delivery() -> None:
+            woken = behind("node", "status", "start", "next_offset", "duration_s")
+            self._write(delivery(woken), tables.DELIVERY, after | gone)
+
+        def of_closed_loops() -> None:
+            looped = behind("protocol", "status", "outcome", "start", "next_offset", "client", "user_agent")
+            self._write(closed_loops(looped), tables.CLOSED_LOOPS, after | gone)
+
+        def of_reconnects() -> None:
+            returned = behind("partition", "client", "user_agent", "duration_s")
+            earlier = self._stored(tables.RECONNECTS, before)
+            self._write(reconnects(returned, earlier), tables.RECONNECTS, after | gone)
+
+        # The longest first.
+        parts = (of_sums, of_streams, of_reconnects, of_delivery, of_closed_loops)
+        together(self.spark, (*parts, of_latency, of_fan_out, of_slow_consumers))
+        marks = {GOLD_MARK: self.silver.version}
+        snapshot = self.gold[LAST_OF_GOLD]
+        self.gold[LAST_OF_GOLD] = snapshot.commit(last, replaces=compared | gone, marks=marks)
         return tuple(sorted((after | compared) - set(changed)))
 
-    def _write(
-        self, frame: DataFrame, table: Table, days: Collection[date], marks: Mapping[str, int] | None = None
-    ) -> None:
+    def _write(self, frame: DataFrame, table: Table, days: Collection[date]) -> None:
+        self.gold[table] = self.gold[table].commit(self._files(frame, table, days), replaces=days)
+
+    def _files(self, frame: DataFrame, table: Table, days: Collection[date]) -> list[File]:
         self.progress(f"{table.place}: {_told(sorted(days))}")
         chosen = frame.where(f.col("day").isin([f.lit(day) for day in sorted(days)]))
         one_file_a_day = chosen.repartition("day").sortWithinPartitions("day", *table.key)
-        files = self.silver.lake.write(one_file_a_day, table)
-        self.gold[table] = self.gold[table].commit(files, replaces=days, marks=marks)
+        return self.silver.lake.write(one_file_a_day, table)
 
     def _stored(self, table: Table, days: Collection[date]) -> DataFrame:
         return self.gold[table].read(self.spark, days=days)

@@ -21,7 +21,7 @@ from typer.exceptions import Abort, TyperException
 from gateway.aio.clock import SystemClock
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.cli_run import failing, settings, shown_progress, working, write_report
-from gateway.pipeline.errors import NothingToPlan, PipelineFailed
+from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LateLines, LogStream, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER
 
@@ -352,14 +352,8 @@ def run(
     lines, min_span_s = _source(source, option, lake), _seconds(min_span, "--min-span")
     with working(lake, master, conf) as steps:
         steps.ingest(lines)
-        steps.aggregate()
-        steps.curve(rate)
-        chosen: Path | None = plan
-        try:
-            steps.plan(plan, target, policy, min_span_s)
-        except NothingToPlan as error:
-            typer.echo(f"plan: none: {error}")
-            chosen = None
+        is_planned = steps.gold_and_plan(plan, target, policy, min_span_s, rate)
+        chosen = plan if is_planned else None
         write_report(steps.lake, report, title=title, plan=chosen, min_span_s=min_span_s, progress=steps.progress)
 
 

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from gateway.aio.clock import SystemClock
-from gateway.pipeline.errors import PipelineFailed, brief, one_line
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed, brief, one_line
 from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 from gateway.pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from gateway.pipeline.curve.references import PlacedReads
     from gateway.pipeline.events import Source
     from gateway.pipeline.lake import Lake
 
 EXTRA: Final = "pip install 'durable-gateway[pipeline]'"
+
+_STEPS: Final = tuple(
+    f"gateway.pipeline.{name}" for name in ("ingest", "aggregate", "curve.measure", "planner", "report")
+)
 
 Progress = Callable[[str], None]
 
@@ -39,9 +47,20 @@ def shown_progress() -> Progress:
     return progress
 
 
+class Waits(logging.Handler):
+    """Shows warnings of the Spark source as progress, such as a pause before the next try to reach a server."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress(record.getMessage())
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps that need Spark, and that `run` has in common with other commands.  Each prints its result."""
+    """The steps that need Spark.  Each prints its result."""
 
     spark: SparkSession
     lake: Lake
@@ -55,18 +74,59 @@ class Steps:
 
     def aggregate(self) -> None:
         """Silver to gold."""
-        from gateway.pipeline.aggregate import aggregate
-
-        typer.echo(aggregate(self.spark, self.lake, progress=self.progress))
+        typer.echo(self._aggregated())
 
     def curve(self, rate: float | None) -> None:
         """Silver to the curve."""
-        from gateway.pipeline.curve.measure import measure_curve
-
-        typer.echo(measure_curve(self.spark, self.lake, rate=rate, progress=self.progress))
+        typer.echo(self._measured(rate))
 
     def plan(self, out: Path, target: float, policy: str, min_span_s: float) -> None:
         """Silver and the curve to a plan."""
+        typer.echo(self._planned(out, target, policy, min_span_s))
+
+    def gold_and_plan(self, out: Path, target: float, policy: str, min_span_s: float, rate: float | None) -> bool:
+        """Silver to gold, and at the same time to the curve and a plan, whose reads are placed once.
+
+        Returns whether there is a plan.
+        """
+        from gateway.pipeline import tables
+        from gateway.pipeline.curve.references import placed_reads
+        from gateway.pipeline.together import together
+
+        gold: list[str] = []
+        plan: list[str] = []
+        is_planned = True
+
+        def make_gold() -> None:
+            gold.append(self._aggregated())
+
+        def make_plan() -> None:
+            nonlocal is_planned
+            with placed_reads(self.spark, self.lake.snapshot(tables.REQUESTS)) as reads:
+                plan.append(self._measured(rate, reads))
+                try:
+                    plan.append(self._planned(out, target, policy, min_span_s, reads))
+                except NothingToPlan as error:
+                    plan.append(f"plan: none: {error}")
+                    is_planned = False
+
+        together(self.spark, (make_plan, make_gold))
+        typer.echo("\n".join([*gold, *plan]))
+        return is_planned
+
+    def _aggregated(self) -> str:
+        from gateway.pipeline.aggregate import aggregate
+
+        return str(aggregate(self.spark, self.lake, progress=self.progress))
+
+    def _measured(self, rate: float | None, reads: PlacedReads | None = None) -> str:
+        from gateway.pipeline.curve.measure import measure_curve
+
+        return str(measure_curve(self.spark, self.lake, rate=rate, progress=self.progress, reads=reads))
+
+    def _planned(
+        self, out: Path, target: float, policy: str, min_span_s: float, reads: PlacedReads | None = None
+    ) -> str:
         from gateway.pipeline.planner import make_plan
 
         made = make_plan(
@@ -76,6 +136,7 @@ class Steps:
             policy=policy,
             min_span_s=min_span_s,
             progress=self.progress,
+            reads=reads,
         )
         # A gateway that reloads sees the old plan or the new one.
         write_whole(out, made.text)
@@ -84,7 +145,7 @@ class Steps:
                 f"plan: made from {made.made_from.span_s / 60:,.0f} min of traffic, and marked as short: a gateway "
                 "keeps its memory unless cache.plan.take_short_memory is set; --min-span sets what is short"
             )
-        typer.echo(
+        return (
             f"plan: {out}: {made.memory.cache_bytes:,} bytes for a hit ratio of {made.memory.expected_hit_ratio:.1%} "
             f"(target {target:.1%}); {len(made.pin)} streams to pin, {len(made.warm)} to warm, "
             f"{len(made.do_not_store)} not to store, {len(made.lifetimes)} lifetimes"
@@ -135,11 +196,15 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
         lake = Lake(url)
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
+    logging.getLogger("pyspark_durable_streams").addHandler(Waits(progress))
     progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
+    # Java takes seconds to start, and this process would only wait for it.
+    threading.Thread(target=_import_ahead, name="imports", daemon=True).start()
     try:
         spark = open_session(master, chosen)
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
+    threading.Thread(target=_start_worker, args=(spark,), name="first worker", daemon=True).start()
     # SIGTERM, from a service manager, stops the run as SIGINT does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failing():
@@ -155,6 +220,18 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
                 # Otherwise every cancelled task logs an error of its own.
                 spark.sparkContext.setLogLevel("OFF")
                 spark.stop()
+
+
+def _import_ahead() -> None:
+    with suppress(Exception):  # the step that needs the module says what is wrong
+        for name in _STEPS:
+            import_module(name)
+
+
+def _start_worker(spark: SparkSession) -> None:
+    """Have Spark start a Python worker while it plans the first query, which would wait for it."""
+    with suppress(Exception):  # the session may have ended
+        spark.range(1).mapInArrow(iter, "id bigint").collect()
 
 
 def settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:

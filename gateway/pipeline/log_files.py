@@ -7,6 +7,8 @@ are removed once the lines are in bronze.  How far each file has been read is co
 
 A last line without a newline is read if it is a whole JSON object, or if nothing can follow it (the file is rotated or
 compressed); otherwise it waits for its end.
+
+Lines as container runtimes keep them are unwrapped (`gateway.pipeline.wrapped`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Manifest, Seen, digest
 from gateway.pipeline.store import Store
 from gateway.pipeline.tables import LINES
+from gateway.pipeline.wrapped import is_foreign, unwrapped
 
 SPOOL: Final = replace(LINES.with_columns(("line", "source")), place="spool", kind=None, partition_by=())
 BATCH_BYTES: Final = 2 << 30
@@ -39,7 +42,8 @@ BATCH_BYTES: Final = 2 << 30
 _FILE_BYTES: Final = 64 << 20
 """Bytes of lines in one file of the spool, so that several tasks read it."""
 _CHUNK: Final = 4 << 20
-_ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$")
+# As gateways, logrotate and Docker, and Kubernetes name files that they have set aside.
+_ASIDE: Final = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?$|\.[0-9]+$|\.[0-9]{8}-[0-9]{6}$")
 _CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PACKED: Final = frozenset({*_CODECS, ".xz", ".parquet"})
 _UNREADABLE: Final = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)
@@ -100,6 +104,12 @@ class LogFiles:
                 return
             if not head:
                 self.manifest.seen[str(path)] = seen
+                return
+            if is_foreign(head):
+                self.unreadable.append(
+                    f"{path}: its lines hold the gateway's inside another format than those of container runtimes "
+                    "(CRI, Docker's json-file): take them out first"
+                )
                 return
             key, begin = self.manifest.locate(head, partial(_tail_at, file))
             is_over = _ASIDE.search(path.name) is not None or path.suffix.lower() in _PACKED
@@ -173,15 +183,19 @@ def _copy(file: IO[bytes], begin: int, spool: _Spool, source: str, *, is_over: b
             else:
                 left_out += len(chunk)
             continue
-        spool.add(held + (chunk[chunk.index(b"\n") : cut] if left_out else chunk[:cut]), source)
-        end += len(held) + left_out + cut
-        held, left_out = chunk[cut:], 0
+        lines = held + (chunk[chunk.index(b"\n") : cut] if left_out else chunk[:cut])
+        printed, taken = unwrapped(lines, is_all=len(lines) > 2 * _CHUNK)
+        spool.add(printed, source)
+        end += len(held) + left_out + cut - (len(lines) - taken)
+        held, left_out = lines[taken:] + chunk[cut:], 0
     if spool.size >= BATCH_BYTES:
         return end, False
     if held and (is_over or _is_object(held)):
         # Lines of two files must not be joined.
-        spool.add(held + b"\n", source)
-        end += len(held) + left_out
+        printed, taken = unwrapped(held if held.endswith(b"\n") else held + b"\n", is_all=is_over)
+        spool.add(printed, source)
+        if taken:
+            end += min(taken, len(held)) + left_out
     return end, True
 
 

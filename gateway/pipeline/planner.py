@@ -20,6 +20,7 @@ one plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -42,12 +43,11 @@ from gateway.config.cache_plan import (
 from gateway.config.sizes import GIB, MIB
 from gateway.config.values import NodeName, RouteName
 from gateway.pipeline import tables
-from gateway.pipeline.curve import references
+from gateway.pipeline.curve.references import PlacedReads, placed_reads
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of
 from gateway.pipeline.derived import silver_of_curve
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.session import persisted
 from gateway.pipeline.wording import size, span
 from gateway.tape.eviction import POLICIES
 
@@ -99,8 +99,11 @@ def make_plan(
     min_span_s: float = SHORT_S,
     clock: Clock | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    reads: PlacedReads | None = None,
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
+
+    `reads` are those that the curve was made from, with their names, if the caller has placed them.
 
     It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, NothingToPlan if
     there is no traffic, or no curve of lines that silver has.
@@ -129,8 +132,9 @@ def make_plan(
     if memory.expected_hit_ratio < target_hit_ratio:
         progress(f"plan: no memory reaches {target_hit_ratio:.1%}: {memory.expected_hit_ratio:.1%} is the best")
     progress("plan: figures of each stream")
-    with persisted(references.placed(references.reads_of(silver.read(spark, columns=references.COLUMNS)))) as reads:
-        traffic = traffic_of(reads, first_us, last_us)
+    is_given = reads is not None and reads.silver.version == silver.version
+    with nullcontext(reads) if reads is not None and is_given else placed_reads(spark, silver) as reads:
+        traffic = traffic_of(reads.rows, first_us, last_us)
     return CachePlan(
         version=1,
         made_at=_moment(int((clock or SystemClock()).wall() * 1_000_000)),

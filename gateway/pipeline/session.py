@@ -48,10 +48,23 @@ _LOCAL: Final = {
     "spark.driver.memory": "2g",
     # A lake names the files it reads; a job that lists them costs more than to look at each.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    # Spark's 200 suit a cluster: here each would be a task of a few rows, and most of a job's time its start.  With
-    # these, twenty million lines go through that memory.
-    "spark.sql.shuffle.partitions": "32",
+    # Nothing is gained here by planning a query again after each of its stages, each of which becomes a job.
+    "spark.sql.adaptive.enabled": "false",
+    # The optimizing compiler takes half of the processor time of a short run.  With one compiler, Java reserves only
+    # 48 MB for code unless told otherwise; a minute of queries fills that.
+    "spark.driver.extraJavaOptions": (
+        "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+    ),
+    "spark.python.daemon.module": "gateway.pipeline.worker_daemon",
+    # Some queries have it whatever is set, and others not; workers that differ in it need a daemon of their own.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
+_SHUFFLES: Final = "spark.sql.shuffle.partitions"
+_FITTED: Final = "spark.durableGateway.fitShuffles"
+"""Whether `fit_shuffles` sets the number of a shuffle's parts."""
+_MOST_PARTS: Final = 32
+"""With these, twenty million lines go through the driver's 2 GiB."""
+_ROWS_OF_A_PART: Final = 250_000
 
 
 def open_session(
@@ -69,6 +82,8 @@ def open_session(
         )
     is_local = master is not None and master.startswith("local")
     settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {}), **_ZONE}
+    if is_local and _SHUFFLES not in settings:
+        settings |= {_SHUFFLES: str(_MOST_PARTS), _FITTED: "true"}
     prepare(os.environ, is_local=is_local)
     from pyspark.sql import SparkSession
 
@@ -85,6 +100,16 @@ def open_session(
         # Some of it goes to the root's own logger.
         logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     return session
+
+
+def fit_shuffles(spark: SparkSession, rows: int) -> None:
+    """Have later queries shuffle into as many parts as suit queries over so many lines, where that is not configured.
+
+    Spark's 200 suit a cluster.  On one machine each would be a task of a few rows, and its start most of its time.
+    """
+    if spark.conf.get(_FITTED, None) == "true":
+        parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_OF_A_PART))
+        spark.conf.set(_SHUFFLES, str(min(parts, _MOST_PARTS)))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 
 from gateway.pipeline.gold.lines import known
 from gateway.pipeline.lake import Lake
+from gateway.pipeline.session import fit_shuffles
 from gateway.pipeline.tables import READS, REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
@@ -49,6 +50,7 @@ def update_sessions(spark: SparkSession, lake: Lake) -> int:
         return 0
     changes = silver.changes(-1 if since is None else since)
     days = {*silver.days(), *stored.days()} if changes is None else changes.days
+    fit_shuffles(spark, sum(file.rows for file in silver.files(days)))
     files = lake.write(sessions(silver.read(spark, days=days, columns=_READ)), SESSIONS) if days else []
     stored.commit(files, replaces=days, marks={_SILVER: silver.version})
     return len(days)

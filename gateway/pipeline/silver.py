@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
 from gateway.pipeline.lake import File, Lake, Snapshot
-from gateway.pipeline.session import persisted
+from gateway.pipeline.session import fit_shuffles, persisted
 from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
 
 # The meaning of a missing field, where that is not "unknown".
@@ -50,7 +50,9 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
     if bronze.version in (since, -1):
         return 0
     changes = bronze.changes(-1 if since is None else since)
-    day_of_file = {file.path: file.day for file in bronze.files()}
+    in_bronze = bronze.files()
+    fit_shuffles(spark, sum(file.rows for file in in_bronze))
+    day_of_file = {file.path: file.day for file in in_bronze}
     if changes is not None and changes.is_addition and day_of_file.keys() >= changes.added.keys():
         count = 0
         for version, group in groupby(changes.added, changes.added.__getitem__):

@@ -263,7 +263,7 @@ SLOW_CONSUMERS: Final = _table("""
 ERRORS: Final = _table("""
     gold/errors minute route mode status outcome
     day minute route mode status
-    outcome   string  refused, failed or aborted, or what it was with a status of 400 and more.
+    outcome   string  refused, failed, aborted (but for live readers that left), or any with a status of 400 and more.
     requests  bigint  Requests that ended so.
 """)
 CLOSED_LOOPS: Final = _table("""

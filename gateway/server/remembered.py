@@ -32,22 +32,17 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
 from gateway.server.request_keys import MEANINGLESS, lines_named, reduced
+from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
-
-_ENTRY_COST: Final = 1_200
-"""Bytes charged for an answer in addition to its key, heads and body: objects and dictionary slots."""
 
 _ALIAS_COST: Final = 150
 """Bytes charged for an alias in addition to its own."""
 
 _MOST_ALIASES: Final = 4
 """Aliases of one answer: whole requests that find it without their lines being taken out."""
-
-_LARGEST_SHARE: Final = 8
-"""Remembered answers take up to 1 / this of the cache's budget."""
 
 _MOST_SEEN: Final = 1 << 15
 """Bound on the hashes kept of requests seen once: about 3 MB."""
@@ -150,7 +145,7 @@ class RememberedAnswer:
 
     def cost_under(self, key: bytes) -> int:
         """Bytes charged for the answer under `key`, without aliases."""
-        return _ENTRY_COST + 2 * len(self._head) + self.copied + len(key)
+        return ANSWER_COST + 2 * len(self._head) + self.copied + len(key)
 
     def dropped(self) -> None:
         """The answer is not remembered any more: bytes of its own belong to the clients that have not taken them."""
@@ -271,7 +266,7 @@ class RememberedAnswers:
     @property
     def budget_bytes(self) -> int:
         """The most bytes that answers may take."""
-        return self._store.budget_bytes // _LARGEST_SHARE
+        return self._store.budget_bytes // ANSWER_SHARE
 
     @property
     def served(self) -> int:

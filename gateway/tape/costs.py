@@ -19,3 +19,21 @@ STREAM_COST: Final = 800
 """Bytes charged for a record in addition to the text it holds: the object, its key, dictionary slots."""
 EMPTY_COST: Final = TAPE_COST + STREAM_COST
 """Bytes charged for a stream of which nothing is held, without the characters of its name."""
+CODED_COST: Final = 400
+"""Bytes charged per coded body in addition to its data: keys, dictionary slots, the object."""
+CODED_SHARE: Final = 4
+"""Coded bodies take up to 1 / this of the budget,"""
+CODED_USUAL_BYTES: Final = 32 << 20
+"""and up to this, the default of `limits.compress_cache_bytes`."""
+CODED_BODY_SHARE: Final = 4
+"""One coded body may take up to 1 / this of what all may."""
+ANSWER_COST: Final = 1_200
+"""Bytes charged for a remembered answer in addition to its key, heads and body: objects and dictionary slots."""
+ANSWER_SHARE: Final = 8
+"""Remembered answers take up to 1 / this of the budget."""
+SMALL_BYTES: Final = 1 << 14
+"""A body up to this size is held by its remembered answer, once more joined with the head."""
+USUAL_TEXTS: Final = 1_250
+"""About the bytes charged for the text that a stream's record holds: its name, and the headers of the origin."""
+USUAL_COST: Final = EMPTY_COST + BLOCK_COST + USUAL_TEXTS
+"""About the bytes charged for a stream in addition to its bytes and tokens."""

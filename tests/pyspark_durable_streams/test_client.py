@@ -143,6 +143,18 @@ def test_retry_after_is_the_floor_of_a_pause(server: Scripted, client: Client, c
     assert clock.slept == [7.0]
 
 
+def test_a_long_pause_names_its_reason_and_a_short_one_does_not(
+    server: Scripted, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.replies = [
+        b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n",
+    ]
+    with caplog.at_level("WARNING", "pyspark_durable_streams"):
+        assert client.request("GET", "/a").status == 200
+    assert caplog.messages == [f"GET {server.url}/a: 503: try 3 of 4 in 7 s"]
+
+
 def test_what_would_take_longer_than_there_is_time_is_given_up(server: Scripted, client: Client) -> None:
     server.replies = [b"HTTP/1.1 503 No\r\nRetry-After: 700\r\nContent-Length: 4\r\n\r\nbusy"]
     with pytest.raises(Unreachable, match=r"GET http://127.0.0.1:\d+/a: 503 busy$"):

@@ -12,7 +12,7 @@ The sample is bounded, so the work is, whatever the length of the log.  The same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,27 +20,35 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
-from gateway.pipeline.curve.references import Placement
+from gateway.pipeline.curve.references import PlacedReads, Placement, placed_reads
 from gateway.pipeline.curve.sampling import SPACE, curve_of, parted, threshold
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.pipeline.derived import CURVE_MARK
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.session import persisted
+from gateway.tape.costs import ANSWER_SHARE, CODED_SHARE
 from gateway.tape.eviction import POLICIES
 
 _TAPES: Final = 50_000
-_USES: Final = 200_000
+_USES: Final = 100_000
 """Approximate bounds on replayed tapes and their uses; each use is replayed once for every policy and size, and once
-more in a part: a minute's work of one core."""
+more in a part: half a minute's work of one core."""
 _LEAST_TAPES: Final = 32
 """Least number of replayed tapes, however often they were read: the curve of fewer says nothing."""
 _POINTS: Final = 16
 _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
+_PLAYED: Final = pa.schema(
+    [
+        ("policy", pa.string()),
+        ("size", pa.int64()),
+        *((name, pa.list_(pa.int64())) for name in ("reads", "bytes")),
+    ]
+)
 _LEAST_SHARE: Final = 1 / 1024
 """Smallest measured cache, as a share of the working set."""
 
@@ -76,8 +84,11 @@ def measure_curve(
     rate: float | None = None,
     policies: Sequence[str] = tuple(POLICIES),
     progress: Callable[[str], None] = lambda line: None,
+    reads: PlacedReads | None = None,
 ) -> Measured:
     """Compute the curves of the lake's silver and write them.  Raises PipelineFailed for invalid arguments.
+
+    `reads` are those of silver, if the caller has placed them.
 
     `sizes` are cache sizes in bytes, by default a geometric grid; `rate` is the sampled share of tapes, by default as
     large as the bound on the work allows; `policies` names the gateway's policies to replay.
@@ -88,30 +99,29 @@ def measure_curve(
         raise PipelineFailed("sizes: expected one at least, each a positive number of bytes")
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
+    if reads is None:
+        with placed_reads(spark, lake.snapshot(tables.REQUESTS), has_names=False) as reads:
+            return measure_curve(spark, lake, sizes=sizes, rate=rate, policies=policies, progress=progress, reads=reads)
     progress("curve: placing offsets")
-    silver = lake.snapshot(tables.REQUESTS)
-    requests = silver.read(spark, columns=references.COLUMNS)
-    # Names are long, and only a plan needs them.
-    asked = references.reads_of(requests).drop("route", "stream", "fetched", "is_apart")
     rows: list[tuple[object, ...]] = []
-    with persisted(references.placed(asked)) as reads:
-        found = references.placement(reads)
-        measured = Measured(found, (), 0, 1.0)
-        if found.counted:
-            grid = sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes))
-            progress(f"curve: {', '.join(policies)} in miniature")
-            share, rows = _curves(spark, reads, grid, found, rate, policies)
-            measured = Measured(found, tuple(policies), len(grid), share)
+    found = references.placement(reads.rows)
+    measured = Measured(found, (), 0, 1.0)
+    if found.counted:
+        grid = sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes))
+        progress(f"curve: {', '.join(policies)} in miniature")
+        share, rows = _curves(spark, reads.rows, grid, found, rate, policies)
+        measured = Measured(found, tuple(policies), len(grid), share)
     files = lake.write(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
-    lake.snapshot(tables.CURVE).commit(files, replaces_all=True, marks={CURVE_MARK: silver.version})
+    lake.snapshot(tables.CURVE).commit(files, replaces_all=True, marks={CURVE_MARK: reads.silver.version})
     return measured
 
 
 def grid_of(working_bytes: int) -> list[int]:
-    """Cache sizes up to the whole working set, in geometric steps."""
+    """Cache sizes up to one that has room for the whole working set and all copies, in geometric steps."""
     smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
-    steps = np.geomspace(smallest, working_bytes, _POINTS)[:-1]
-    return sorted({min(working_bytes, int(np.ceil(size))) for size in steps} | {working_bytes})
+    largest = int(np.ceil(working_bytes / (1 - 1 / CODED_SHARE - 1 / ANSWER_SHARE)))
+    steps = np.geomspace(smallest, largest, _POINTS)[:-1]
+    return sorted({min(largest, int(np.ceil(size))) for size in steps} | {largest})
 
 
 def _curves(
@@ -133,18 +143,23 @@ def _curves(
     nodes = found.nodes
     shared = spark.sparkContext.broadcast(sample)
     # Each task replays some large caches and some small ones, which evict more.
-    jobs = [(policy, grid[first::_STRIDE]) for policy in policies for first in range(_STRIDE)]
+    jobs = [(policy, grid[first::_STRIDE]) for policy in policies for first in range(min(_STRIDE, len(grid)))]
 
-    def run(job: tuple[str, Sequence[int]]) -> Iterator[tuple[tuple[str, int], list[Missed]]]:
-        policy, sizes = job
-        parts = parted(_in_order(shared.value), rate)
-        for size in sizes:
-            yield (policy, size), [play(policy, size * nodes * share, part) for share, part in parts]
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            policy, sizes = jobs[number]
+            parts = parted(_in_order(shared.value), rate)
+            for size in sizes:
+                found = [play(policy, size * nodes * share, part, nodes * share) for share, part in parts]
+                columns = [[policy], [size], [[one.reads for one in found]], [[one.bytes for one in found]]]
+                yield pa.RecordBatch.from_arrays(list(map(pa.array, columns, _PLAYED.types)), schema=_PLAYED)
 
     try:
-        missed = spark.sparkContext.parallelize(jobs, len(jobs)).flatMap(run).collectAsMap()
+        # As rows, so that the workers of the other queries do it.
+        done = spark.range(0, len(jobs), 1, len(jobs)).mapInArrow(run, from_arrow_schema(_PLAYED)).toArrow()
     finally:
         shared.destroy()
+    missed = {(one["policy"], one["size"]): list(map(Missed, one["reads"], one["bytes"])) for one in done.to_pylist()}
     rows: list[tuple[object, ...]] = []
     for policy in policies:
         of_policy = [missed[policy, size] for size in grid]

@@ -18,22 +18,26 @@ lengths of other reads, and if there are none it is empty.  `Placement` counts e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gateway.pipeline.curve.scale import Step, place
+from gateway.pipeline.curve.simulate import Read
+from gateway.pipeline.lake import Snapshot
+from gateway.pipeline.session import fit_shuffles, persisted
 from gateway.pipeline.tables import READS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
-from gateway.tape.costs import EMPTY_COST, TOKEN_COST
+from gateway.tape.costs import TOKEN_COST, USUAL_COST
 
 FROM_TAPE: Final = (
     Outcome.HIT,
@@ -45,12 +49,20 @@ FROM_TAPE: Final = (
     Outcome.STALE_IF_ERROR,
 )
 """Outcomes of reads in which the tape took part."""
+_ASKING: Final = (Outcome.REVALIDATED, Outcome.JOINED)
+_FOUND: Final = (Outcome.HIT, *_ASKING)
+"""Outcomes of reads whose bytes were in memory, so that the answer could be remembered."""
+_PLAIN: Final = "plain"
+VARIANTS: Final = (_PLAIN, "gzip", "br", "zstd")
+"""Forms of a body: without coding, and in each of `gateway.protocol.coding`, which workers cannot import."""
 
 COLUMNS: Final = (
     *("time", "node", "route", "stream", "partition", "mode", "status", "outcome", "start", "next_offset"),
     *("sent_bytes", "saved_bytes", "fetched_bytes", "coding"),
 )
 """The columns of silver that reads are made of."""
+_FOR_PLANS: Final = ("route", "stream", "fetched", "is_apart")
+"""Columns of reads that only a plan needs."""
 _BUCKETS: Final = 64
 """Groups of tapes whose offsets are placed together: enough for a cluster's cores, and large enough to be worth a
 call."""
@@ -80,12 +92,32 @@ class Placement:
     """Number of gateways that wrote the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedReads:
+    """The placed reads of one version of silver, computed once."""
+
+    silver: Snapshot
+    rows: DataFrame
+    """The columns of `placed`."""
+
+
+@contextmanager
+def placed_reads(spark: SparkSession, silver: Snapshot, *, has_names: bool = True) -> Iterator[PlacedReads]:
+    """The placed reads of silver, for the block; without names, which are long, they suffice for a curve."""
+    fit_shuffles(spark, sum(file.rows for file in silver.files()))
+    reads = reads_of(silver.read(spark, columns=COLUMNS))
+    with persisted(placed(reads if has_names else reads.drop(*_FOR_PLANS))) as rows:
+        yield PlacedReads(silver, rows)
+
+
 def reads_of(requests: DataFrame) -> DataFrame:
     """The reads of silver's `requests` that name a tape and two offsets.
 
     Columns: `at` (microseconds), `node`, `route`, `stream`; `tape`, `scale` (the same for every gateway) and `step`
-    (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`, `is_tail` (the read's
-    bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some readers of the route).
+    (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL if it is unknown), `is_counted`, `sent_in` (the coding,
+    or `plain` if the bytes were in memory; else NULL), `is_asking` (the origin was asked about the tail), `is_tail`
+    (the read's bytes are the last ones between its offsets), `is_apart` (the tape is shared by only some readers of the
+    route).
     """
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
@@ -119,6 +151,8 @@ def reads_of(requests: DataFrame) -> DataFrame:
         f.col("fetched_bytes").alias("fetched"),
         f.when((is_plain | (saved > 0)) & (f.col("mode") != Mode.SSE), f.col("sent_bytes") + saved).alias("length"),
         (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
+        f.coalesce("coding", f.when(f.col("outcome").isin(*_FOUND), f.lit(_PLAIN))).alias("sent_in"),
+        f.col("outcome").isin(*_ASKING).alias("is_asking"),
         ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
         (f.coalesce(f.col("partition"), f.lit("")) != "").alias("is_apart"),
     )
@@ -167,9 +201,8 @@ def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[t
 
 
 def cost(extent: Column, tokens: Column) -> Column:
-    """What a tape of that many bytes and offsets costs, by the accounting of `gateway.tape.store`, without its headers
-    and the characters of its names."""
-    return extent + EMPTY_COST + TOKEN_COST * tokens
+    """About what a tape of that many bytes and offsets costs, by the accounting of `gateway.tape.store`."""
+    return extent + USUAL_COST + TOKEN_COST * tokens
 
 
 def placement(reads: DataFrame) -> Placement:
@@ -203,6 +236,14 @@ def uses_of(reads: DataFrame, use_us: int) -> DataFrame:
             f.first(per_byte).alias("cost_per_byte"),
             f.count("*").alias("times"),
             f.count_if("is_counted").alias("counted"),
+            *(_most_sent(name).alias(name) for name in VARIANTS),
+            (f.count_if(f.col("is_counted") & f.col("is_asking")) == 0).alias("is_alone"),
         )
-        .select("at", "tape", "low", "high", "cost_per_byte", "times", "counted")
+        .select(*Read._fields)
     )
+
+
+def _most_sent(variant: str) -> Column:
+    """An aggregate: the most bytes sent in this coding, or `plain` from memory; 0 if there were none."""
+    is_it = f.col("is_counted") & (f.col("sent_in") == variant)
+    return f.coalesce(f.max(f.when(is_it, f.col("sent"))), f.lit(0))

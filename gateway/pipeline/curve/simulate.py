@@ -5,8 +5,8 @@ policies themselves (`gateway.tape.eviction`), with the accounting of `gateway.t
 opened, its bytes and offsets when they are stored, other tapes are evicted before its own blocks, and requests within
 `USE_S` are one use.
 
-Not modelled: live readers that keep the record of an evicted tape, coded bodies for which the gateway may lend part of
-the budget, and bytes that an origin sends beyond the missing ones.
+`copies` has coded bodies and remembered answers, which take a part of the budget.  Not modelled: live readers that keep
+the record of an evicted tape, and bytes that an origin sends beyond the missing ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from gateway.pipeline.curve.copies import Copies
 from gateway.tape.block import SEAL_BYTES
-from gateway.tape.costs import EMPTY_COST
+from gateway.tape.costs import USUAL_COST
 from gateway.tape.eviction import POLICIES, USE_S, Eviction
 
 USE_US: Final = int(USE_S * 1_000_000)
@@ -36,6 +37,21 @@ class Read(NamedTuple):
     """Number of reads.  They request the same bytes within `USE_S`, so the first one fetches them for all."""
     counted: int
     """Number of counted reads."""
+    plain: int = 0
+    """Bytes sent to a reader that found them, without coding; 0 if there was none."""
+    gzip: int = 0
+    """Bytes sent to a reader in gzip,"""
+    br: int = 0
+    """in br,"""
+    zstd: int = 0
+    """and in zstd."""
+    is_alone: bool = False
+    """Whether none of the reads needed a question to the origin."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sent bytes without coding, and in each coding."""
+        return self.plain, self.gzip, self.br, self.zstd
 
 
 @dataclass(slots=True)
@@ -51,17 +67,28 @@ class _Tape:
     """The part of one tape in the cache."""
 
     used_at: int
+    cost: float
     runs: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of bytes, sorted, not adjacent."""
-    cost: float = EMPTY_COST
+    offsets: set[int] = field(default_factory=set)
+    """Positions of the offsets that the gateway knows."""
+    live: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges that live readers were sent: the gateway knows the offset of each append in them."""
+
+    def knows(self, position: int) -> bool:
+        """Whether the gateway knows the offset of a position."""
+        return position in self.offsets or any(begin <= position <= end for begin, end in self.live)
 
 
 class MiniatureStore:
     """The tape store's accounting, without the bytes."""
 
-    def __init__(self, policy: str, budget_bytes: float) -> None:
+    def __init__(self, policy: str, budget_bytes: float, caches: float = 1.0, tape_cost: float = USUAL_COST) -> None:
         self.cost = 0.0
+        self.lent = 0
         self._budget = budget_bytes
+        self._tape_cost = tape_cost
+        self._copies = Copies(self, budget_bytes, caches)
         self._eviction: Eviction[int] = POLICIES[policy]()
         self._tapes: dict[int, _Tape] = {}
 
@@ -70,39 +97,75 @@ class MiniatureStore:
         key = read.tape
         tape = self._tapes.get(key)
         if tape is None:
-            tape = self._tapes[key] = _Tape(read.at)
+            tape = self._tapes[key] = _Tape(read.at, self._tape_cost)
             self._eviction.admit(key)
-            self.cost += EMPTY_COST
+            self.cost += self._tape_cost
             self._make_room(key, tape, read.cost_per_byte)
         elif read.at - tape.used_at >= USE_US:
             tape.used_at = read.at
             self._eviction.touch(key)
-        missing = _missing(tape.runs, read.low, read.high)
-        if missing:
+        missing = new = _missing(tape.runs, read.low, read.high)
+        if read.high > read.low and not tape.knows(read.low):
+            # Offsets are opaque: the gateway cannot tell which of its bytes are meant.  It holds some of them twice,
+            # unless they end at an offset that it knows.
+            missing = read.high - read.low
+            if new or not tape.knows(read.high):
+                new = missing
+        tape.offsets |= {read.low, read.high}
+        if read.counted < read.times:
+            _store(tape.live, read.low, read.high)
+        if new:
             _store(tape.runs, read.low, read.high)
-            cost = missing * read.cost_per_byte
+            cost = new * read.cost_per_byte
             tape.cost += cost
             self.cost += cost
             self._eviction.admit(key)
             self._make_room(key, tape, read.cost_per_byte)
+        if read.plain or read.gzip or read.br or read.zstd:
+            is_hit = read.is_alone and (not missing or read.times > 1)
+            self._copies.use(key, read.low, read.high, read.sizes, is_hit=is_hit)
         return missing
 
-    def _make_room(self, key: int, tape: _Tape, cost_per_byte: float) -> None:
-        while self.cost > self._budget:
+    def lend(self, size: int, tape: int) -> bool:
+        """As `TapeStore.lend`."""
+        if self._tapes[tape].cost + self.lent + size > self._budget:
+            return False
+        self.lent += size
+        self._make_room(tape, None, 0)
+        if self.cost + self.lent > self._budget:
+            self.lent -= size
+            return False
+        return True
+
+    def take_back(self, size: int) -> None:
+        """As `TapeStore.take_back`."""
+        self.lent -= size
+
+    def _make_room(self, key: int, tape: _Tape | None, cost_per_byte: float) -> None:
+        """Evict other tapes, then the beginning of `tape` if it is given."""
+        while self.cost + self.lent > self._budget:
             victim = self._eviction.victim(key)
             if victim is not None:
                 self.cost -= self._tapes.pop(victim).cost
+                self._copies.forget(victim)
                 continue
-            freed = _drop_oldest(tape.runs) * cost_per_byte
-            if not freed:
+            freed = _drop_oldest(tape.runs) * cost_per_byte if tape is not None else 0
+            if tape is None or not freed:
                 return
             tape.cost -= freed
             self.cost -= freed
+            self._copies.forget(key)
 
 
-def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
-    """Replay reads, in order of time, through a store with this budget; return its misses."""
-    store = MiniatureStore(policy, budget_bytes)
+def play(
+    policy: str, budget_bytes: float, reads: Iterable[Read], caches: float = 1.0, tape_cost: float = USUAL_COST
+) -> Missed:
+    """Replay reads, in order of time, through a store with this budget; return its misses.
+
+    The store stands for `caches` caches of gateways, less than one if the reads are a sample.  `tape_cost` is charged
+    for a tape in addition to its bytes and offsets.
+    """
+    store = MiniatureStore(policy, budget_bytes, caches, tape_cost)
     missed = Missed()
     for read in reads:
         missing = store.read(read)

@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 from gateway.pipeline.gold.lines import HOUR, MINUTE, is_live, is_read, known, total, window
 from gateway.pipeline.gold.sketches import filled, quantiles, sketch_of
 from gateway.pipeline.tables import ANSWERED_BY, ERRORS, OFFLOAD, TRAFFIC
+from gateway.protocol.cache_status import Outcome
 from gateway.telemetry.access_record import CloseReason
 
 SUMMED: Final = ("sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
@@ -37,6 +38,7 @@ def sums(requests: DataFrame) -> DataFrame:
         f.count_if(is_final).alias("requests"),
         *map(total, SUMMED),
         f.count_if(is_final & (f.col("origin_requests") == 0)).alias("spared_requests"),
+        f.count_if(is_final & f.col("close_reason").eqNullSafe(CloseReason.LEFT.value)).alias("left_requests"),
     )
 
 
@@ -72,9 +74,12 @@ def offload(sums: DataFrame) -> DataFrame:
 
 
 def errors(sums: DataFrame) -> DataFrame:
-    """`tables.ERRORS`."""
+    """`tables.ERRORS`: without live readers that left, whose outcome is `aborted`, too."""
     is_error = (f.col("status") >= 400) | f.col("outcome").isin(*ANSWERED_BY["unanswered"])
-    return sums.where(is_error & (f.col("requests") > 0)).groupBy(*ERRORS.key, "day").agg(total("requests"))
+    is_aborted = f.col("outcome") == Outcome.ABORTED.value
+    ended_so = f.when(is_aborted, f.col("requests") - f.col("left_requests")).otherwise(f.col("requests"))
+    failed = sums.withColumn("requests", ended_so).where(is_error & (f.col("requests") > 0))
+    return failed.groupBy(*ERRORS.key, "day").agg(total("requests"))
 
 
 def latency(requests: DataFrame) -> DataFrame:

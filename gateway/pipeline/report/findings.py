@@ -56,7 +56,7 @@ def advice_for(error: Row) -> str:
     if error["outcome"] == "aborted":
         return (
             "Aborted: the connection was dropped in the middle of an answer. Many at once mean an origin that died or "
-            "timed out while sending; a few are clients that went away."
+            "timed out while sending; others are clients that went away during a catch-up read."
         )
     other = (
         "the origin failed or could not be reached. Its log at that minute says why."
@@ -91,7 +91,7 @@ FINDINGS: Final = (
     Finding(
         "errors",
         "Errors",
-        "Requests that were refused, failed or cut off.",
+        "Requests that were refused, failed or cut off. Live readers that left are not among them.",
         "No request ended in an error.",
         "SELECT route, mode, status, outcome, sum(requests)::BIGINT AS requests, epoch(max(minute))::BIGINT AS last "
         "FROM errors GROUP BY ALL",
@@ -156,7 +156,7 @@ FINDINGS: Final = (
         ],
         (
             "They lose nothing: they go on from their last offset.",
-            "One that is cut off again and again needs a faster network, less work a message, or catch-up reads.",
+            "One that is cut off more than once needs a faster network, less work a message, or catch-up reads.",
             "If whole networks are among them, a larger buffer for each reader buys time, at the price of memory.",
         ),
     ),

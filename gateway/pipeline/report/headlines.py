@@ -69,7 +69,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         "errors",
-        "Requests of all kinds that were refused, failed, aborted or answered with a status of 400 or more, of all.",
+        "Requests of all kinds that were refused, failed, aborted or answered with a status of 400 or more, of all. "
+        "Live readers that left are not among them.",
         "SELECT (SELECT sum(requests) FROM errors) AS part, (SELECT sum(requests) FROM traffic) AS whole",
     ),
     Definition(

@@ -15,7 +15,7 @@ from gateway.pipeline.curve.sampling import SPACE
 from gateway.pipeline.curve.simulate import Read, play
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
-from gateway.tape.costs import EMPTY_COST, TOKEN_COST
+from gateway.tape.costs import ANSWER_SHARE, CODED_SHARE, TOKEN_COST, USUAL_COST
 from gateway.tape.eviction import POLICIES
 from tests.pipeline.curve.silver import Asked, lake_of
 from tests.pipeline.curve.traces import skewed, trace_of
@@ -57,7 +57,7 @@ def test_the_whole_log_gives_the_policies_own_ratios(spark: SparkSession, lake: 
     assert set(rows) == set(POLICIES)
     extents = dict(asked())
     reads = [
-        Read(2_000_000 * number, name, 0, size, 1 + 2 * TOKEN_COST / size, 1, 1)
+        Read(2_000_000 * number, name, 0, size, 1 + 2 * TOKEN_COST / size, 1, 1, plain=size, is_alone=True)
         for number, (name, size) in enumerate(asked())
     ]
     for policy in POLICIES:
@@ -70,7 +70,8 @@ def test_the_whole_log_gives_the_policies_own_ratios(spark: SparkSession, lake: 
     # Everything fits: only first reads miss.
     for policy in rows:
         assert rows[policy][-1][2] == pytest.approx(sum(extents.values()) / sum(size for _, size in asked()), abs=0.002)
-    assert rows["lru"][-1][0] == sum(extents.values()) + len(extents) * (EMPTY_COST + 2 * TOKEN_COST)
+    working_bytes = sum(extents.values()) + len(extents) * (USUAL_COST + 2 * TOKEN_COST)
+    assert rows["lru"][-1][0] == pytest.approx(working_bytes / (1 - 1 / CODED_SHARE - 1 / ANSWER_SHARE), abs=1)
 
 
 def test_the_same_lake_gives_the_same_table_from_a_sample(spark: SparkSession, lake: Lake) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.pipeline.curve.sampling import SPACE, Curve, curve_of, parted, threshold
 from gateway.pipeline.curve.simulate import play
-from gateway.tape.costs import EMPTY_COST
+from gateway.tape.costs import USUAL_COST
 from tests.effort import IS_LONG, some
 from tests.pipeline.curve.traces import TRACES, Ints, Trace, sizes_of, trace_of
 
@@ -32,7 +32,7 @@ class Oracle:
         rows = np.zeros(len(trace), _RECORD)
         rows["time"] = np.arange(len(trace))
         rows["id"] = np.unique(trace.keys, return_inverse=True)[1] + 1
-        rows["size"] = trace.sizes + EMPTY_COST
+        rows["size"] = trace.sizes + USUAL_COST
         rows["next"] = -2
         rows.tofile(path)
         self._path = str(path)
@@ -47,8 +47,8 @@ class Oracle:
 
 def ratios(curve: Curve, trace: Trace) -> np.ndarray:
     """Those of a curve, as the simulator has them: a missing tape is missing with what it costs besides its bytes."""
-    missed_bytes = curve.byte_miss_ratio * trace.bytes + curve.miss_ratio * len(trace) * EMPTY_COST
-    return np.stack([curve.miss_ratio, missed_bytes / (trace.bytes + len(trace) * EMPTY_COST)], axis=1)
+    missed_bytes = curve.byte_miss_ratio * trace.bytes + curve.miss_ratio * len(trace) * USUAL_COST
+    return np.stack([curve.miss_ratio, missed_bytes / (trace.bytes + len(trace) * USUAL_COST)], axis=1)
 
 
 def sampled(trace: Trace, cache_bytes: Ints, rate: float, policy: str) -> Curve:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.pipeline.curve import references
-from gateway.tape.costs import EMPTY_COST, TOKEN_COST
+from gateway.tape.costs import TOKEN_COST, USUAL_COST
 from tests.pipeline.curve.silver import Asked, requests
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def test_reads_are_placed_by_the_bytes_sent(spark: SparkSession) -> None:
     assert (found.reads, found.counted, found.counted_bytes) == (9, 5, 100 + 30 + 160 + 300 + 70)
     assert (found.tapes, found.nodes, found.loose, found.empty) == (4, 1, 2, 1)
     tokens = 4 + 3 + 2 + 2
-    assert found.working_bytes == 160 + 300 + 70 + 4 * EMPTY_COST + tokens * TOKEN_COST
+    assert found.working_bytes == 160 + 300 + 70 + 4 * USUAL_COST + tokens * TOKEN_COST
 
 
 def test_coded_reads_are_placed_by_their_length_before_coding(spark: SparkSession) -> None:

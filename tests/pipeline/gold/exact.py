@@ -131,7 +131,8 @@ from silver where is_final and close_reason = 'slow' group by all
 """
 ERRORS: Final = """
 select day, date_trunc('minute', time) as minute, route, mode, status, outcome, count(*) as requests
-from silver where is_final and (status >= 400 or outcome in ('refused', 'failed', 'aborted')) group by all
+from silver where is_final and (status >= 400 or outcome in ('refused', 'failed')
+    or outcome = 'aborted' and close_reason is distinct from 'left') group by all
 """
 CLOSED_LOOPS: Final = """
 with told as (select * from silver where is_final and protocol = 'durable-streams' and mode in ('longpoll', 'sse') and (
@@ -157,7 +158,8 @@ with hours as (
     from (
         select route, day, date_part('hour', time) as hour, count(*) filter (is_final) as requests,
             sum(sent_bytes) as sent_bytes, sum(fetched_bytes) as fetched_bytes, sum(origin_requests) as origin_requests,
-            count(*) filter (is_final and (status >= 400 or outcome in ('refused', 'failed', 'aborted'))) as errors,
+            count(*) filter (is_final and (status >= 400 or outcome in ('refused', 'failed')
+                or outcome = 'aborted' and close_reason is distinct from 'left')) as errors,
             count(*) filter (is_final and mode in ('catchup', 'longpoll', 'sse')) as reads,
             count(*) filter (is_final and mode in ('catchup', 'longpoll', 'sse')
                 and outcome in ('hit', 'stale_if_error')) as by_tape

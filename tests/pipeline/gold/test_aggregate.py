@@ -77,7 +77,7 @@ def test_one_line_and_then_others_in_any_order_by_a_run_that_is_killed_give_the_
     Random(1).shuffle(lines)
     gold.take_in(lines)
     died = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.gold.dying", str(gold.folder), "gold/top_streams"],
+        [sys.executable, "-m", "tests.pipeline.gold.dying", str(gold.folder), "gold/errors"],
         env={**os.environ, **way_to(gold.spark)},
         timeout=CHILD_S,
         capture_output=True,
@@ -85,8 +85,8 @@ def test_one_line_and_then_others_in_any_order_by_a_run_that_is_killed_give_the_
     )
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     # It came that far.
-    assert {row[0] for row in gold.rows(tables.LATENCY)} == set(map(str, days))
-    assert not gold.rows(tables.TOP_STREAMS)
+    assert {row[0] for row in gold.rows(tables.OFFLOAD)} == set(map(str, days))
+    assert not gold.rows(tables.ERRORS)
     assert gold.run().days == days
     assert_is_whole(gold, [first, *lines])
 
