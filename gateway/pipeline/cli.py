@@ -20,7 +20,7 @@ from typer.exceptions import Abort, TyperException
 
 from gateway.aio.clock import SystemClock
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
-from gateway.pipeline.cli_run import failing, settings, shown_progress, working, write_report
+from gateway.pipeline.cli_run import MANY_BYTES, failing, settings, shown_progress, working, write_report
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LateLines, LogStream, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER
@@ -170,7 +170,7 @@ def ingest(
     lines = LateLines() if late else _source(source or [], option, lake)
     if again and (follow or not isinstance(lines, Files)):
         raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
-    with working(lake, master, conf) as steps:
+    with working(lake, master, conf, is_long=follow or _is_large(lines)) as steps:
         steps.ingest(lines, follow=follow, again=again)
 
 
@@ -350,7 +350,7 @@ def run(
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
     lines, min_span_s = _source(source, option, lake), _seconds(min_span, "--min-span")
-    with working(lake, master, conf) as steps:
+    with working(lake, master, conf, is_long=_is_large(lines)) as steps:
         steps.ingest(lines)
         is_planned = steps.gold_and_plan(plan, target, policy, min_span_s, rate)
         chosen = plan if is_planned else None
@@ -396,6 +396,13 @@ def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
     # Outside: an error of a log file is not one of the lake's store.
     source.found(its_folder)
     return source
+
+
+def _is_large(source: Source) -> bool:
+    """Whether the source is large; False for a stream, whose size is not known."""
+    with suppress(OSError):  # rotation may remove a file meanwhile
+        return isinstance(source, Files) and source.size() > MANY_BYTES
+    return False
 
 
 def _upkept(lake: str, table: str | None) -> tuple[Lake, Sequence[Table]]:

@@ -33,6 +33,10 @@ _STEPS: Final = tuple(
     f"gateway.pipeline.{name}" for name in ("ingest", "aggregate", "curve.measure", "planner", "report")
 )
 
+MANY_BYTES: Final = 1 << 30
+_MANY_ROWS: Final = 2_000_000
+"""Above either, a run takes minutes."""
+
 Progress = Callable[[str], None]
 
 
@@ -181,8 +185,11 @@ def failing() -> Iterator[None]:
 
 
 @contextmanager
-def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[Steps]:
-    """The steps on the lake at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed."""
+def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bool = False) -> Iterator[Steps]:
+    """The steps on the lake at `url`, on a Spark session for the block.  Every failure becomes PipelineFailed.
+
+    `is_long` says that the run will take minutes; so does that of a lake with many lines.
+    """
     chosen = settings(conf or [], "--conf", "KEY=VALUE")
     progress = shown_progress()
     try:
@@ -192,8 +199,10 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
         raise PipelineFailed(f"the pipeline needs Spark: {EXTRA}") from None
     with failing():
         from gateway.pipeline.lake import Lake
+        from gateway.pipeline.tables import REQUESTS
 
         lake = Lake(url)
+        rows = sum(file.rows for file in lake.snapshot(REQUESTS).files())
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
     logging.getLogger("pyspark_durable_streams").addHandler(Waits(progress))
@@ -201,7 +210,7 @@ def working(url: str, master: str | None, conf: list[str] | None) -> Iterator[St
     # Java takes seconds to start, and this process would only wait for it.
     threading.Thread(target=_import_ahead, name="imports", daemon=True).start()
     try:
-        spark = open_session(master, chosen)
+        spark = open_session(master, chosen, is_short=not is_long and rows <= _MANY_ROWS)
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
     threading.Thread(target=_start_worker, args=(spark,), name="first worker", daemon=True).start()

@@ -63,6 +63,10 @@ class Files:
             found.update((file.absolute(), None) for file in candidates if file.is_file())
         return list(found)
 
+    def size(self, lake: Path | None = None) -> int:
+        """Bytes of the files, as they are stored."""
+        return sum(path.stat().st_size for path in self.found(lake))
+
 
 @dataclass(frozen=True, slots=True)
 class LogStream:

@@ -50,15 +50,19 @@ _LOCAL: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     # Nothing is gained here by planning a query again after each of its stages, each of which becomes a job.
     "spark.sql.adaptive.enabled": "false",
-    # The optimizing compiler takes half of the processor time of a short run.  With one compiler, Java reserves only
-    # 48 MB for code unless told otherwise; a minute of queries fills that.
-    "spark.driver.extraJavaOptions": (
-        "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-    ),
+}
+_ONE_PROCESS: Final = {
     "spark.python.daemon.module": "gateway.pipeline.worker_daemon",
     # Some queries have it whatever is set, and others not; workers that differ in it need a daemon of their own.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
+"""Settings where workers are on this machine, with what is installed on it; those of a local cluster have a zip."""
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# The optimizing compiler takes half of the processor time of a short run.  With one compiler, Java reserves only 48 MB
+# for code unless told otherwise; a minute of queries fills that.
+_SHORT_RUN: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+)
 _SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _FITTED: Final = "spark.durableGateway.fitShuffles"
 """Whether `fit_shuffles` sets the number of a shuffle's parts."""
@@ -68,12 +72,17 @@ _ROWS_OF_A_PART: Final = 250_000
 
 
 def open_session(
-    master: str | None = DEFAULT_MASTER, conf: Mapping[str, str] | None = None, *, name: str = NAME
+    master: str | None = DEFAULT_MASTER,
+    conf: Mapping[str, str] | None = None,
+    *,
+    name: str = NAME,
+    is_short: bool = True,
 ) -> SparkSession:
     """The process's Spark session, started if there is none.  Raises NoJava, and PipelineFailed for Spark Connect.
 
-    With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  The first call decides: a
-    later one gets the same session, with the settings that can still be changed.
+    With `master` None, `spark-submit` has chosen the cluster; `conf` are Spark settings.  `is_short` says that the run
+    is over before Java's optimizing compiler is worth its time.  The first call decides: a later one gets the same
+    session, with the settings that can still be changed.
     """
     if (master or "").startswith("sc:") or "SPARK_REMOTE" in os.environ:
         raise PipelineFailed(
@@ -81,7 +90,11 @@ def open_session(
             " SPARK_REMOTE"
         )
     is_local = master is not None and master.startswith("local")
-    settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {}), **_ZONE}
+    is_one_process = is_local and not (master or "").startswith("local-cluster")
+    settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(_ONE_PROCESS if is_one_process else {}), **(conf or {})}
+    settings |= _ZONE
+    if is_local and is_short:
+        settings.setdefault(_JAVA_OPTIONS, _SHORT_RUN)
     if is_local and _SHUFFLES not in settings:
         settings |= {_SHUFFLES: str(_MOST_PARTS), _FITTED: "true"}
     prepare(os.environ, is_local=is_local)

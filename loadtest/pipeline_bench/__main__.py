@@ -1,9 +1,10 @@
-"""The pipeline's speed: `python -m loadtest.pipeline_bench [--lines 1M,5M,20M]`.
+"""The pipeline's speed: `python -m loadtest.pipeline_bench [--lines 1k,1M,5M]`.
 
 Each size is written, taken in and added up at local[2], in a process of its own, and DuckDB answers two questions on
 the same lines.  DuckDB reads lines and keeps nothing; the pipeline checks each line, keeps it, types it, joins sessions
-and writes all of gold, once however often it is run.  The smallest size also goes through a cluster of two executors,
-and every table must be the same.
+and writes all of gold, once however often it is run.  Each size also goes through `pipeline run`, with the start of
+Spark, the curve, the plan and the report.  The smallest size above ten thousand lines also goes through a cluster of
+two executors, and every table must be the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,16 +25,18 @@ from rich.table import Table
 from loadtest.pipeline_bench.duck import ask_duckdb
 from loadtest.pipeline_bench.log import write_log
 from loadtest.pipeline_bench.small_commits import measure
+from loadtest.pipeline_bench.whole import measure_run
 
 _UNITS: Final = {"k": 1_000, "M": 1_000_000}
 _CLUSTER: Final = "local-cluster[2,1,1024]"
 _BOUND_S: Final = 3_600.0
+_FEW: Final = 10_000
 
 
 def main() -> int:
     """Run it; 1 where two ways to the same tables differ."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.pipeline_bench")
-    parser.add_argument("--lines", type=_sizes, default=[1_000_000, 5_000_000], help="sizes, such as 1M,5M,20M")
+    parser.add_argument("--lines", type=_sizes, default=[1_000, 1_000_000, 5_000_000], help="sizes, such as 1M,5M")
     parser.add_argument("--commits", type=int, help="instead: what a lake of so many small commits costs")
     parser.add_argument("--out", type=Path, default=Path("build/pipeline-bench"), help="folder of what is written")
     parser.add_argument("--no-cluster", action="store_true", help=f"leave {_CLUSTER} out")
@@ -42,6 +46,7 @@ def main() -> int:
     if asked.commits is not None:
         measure(asked.commits, min(asked.lines), asked.out / "commits", console)
         return 0
+    compared = min([size for size in asked.lines if size > _FEW] or asked.lines)
     runs: list[dict[str, Any]] = []
     same: bool | None = None
     for size in asked.lines:
@@ -51,9 +56,10 @@ def main() -> int:
         written = write_log(folder / "log", size)
         console.print(f"{size:,} lines, {written.size / 1e9:.2f} GB, written in {time.perf_counter() - began:.0f} s")
         run = _run(folder, "local[2]")
-        run |= {"lines": size, "bytes": written.size, "duckdb": ask_duckdb(folder / "log")}
+        whole = measure_run(folder / "log", folder / "whole", "local[2]")
+        run |= {"lines": size, "bytes": written.size, "duckdb": ask_duckdb(folder / "log"), "run": asdict(whole)}
         runs.append(run)
-        if size == min(asked.lines) and not asked.no_cluster:
+        if size == compared and not asked.no_cluster:
             console.print(f"the same at {_CLUSTER}")
             other = _run(folder, _CLUSTER)
             differ = [name for name, checksum in run["tables"].items() if other["tables"][name] != checksum]
@@ -79,16 +85,19 @@ def _run(folder: Path, master: str) -> dict[str, Any]:
 
 def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table(title="seconds, local[2]; DuckDB with 2 threads")
-    for head in ("lines", "GB", "Spark starts", "ingest", "aggregate", "both, a million", "DuckDB minutes", "top 10"):
+    for head in ("lines", "GB", "Spark starts", "ingest", "aggregate", "both, a million", "run", "processor", "load"):
         table.add_column(head, justify="right")
+    table.add_column("DuckDB minutes", justify="right")
+    table.add_column("top 10", justify="right")
     for run in runs:
-        took, duck = run["took"], run["duckdb"]
+        took, duck, whole = run["took"], run["duckdb"], run["run"]
         million = (took["ingest"] + took["aggregate"]) / run["lines"] * 1e6
         table.add_row(
             f"{run['lines']:,}",
             f"{run['bytes'] / 1e9:.2f}",
             *(f"{took[name]:.1f}" for name in ("start", "ingest", "aggregate")),
             f"{million:.1f}",
+            *(f"{whole[name]:.1f}" for name in ("wall_s", "cpu_s", "load")),
             *(f"{duck[name]:.1f}" for name in ("minutes", "top")),
         )
     return table
