@@ -1,6 +1,6 @@
-"""What the origin's answers say of sharing: by tenant, by web origin, and for one reader alone.
+"""How the origin's answers restrict sharing: by tenant, by web origin, and to one reader.
 
-Which of these an origin does is switched by the run's seed.  What it says of one stream changes while the run lasts.
+The run's seed switches the last two on.  Which streams have answers for one reader alone changes during a run.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PARTIES: Final[Mapping[str, dict[str, str]]] = {
     "ann": {"X-Tenant": "ann", "Origin": "https://ann.example"},
     "ben": {"X-Tenant": "ben"},
 }
-"""What each party shows: credentials, a tenant, the web origin of a page."""
+"""The headers of each party: credentials, a tenant, the web origin of a page."""
 _KEEPERS: Final[Mapping[str, tuple[str, ...]]] = {OWN: ("anyone", "alice", "bob"), TENANT: ("anyone", "ann", "ben")}
 """The parties that have streams of their own below these paths; the others see those of `anyone`."""
 

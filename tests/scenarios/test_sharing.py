@@ -147,6 +147,35 @@ async def test_long_polls_of_one_client_in_order_cost_one_request_each(hostile: 
 
 
 @pytest.mark.http_2
+async def test_clients_that_wait_together_are_handed_over_one_by_one(hostile: Hostile, start: Start) -> None:
+    """A text stream is followed by long-poll: only its answer tells that it may not be shared."""
+    origin = PersonalOrigin(TEXT, live={"Cache-Control": "private"})
+    edge = await start(await origin.start(hostile))
+    polls = [edge.asking(polled())]
+    await eventually(lambda: origin.count("live=long-poll") == 1)
+    polls += [edge.asking(polled()) for _ in range(7)]
+    await eventually(lambda: "8 readers" in repr(edge.gateway.engine.live))
+    assert origin.count("live=long-poll") == 1
+    origin.gate.set()
+    answers = await bounded(asyncio.gather(*polls))
+    assert [(one.status, "fwd=bypass" in one.headers["Cache-Status"]) for one in answers] == [(204, True)] * 8
+    assert origin.count("live=long-poll") == 1 + 8
+    await edge.until_idle()
+
+
+async def test_a_stream_that_is_read_often_is_not_followed_again_if_live_answers_are_personal(
+    hostile: Hostile, start: Start
+) -> None:
+    origin = PersonalOrigin(live={"Cache-Control": "private"})
+    edge = await start(await origin.start(hostile))
+    for _ in range(4):
+        for _ in range(12):
+            assert (await edge.get("/s?offset=-1")).status == 200
+        edge.clock.advance(12.0)
+    assert origin.count("live=") == 1
+
+
+@pytest.mark.http_2
 async def test_a_long_poll_from_now_that_is_handed_over_misses_nothing(hostile: Hostile, start: Start) -> None:
     """Its `now` is when it arrived, not when the origin's answer proved to be personal."""
     origin = PersonalOrigin(TEXT, live={"Cache-Control": "private"})
