@@ -123,7 +123,7 @@ class Relay:
         if relayed.is_write:
             self._writes.answered(relayed, reply)
         elif request.mode is Mode.HEAD:
-            self._writes.missing(relayed, reply.status)
+            self._writes.missing(relayed, reply)
 
     def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
         """There is no answer."""

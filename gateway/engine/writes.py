@@ -90,11 +90,12 @@ class Writes:
         finally:
             self._pending.end(write)
 
-    def missing(self, sent: SentRequest, status: int) -> None:
+    def missing(self, sent: SentRequest, reply: Reply) -> None:
         """Record that the origin reported the stream missing to this client; others may still see it."""
+        status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
             return
-        is_shared = sent.request.route.config.credentials == "shared"
+        is_shared = route.config.credentials == "shared" or route.sharing.varies(reply.headers)
         if is_shared or sent.stream.write_version != sent.write_version:
             # It is hidden from this client alone, or a write acknowledged since then found the stream: the next request
             # shows what is true now.
@@ -132,7 +133,7 @@ class Writes:
         elif request.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(write, End.DELETED)
-            self.missing(write, reply.status)
+            self.missing(write, reply)
             if reply.status in _ABSENT:
                 self._revalidate_all(request.group)
         elif request.mode is Mode.CREATE and reply.status == 201:
@@ -141,7 +142,7 @@ class Writes:
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
             self._acknowledge(write, reply)
         elif request.mode is Mode.APPEND:
-            self.missing(write, reply.status)
+            self.missing(write, reply)
 
     def _end_group(self, write: SentRequest, why: End) -> None:
         """Drop every stream at the path of a write that has ended the one before it.

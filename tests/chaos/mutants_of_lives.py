@@ -185,7 +185,7 @@ def delete_404_raises_no_doubt() -> Patches:
 
     def recorded(self: Writes, write: SentRequest, reply: Reply) -> None:
         if write.request.mode is Mode.DELETE and reply.status == 404:
-            self.missing(write, 404)
+            self.missing(write, reply)
         else:
             record(self, write, reply)
 

@@ -39,6 +39,8 @@ class PersonalOrigin:
     live: dict[str, str] = field(default_factory=dict)
     """Further headers of live replies."""
     has_cors: bool = False
+    head: dict[str, str] = field(default_factory=dict)
+    """Further headers of replies to HEAD."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     served: HostileOrigin | None = None
 
@@ -60,6 +62,8 @@ class PersonalOrigin:
         is_live, is_sse = "live=" in asked.target, "live=sse" in asked.target
         headers = {"Content-Type": self.content_type, "Stream-Next-Offset": TAIL, "X-Shown-To": tenant}
         headers |= self.live if is_live else self.stored
+        if asked.method == "HEAD":
+            headers |= self.head
         if self.has_cors:
             headers["Vary"] = "Origin"
             if (origin := asked.headers.get("Origin")) is not None:
@@ -268,6 +272,43 @@ async def test_no_tenant_is_shown_what_the_origin_has_shown_another(
                 shown = await edge.send(method, target, who)
                 assert (shown.status, shown.headers.get("X-Shown-To")) in ((200, tenant), (204, tenant)), target
                 assert "detail=Vary" in shown.headers["Cache-Status"] or method == "HEAD"
+
+
+@pytest.mark.parametrize("personal", PERSONAL)
+async def test_a_head_that_is_personal_keeps_no_read_from_being_shared(
+    hostile: Hostile, start: Start, personal: dict[str, str]
+) -> None:
+    origin = PersonalOrigin(TEXT, {"Stream-Closed": "true"}, head={**personal, "Stream-TTL": "60"})
+    edge = await start(await origin.start(hostile))
+    for _ in range(4):
+        assert (await edge.get("/s?offset=-1")).body == b'"-"'
+        head = await edge.send("HEAD", "/s", {"X-Tenant": "a"})
+        assert (head.headers["X-Shown-To"], personal.items() <= dict(head.headers).items()) == ("a", True)
+    assert origin.count("offset=-1") == 1
+    # Its lifetime still counts.
+    edge.clock.advance(61)
+    await edge.get("/s?offset=-1")
+    assert origin.count("offset=-1") == 2
+
+
+async def test_a_404_for_one_tenant_drops_nothing_of_others(hostile: Hostile, start: Start) -> None:
+    """Replies to readers without a tenant may be shared, and the others vary."""
+    origin = PersonalOrigin(TEXT, {"Stream-Closed": "true"})
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "X-Tenant" in asked.headers:
+            writer.write(answer("404 Not Found", {"Content-Type": TEXT, "Vary": "X-Tenant"}))
+        else:
+            await origin.answer(asked, writer)
+
+    edge = await start((await hostile(script, takes_head=True)).url)
+    await edge.get("/s?offset=-1")
+    stream = next(iter(edge.gateway.engine.store))
+    for method in ("POST", "DELETE"):
+        who = {"X-Tenant": "a", "Content-Type": TEXT}
+        assert (await edge.send(method, "/s", who, b"x" if method == "POST" else None)).status == 404
+        assert stream.ended is None
+        assert (await edge.get("/s?offset=-1")).body == b'"-"'
 
 
 async def test_a_404_for_one_tenant_is_none_for_another(hostile: Hostile, start: Start) -> None:
