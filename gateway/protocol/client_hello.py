@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from gateway.protocol.host import canonical_name
+
 LONGEST_BYTES: Final = 1 << 14
 """The longest ClientHello to parse; post-quantum key shares take some two kilobytes."""
 _MOST_BYTES: Final = 2 * LONGEST_BYTES
@@ -55,7 +57,7 @@ def read_client_hello(data: bytes) -> ClientHello | int:
         return ClientHello(None)
     if not name.isascii():
         raise BadServerName
-    return ClientHello(name.decode("ascii").lower().rstrip("."))
+    return ClientHello(canonical_name(name.decode("ascii")))
 
 
 def _message(data: bytes) -> bytes | int:

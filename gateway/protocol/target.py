@@ -19,6 +19,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
+from gateway.protocol.host import BadHost, host_of
 from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _PROTOCOL_NAMES: Final = (QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR)
@@ -39,7 +40,6 @@ _BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ENCODED_CONTROL: Final = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
 _PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _ABSOLUTE: Final = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)", re.DOTALL)
-_AUTHORITY: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~]+)(?::[0-9]*)?")
 
 
 _DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
@@ -55,7 +55,7 @@ class Target(NamedTuple):
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
     decoded; None if absent, `""` if sent empty.  `authority` comes from an absolute-form target, in lower case, and
-    replaces the Host header (RFC 9112 section 3.2.2).
+    replaces the Host header (RFC 9112 section 3.2.2).  It names a host (`gateway.protocol.host`).
     """
 
     path: str
@@ -73,9 +73,11 @@ def parse_target(raw: str) -> Target:
         absolute = _ABSOLUTE.fullmatch(raw)
         if absolute is None:
             raise BadTarget("Invalid request target")
+        try:
+            host_of(absolute[1])
+        except BadHost:
+            raise BadTarget("Invalid host in request target") from None
         authority = absolute[1].lower()
-        if _AUTHORITY.fullmatch(authority) is None:
-            raise BadTarget("Invalid host in request target")
         raw = absolute[2]
     path, question_mark, query = raw.partition("?")
     if _PLAIN_PATH.fullmatch(path) is None:

@@ -16,6 +16,7 @@ from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.etag import readable
 from gateway.protocol.forwarded_headers import is_looping, passed_nodes, request_headers_for_origin
 from gateway.protocol.freshness import requested_max_age
+from gateway.protocol.host import BadHost, host_of
 from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
 
@@ -48,6 +49,7 @@ class HeaderFacts:
         "_node",
         "host",
         "host_count",
+        "host_name",
         "if_none_match",
         "is_looping",
         "nodes",
@@ -61,6 +63,13 @@ class HeaderFacts:
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
+        self.host_name: str | None = ""
+        """The one spelling of the host; None if the field names no host."""
+        if hosts:
+            try:
+                self.host_name = host_of(self.host)
+            except BadHost:
+                self.host_name = None
         self.nodes: tuple[str, ...] = ()
         self.is_looping = is_looping(headers, node)
         """Whether the request has passed this node before, or more gateways than a sensible chain has."""

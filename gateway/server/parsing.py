@@ -15,6 +15,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.request import is_session
 from gateway.errors import BadRequest, LoopDetected, MethodRefused, NoRoute, VersionNotSupported
 from gateway.limits.client_net import ClientNet
+from gateway.protocol.host import host_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.sharing import Ground
@@ -53,7 +54,9 @@ class RequestParser:
         facts = self._facts(request)
         if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
             raise BadRequest("Exactly one Host header is needed")
-        host = _host(target.authority or facts.host.lower())
+        if facts.host_name is None:
+            raise BadRequest("Invalid Host header")
+        host = facts.host_name if target.authority is None else host_of(target.authority)
         route = context.route = route_for(self._routes, host, target.path)
         if route is None:
             raise NoRoute
@@ -134,10 +137,3 @@ def _start(target: Target, mode: Mode) -> str:
     if not is_well_formed(offset):
         raise BadRequest("Invalid offset format")
     return offset
-
-
-def _host(named: str) -> str:
-    """The host without its port (RFC 9112 §3.2)."""
-    if named.startswith("["):
-        return named.partition("]")[0] + "]"
-    return named.partition(":")[0]

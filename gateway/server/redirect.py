@@ -7,11 +7,11 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.protocol.host import BadHost, host_of
 from gateway.protocol.target import without_authority
 from gateway.server.clients import Handler
 from gateway.server.request import Answered, Request
 
-_HOST: Final = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _TARGET: Final = re.compile(r"/[!-~]*")
 
 
@@ -25,13 +25,16 @@ def redirect(port: int) -> Handler:
     async def answer(request: Request) -> Answered:
         headers = CIMultiDict({"Cache-Control": "no-store", "Content-Type": "text/plain; charset=utf-8"})
         hosts = request.headers.getall("Host", ())
-        host = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        try:
+            host = host_of(hosts[0]) if len(hosts) == 1 else None
+        except BadHost:
+            host = None
         target = without_authority(request.target)
         if host is None or not _TARGET.fullmatch(target):
             request.keeps_alive = False
             request.channel.respond(request, 400, headers, b"Bad request\n")
             return Answered(400, headers)
-        headers["Location"] = f"https://{host[1]}{suffix}{target}"
+        headers["Location"] = f"https://{host}{suffix}{target}"
         request.channel.respond(request, 308, headers, b"This is served over https\n")
         return Answered(308, headers)
 
