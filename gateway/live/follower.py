@@ -50,6 +50,7 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import START
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
+from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, detach_record
@@ -241,12 +242,17 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             size = 0
-            async for chunk in reply.chunks():
-                self._received(len(chunk), Mode.LONGPOLL)
-                size += len(chunk)
-                if size > self._most_held:
-                    raise UpstreamBroken
-                chunks.append(chunk)
+            arriving = Arriving(self._store)
+            try:
+                async for chunk in reply.chunks():
+                    self._received(len(chunk), Mode.LONGPOLL)
+                    size += len(chunk)
+                    if size > self._most_held:
+                        raise UpstreamBroken
+                    arriving.grow(len(chunk))
+                    chunks.append(chunk)
+            finally:
+                arriving.release()
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = unwrapped(body)

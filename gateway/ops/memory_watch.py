@@ -9,6 +9,7 @@ system before the next look, or that look would drop other clients for the same 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _TRIM_S: Final = 5.0
 _SHED_S: Final = 0.5
 """After clients were dropped it is returned once this long has passed, or earlier if that takes little time.  No other
 clients are dropped before."""
+_SHRINK_BYTES: Final = 1 << 19
+"""Bytes that the cache gives back in one turn of the loop."""
 _TRIM_SHARE: Final = 0.05
 """The part of the time that returning memory may take after clients were dropped."""
 
@@ -155,6 +158,19 @@ class MemoryWatch:
         if limits.memory_max_bytes:
             self._guard_memory(limits.memory_max_bytes)
         self._clients.forget()
+        if limits.memory_max_bytes:
+            await self._resize_cache()
+
+    async def _resize_cache(self) -> None:
+        """Give the cache the budget that the guard allows.  It gives bytes back bit by bit, with turns of the loop
+        between: thousands of small tapes may have to go."""
+        store = self._store
+        while store.budget_bytes > (wanted := self.cache_budget_bytes):
+            in_use = min(store.budget_bytes, store.cost + store.lent)
+            store.resize(max(wanted, in_use - _SHRINK_BYTES))
+            await asyncio.sleep(0)
+        if store.budget_bytes < wanted:
+            store.resize(wanted)
 
     def _guard_memory(self, limit: int) -> None:
         store, guard = self._store, self._guard
@@ -166,8 +182,6 @@ class MemoryWatch:
         if found.pressure is not before:
             level = _log.warning if found.pressure > before else _log.info
             level("%d%% of memory_max_bytes is used: pressure %s", 100 * resident // limit, found.pressure.name.lower())
-        if store.budget_bytes != (wanted := self.cache_budget_bytes):
-            store.resize(wanted)
         store.may_grow = found.pressure < Pressure.CLIENTS
         self._clients.refuse_new(found.pressure >= Pressure.CONNECTIONS)
         if found.shed_bytes and not self._has_shed:

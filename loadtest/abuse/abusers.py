@@ -1,4 +1,4 @@
-"""Ten kinds of abusive clients.  Each is a coroutine that runs until it is cancelled.
+"""Kinds of abusive clients; more are in `hoarders`.  Each is a coroutine that runs until it is cancelled.
 
 Slow clients hold connections and cost the load generator nothing.  Floods have a rate: all clients of the kind together
 send that many requests a second, as many as one core could serve if it did nothing else.
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from loadtest.abuse import hoarders
 from loadtest.abuse.http2 import Http2
 from loadtest.abuse.wire import Cut, Wire, request
 
@@ -254,5 +255,10 @@ KINDS: Final[dict[str, tuple[Kind, float]]] = {
     "long-poll floods": (poll_floods, 300),
     "compression": (compression, 4),
     "cancelled requests": (cancelled, 50),
+    "long-polls of many pages": (hoarders.many_pages, 0),
+    "answers that the cache has dropped": (hoarders.dropped_answers, 0),
+    "cold bodies that are not read": (hoarders.cold_bodies, 0),
+    "queries of one path": (hoarders.crowds, 60),
+    "S2 sessions that are not read": (hoarders.unread_sessions, 0),
 }
 """Each kind, with the rate of all its clients together (strikes a second); 0: as often as their connections end."""

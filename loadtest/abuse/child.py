@@ -21,7 +21,8 @@ from typing import Any, Final
 import uvloop
 
 from gateway.origin.app import OriginSettings, start_origin
-from loadtest.abuse import abusers, hostile
+from gateway.origin.s2.app import S2OriginSettings, start_s2_origin
+from loadtest.abuse import abusers, hoarders, hostile
 from loadtest.abuse.delays import note_delays
 from loadtest.abuse.good import Client, body
 from loadtest.abuse.wire import request
@@ -33,9 +34,10 @@ _CALLER_EVERY_S: Final = 1.0
 _NAMES: Final = 4
 
 
-async def origin(port: int, count_port: int) -> None:
-    """An in-memory origin that reports the number of its requests and its delays."""
+async def origin(port: int, count_port: int, s2_port: int) -> None:
+    """An in-memory origin that reports the number of its requests and its delays, and one of S2 at `s2_port`."""
     running = await start_origin(OriginSettings(port=port))
+    await start_s2_origin(S2OriginSettings(port=s2_port))
     late_s: list[float] = []
 
     async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +51,7 @@ async def origin(port: int, count_port: int) -> None:
         await asyncio.gather(server.serve_forever(), note_delays(late_s))
 
 
-async def strike(port: int, origin_port: int, kinds: list[str], count: int, flood: float) -> None:
+async def strike(port: int, origin_port: int, s2_port: int, kinds: list[str], count: int, flood: float) -> None:
     """`count` abusive clients, the same number of each kind; floods strike at the share `flood` of their rates.
 
     Prints their outcomes when it is cancelled.
@@ -67,6 +69,9 @@ async def strike(port: int, origin_port: int, kinds: list[str], count: int, floo
             reply = await there.answer("PUT", path, {"Content-Type": content_type, **closed}, data)
             if reply.status not in (200, 201):
                 raise ValueError(f"{path} is not created: {reply.status} {reply.body[:200]!r}")
+        await hoarders.prepare(there)
+    with Client(s2_port) as there:
+        await hoarders.prepare_s2(there)
     got = {kind: Counter[str]() for kind in kinds}
     rng = random.Random(1)
     each = max(1, count // len(kinds))

@@ -1,4 +1,4 @@
-"""Ten kinds of hostile origins.  Each serves one connection until it is cancelled or the gateway has disconnected.
+"""Kinds of hostile origins.  Each serves one connection until it is cancelled or the gateway has disconnected.
 
 Endless data is paced: `_PART` every `_PACE_S`, which is 1.3 MB/s per connection.
 """
@@ -97,6 +97,19 @@ async def lies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
+async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each request at once with one more byte, and never say that this was the last."""
+    step = 0
+    while True:
+        head = await _asked(reader)
+        step += 1
+        next_offset = b"Stream-Next-Offset: %08d\r\n" % step
+        body = b"" if head.startswith(b"HEAD") else b"x"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n" + next_offset)
+        writer.write(b"Content-Length: 1\r\n\r\n" + body)
+        await writer.drain()
+
+
 REFUSES: Final = "refuses connections"
 """The kind without a listener."""
 
@@ -110,6 +123,7 @@ KINDS: Final[dict[str, Serve]] = {
     "garbage": garbage,
     "huge heads": huge_heads,
     "false lengths": lies,
+    "streams without end": never_ends,
 }
 """The kinds with a listener."""
 

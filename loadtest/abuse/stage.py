@@ -72,6 +72,8 @@ class Ports:
     origin: int
     count: int
     """The port at which the origin reports the number of its requests and its delays."""
+    s2: int
+    """The port of the S2 origin."""
     hostile: Mapping[str, int]
 
 
@@ -113,9 +115,9 @@ class Result:
 def run(plan: Plan, folder: Path) -> Result:
     """One run; configuration and logs go into `folder`.  Raises BenchError if a process does not start."""
     folder.mkdir(parents=True, exist_ok=True)
-    gateway, admin, origin, count, *others = _free_ports(4 + len(plan.origins))
+    gateway, admin, origin, count, s2, *others = _free_ports(5 + len(plan.origins))
     hostile_ports = dict(zip(plan.origins, others, strict=True))
-    ports = Ports(gateway, origin, count, {} if plan.kinds else hostile_ports)
+    ports = Ports(gateway, origin, count, s2, {} if plan.kinds else hostile_ports)
     config = folder / "gateway.toml"
     config.write_text(_config(ports, admin), encoding="utf-8")
     command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
@@ -125,7 +127,7 @@ def run(plan: Plan, folder: Path) -> Result:
     measured = _REALTIME if plan.is_realtime else os.SCHED_OTHER
     with (
         pinned(load) if load is not None else nullcontext(),
-        _child("origin", {"port": origin, "count_port": count}, folder, load, measured, origin),
+        _child("origin", {"port": origin, "count_port": count, "s2_port": s2}, folder, load, measured, origin),
         _process("gateway", command, folder, server, measured, gateway) as pid,
         _scheduled(measured),
     ):
@@ -158,7 +160,7 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
     policy = os.SCHED_IDLE if plan.is_pinned and not plan.is_realtime else os.SCHED_OTHER
     work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
     if plan.kinds:
-        work |= {"origin_port": ports.origin, "kinds": plan.kinds, "flood": plan.flood}
+        work |= {"origin_port": ports.origin, "s2_port": ports.s2, "kinds": plan.kinds, "flood": plan.flood}
         with _child("abusers", work, folder, core, policy):
             yield folder / "abusers.log"
         return
@@ -246,6 +248,8 @@ def _config(ports: Ports, admin: int) -> str:
     for name, path, port in routes:
         lines += ["[[route]]", f'name = "{name}"', f'prefix = "{path or "/"}"']
         lines += [f'origin = "http://127.0.0.1:{port}{path}"']
+    lines += ["[[route]]", 'name = "records"', 'prefix = "/v1/"', 'protocol = "s2"']
+    lines += [f'origin = "http://127.0.0.1:{ports.s2}"']
     return "\n".join(lines) + "\n"
 
 

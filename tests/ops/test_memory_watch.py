@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.aio.clock import ManualClock
 from gateway.limits.memory import MARKS, Pressure, victims
 from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
 from tests.waiting import pass_turns
@@ -172,3 +174,29 @@ async def test_a_look_that_fails_is_not_called_for_again_at_once(caplog: pytest.
     assert 5 < len(looks) <= 13
     assert "memory could not be looked at" in caplog.text
     watching_it.cancel()
+
+
+async def test_the_cache_gives_bytes_back_bit_by_bit() -> None:
+    process = Process(500_000, 0)
+    budget = 8 << 20
+    store = TapeStore(budget, S3Fifo(), lambda: "", Metrics())
+    while store.cost < budget - 10_000:
+        store.open(StreamKey(Group("http://o", f"/{len(store)}"), "", Partition("")), 0.0)
+    watch = MemoryWatch(
+        store, process, MemoryLimits(LIMIT, 0), lambda: budget, process.resident, process.trim, process.clock
+    )
+    process.base = 5 * LIMIT
+    turns: list[int] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(len(store))
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await watch.look()
+    counting.cancel()
+    assert store.budget_bytes == watch.cache_budget_bytes < budget
+    assert store.cost <= store.budget_bytes
+    most = max(before - after for before, after in pairwise(turns))
+    assert 0 < most < turns[0] // 4, "in each turn a few"

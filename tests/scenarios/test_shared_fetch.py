@@ -9,6 +9,7 @@ from gateway.engine.route import Route
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
@@ -153,3 +154,33 @@ async def test_a_failure_reaches_every_reader_of_the_fetch(edge: Edge, faults: F
             await wire.body()
         assert LARGE.startswith(dropped.value.body)
     assert (await edge.get("/s")).body == LARGE
+
+
+async def test_a_large_body_evicts_others_bit_by_bit_while_it_arrives(hostile: Hostile, start: Start) -> None:
+    budget, parts, gate = 16 << 20, 6, asyncio.Semaphore(0)
+
+    async def in_parts(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        whole = part_of_stream(b"x" * (parts << 20), "0001", "application/octet-stream")
+        for begin in range(0, len(whole), 1 << 20):
+            await gate.acquire()
+            writer.write(whole[begin : begin + (1 << 20)])
+            await writer.drain()
+
+    origin = await hostile(in_parts)
+    edge = await start(origin.url, cache_bytes=budget)
+    store = edge.gateway.engine.store
+    while store.cost < budget - 10_000:
+        store.open(StreamKey(Group(origin.url, f"/small{len(store)}"), "", Partition("")), edge.clock.now())
+    reading = edge.asking("/large?offset=-1")
+    held = [len(store)]
+    for part in range(1, parts + 1):
+        gate.release()
+        await eventually(lambda part=part: store.arriving >= (part << 20) - 4_096)
+        assert store.cost + store.lent <= budget
+        held.append(len(store))
+    gate.release()
+    assert len((await bounded(reading)).body) == parts << 20
+    assert store.arriving == 0
+    assert store.cost + store.lent <= budget
+    evicted = [before - after for before, after in zip(held, [*held[1:], len(store)], strict=True)]
+    assert max(evicted) < 2 * sum(evicted) / parts, evicted
