@@ -172,6 +172,8 @@ class Clients:
         self.remembered = remembered
         self.metrics = metrics
         self.on_bad_request = on_bad_request
+        self.speaks_s2 = False
+        """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins() if joins is None else joins
         self.admits: Callable[[RememberedAnswer, Peer, bytes], bool] | None = None

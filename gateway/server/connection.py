@@ -20,7 +20,7 @@ from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.handling import REFUSALS, Handling, plain_text
+from gateway.server.handling import REFUSALS, Handling, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.reading import NO_EVENTS, ReadingConnection
@@ -427,10 +427,9 @@ class Connection(ReadingConnection, Handling):
 
     def _refuse(self, status: int, body: bytes) -> None:
         """Answer bytes that are not an acceptable request, and close the connection."""
+        headers, body = refusal(status, body, is_s2=self._clients.speaks_s2)
         self._clients.on_bad_request(status, len(body), self)
         assert self.transport is not None
-        headers = plain_text()
-        headers["Content-Length"] = str(len(body))
         self.transport.write(response_head(status, headers, self._clients.wall(), keeps=False) + body)
         self._linger()
 

@@ -95,6 +95,8 @@ class RequestContext:
     """Whether a relay gives the answer."""
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
+    speaks_s2: bool = False
+    """Whether a refusal is in S2's form although no route is known yet."""
 
     @property
     def route_name(self) -> str:
@@ -139,7 +141,7 @@ class ResponseRecorder:
             self.metrics.client_limited(error.limit)
         answer = failure_answer(self.node, error)
         context.outcome, headers, body = answer.outcome, answer.headers, answer.body
-        if context.route is not None and context.route.is_s2:
+        if context.speaks_s2 or (context.route is not None and context.route.is_s2):
             headers["Content-Type"], body = json_format.CONTENT_TYPE, s2_error_body(error)
         self.finish(context, headers)
         request = context.request

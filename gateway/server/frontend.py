@@ -79,6 +79,7 @@ class Frontend:
         self.clients = Clients(
             self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
         )
+        self.clients.speaks_s2 = self._speaks_s2()
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
         if access_log.is_kept or tracer is not NO_TRACER:
@@ -263,6 +264,10 @@ class Frontend:
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()
         self._choose_shortcuts()
+        self.clients.speaks_s2 = self._speaks_s2()
+
+    def _speaks_s2(self) -> bool:
+        return bool(self.routes.routes) and all(route.is_s2 for route in self.routes.routes)
 
 
 def _admits_none(answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:

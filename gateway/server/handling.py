@@ -19,6 +19,8 @@ from multidict import CIMultiDict
 from gateway.http.request import Mark
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
+from gateway.s2 import json_format
+from gateway.s2.errors import ErrorCode, error_body
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import LiveAnswer, Request
@@ -192,6 +194,21 @@ class _Again:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.take_again(self._request, self._at)
+
+
+def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
+    """The headers and the body of an answer to bytes that are not an acceptable request: one line, or S2's JSON.
+
+    Such bytes name no route, so `is_s2` says whether all routes are S2's."""
+    headers = plain_text()
+    if is_s2:
+        code = _S2_CODES.get(status, ErrorCode.OTHER)
+        headers["Content-Type"], text = json_format.CONTENT_TYPE, error_body(code, text.decode().strip())
+    headers["Content-Length"] = str(len(text))
+    return headers, text
+
+
+_S2_CODES: Final = {400: ErrorCode.BAD_HEADER, 414: ErrorCode.BAD_PATH, 431: ErrorCode.BAD_HEADER}
 
 
 def plain_text() -> CIMultiDict[str]:

@@ -37,6 +37,7 @@ class RequestParser:
     def __init__(self, node: str, routes: Sequence[Route], client_net: ClientNet) -> None:
         self._node = node
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._client_net = client_net
 
     def parse(self, context: RequestContext) -> ParsedRequest:
@@ -45,6 +46,7 @@ class RequestParser:
         Raises BadTarget and GatewayError.
         """
         request = context.request
+        context.speaks_s2 = self._speaks_s2
         if request.version not in request.channel.versions:
             raise VersionNotSupported
         target = parse_target(request.target)

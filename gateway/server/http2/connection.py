@@ -13,8 +13,6 @@ import logging
 from collections.abc import Iterator
 from typing import Final, cast
 
-from multidict import CIMultiDict
-
 from gateway.http.http2.blocks import block_of
 from gateway.http.http2.events import (
     BodyEnded,
@@ -31,7 +29,7 @@ from gateway.http.http2.streams import Stream
 from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
 from gateway.server.clients import ClientConnection, Clients
-from gateway.server.handling import REFUSALS
+from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
@@ -329,9 +327,8 @@ class Http2Connection(TimedHttp2Connection):
     def _refuse(self, stream: Stream, request: Http2Request) -> None:
         """Answer a request that exceeds the bounds, or is of a kind that is not supported."""
         status, body = REFUSALS[request.refusal]
+        headers, body = refusal(status, body, is_s2=self.clients.speaks_s2)
         self.clients.on_bad_request(status, len(body), self)
-        headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-        headers["Content-Length"] = str(len(body))
         self.session.send_head(stream, block_of(response_head(status, headers, self.clients.wall(), keeps=True)))
         self.session.send(stream, body, ends=True)
         self._track_unsent(stream, request)

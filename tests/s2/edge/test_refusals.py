@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
 
 from gateway.origin.faults import When
 from gateway.origin.s2.calls import Call
-from tests.s2.edge.clients import STREAM, Edge
+from tests.s2.edge.clients import BOUND_S, STREAM, Edge
 from tests.s2.edge.test_writes import RANGE, texts
 from tests.waiting import eventually
 
@@ -114,3 +115,33 @@ async def test_a_missing_stream_is_asked_for_once_more_for_all_who_came_meanwhil
     answer.release()
     assert {(await one).status for one in (early, *late)} == {404}
     assert edge.counters.requests[Call.READ] == 2
+
+
+ASK = b"GET /v1/streams/x/records HTTP/1.1\r\n"
+BAD_HEADS = {
+    "no host": (ASK + b"\r\n", 400),
+    "two hosts": (ASK + b"Host: a\r\nHost: b\r\n\r\n", 400),
+    "a control character": (b"GET /v1/streams/x%01y/records HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "two slashes": (b"GET //v1/streams/x HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "no head": (b"GET /v1/streams\x01/x HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a bad name": (ASK + b"Host: a\r\nbad name: x\r\n\r\n", 400),
+    "a bad length": (ASK + b"Host: a\r\nContent-Length: x\r\n\r\n", 400),
+    "a long target": (b"GET /v1/streams/" + b"x" * 9_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
+    "a long field": (ASK + b"Host: a\r\nX: " + b"x" * 9_000 + b"\r\n\r\n", 431),
+    "a method": (b"TRACE /v1/streams/x HTTP/1.1\r\nHost: a\r\n\r\n", 501),
+    "a body": (ASK.replace(b"GET", b"POST") + b"Host: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADS)
+async def test_a_request_that_cannot_be_parsed_is_refused_in_s2s_form(edge: Edge, name: str) -> None:
+    head, status = BAD_HEADS[name]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.gateway.gateway_url.rpartition(":")[2]))
+    async with asyncio.timeout(BOUND_S):
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readuntil(b"}")
+        writer.close()
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"content-type: application/json\r\n" in answer.lower()
+    assert sorted(orjson.loads(body)) == ["code", "message"]
