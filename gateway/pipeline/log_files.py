@@ -105,7 +105,7 @@ class LogFiles:
             if not head:
                 self.manifest.seen[str(path)] = seen
                 return
-            if is_foreign(head):
+            if path.suffix.lower() != ".parquet" and is_foreign(head):
                 self.unreadable.append(
                     f"{path}: its lines hold the gateway's inside another format than those of container runtimes "
                     "(CRI, Docker's json-file): take them out first"
