@@ -15,6 +15,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.patience import Patience
 from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
@@ -62,6 +63,7 @@ class LiveReads:
         max_reply_bytes: int,
     ) -> None:
         self.fetches = fetches
+        self.patience = Patience(fetches, clock)
         self._confirming = confirming
         self.live = live
         self.left = live.detach
@@ -156,6 +158,12 @@ class LiveReads:
             self.check_stored(stream, start, head)
             tail = _named_tail(head)
         return Beginning(start, head, tail)
+
+    def may_give_held(self, read: Read, stream: Stream) -> bool:
+        """Whether the read may begin with held bytes although the origin does not answer."""
+        if not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
+            return False
+        return not stream.caching.must_revalidate or not self._confirming.is_due(read, stream)
 
     @staticmethod
     def has_failed(head: Head) -> bool:

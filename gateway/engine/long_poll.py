@@ -21,6 +21,7 @@ from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
+from gateway.protocol.offsets import NOW
 from gateway.tape.stream import Edition, Stream
 from gateway.tape.tape import Reading
 from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
@@ -52,7 +53,21 @@ class LongPoll:
     async def answer(self, read: Read) -> Answer | Waiting:
         """Answer with the bytes after the offset, or return the place at which to wait; the caller must call `close`.
         Raises Uncacheable or a GatewayError."""
-        return await self._incarnations.run(read, lambda stream: self._on(read, stream))
+        return await self._incarnations.run(read, lambda stream: self._within_patience(read, stream))
+
+    async def _within_patience(self, read: Read, stream: Stream) -> Answer | Waiting:
+        if read.start == NOW or not stream.tape.knows_after(read.start):
+            return await self._on(read, stream)
+        return await self._reads.patience.answer(read, stream, self._on(read, stream), lambda: self._held(read, stream))
+
+    def _held(self, read: Read, stream: Stream) -> Answer | None:
+        """The answer of held bytes, if they may be given without the origin's answer."""
+        reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
+        if not reading.size or not stream.holds_acknowledged(reading.end):
+            return None
+        if not self._reads.may_give_held(read, stream):
+            return None
+        return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.edition, is_current=False)
 
     def left(self, topic: Topic) -> None:
         """A reader has left the topic."""

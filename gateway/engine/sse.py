@@ -25,6 +25,7 @@ from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
+from gateway.protocol.offsets import NOW
 from gateway.tape.sighting import FirstTail
 from gateway.tape.stream import Stream
 
@@ -51,7 +52,11 @@ class Sse:
 
         async def subscribe(stream: Stream) -> Subscription | Answer:
             try:
-                return await self._on(read, stream)
+                if read.start == NOW or not stream.tape.knows_after(read.start):
+                    return await self._on(read, stream)
+                return await self._reads.patience.answer(
+                    read, stream, self._on(read, stream), lambda: self._held(read, stream)
+                )
             except StreamEnded as ended:
                 return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
@@ -61,6 +66,18 @@ class Sse:
         """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
+
+    def _held(self, read: Read, stream: Stream) -> Subscription | None:
+        """A subscription that begins with held bytes, if it may begin without the origin's answer."""
+        at = stream.tape.resolve(read.start)
+        if not stream.tape.knows_after(at) or not self._reads.may_give_held(read, stream):
+            return None
+        try:
+            topic = self._reads.attach(read, stream)
+        except Uncacheable:
+            return None
+        self._reads.live.follow(topic)
+        return Subscription(self, read, stream, topic, at)
 
     async def _on(self, read: Read, stream: Stream) -> Subscription:
         """Do everything that can fail before the first byte of an SSE response; `Subscription.close` must be called.

@@ -1,5 +1,6 @@
 """Unreachable and silent origins: clear statuses within bounds, and no unverified claim about the tail."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Start, bounded
-from tests.scenarios.wire import Dropped
+from tests.scenarios.wire import Answer, Dropped
 from tests.waiting import eventually
 
 TARGETS = ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"]
@@ -129,6 +130,51 @@ async def test_held_bytes_do_not_wait_for_an_origin_that_is_silent(
     gate.release()
     assert (await bounded(at_tail)).is_up_to_date
     assert (await edge.get(target)).is_up_to_date
+
+
+@pytest.mark.parametrize("target", ["/s", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
+@pytest.mark.parametrize("age_s", [1.0, 70.0], ids=["trusted", "no longer trusted"])
+async def test_no_read_mode_waits_for_a_silent_origin_where_bytes_are_held(
+    start: Start, origin: RunningOrigin, faults: Faults, target: str, age_s: float
+) -> None:
+    edge = await start(origin.url, first_byte_timeout_s=300, live_first_byte_timeout_s=300)
+    await edge.put("/s", b"01234")
+    await edge.get("/s")
+    edge.clock.advance(age_s)
+    gate = faults.hold()
+    for _ in range(2):
+        wire = await edge.begin(target)
+        head = asyncio.create_task(wire.head())
+
+        def is_answered(head: asyncio.Task[Answer] = head) -> bool:
+            edge.clock.advance(0.05)
+            return head.done()
+
+        began = edge.clock.now()
+        await eventually(is_answered, look_s=0.01)
+        assert head.result().status == 200
+        assert edge.clock.now() - began < 30
+        assert b"01234" in await bounded(wire.piece())
+        await wire.closed()
+    gate.release()
+
+
+async def test_held_bytes_wait_longer_for_an_origin_that_answers_others(
+    start: Start, origin: RunningOrigin, faults: Faults
+) -> None:
+    edge = await start(origin.url, first_byte_timeout_s=300)
+    await edge.put("/s", b"01234")
+    await edge.get("/s")
+    gate = faults.hold(path="/s")
+    reading = edge.asking("/s")
+    await bounded(gate.waiting(1))
+    for second in range(5):
+        assert not reading.done(), second
+        assert (await edge.post("/other", b"x")).status == 404
+        edge.clock.advance(1.0)
+    answer = await bounded(reading)
+    assert (answer.body, answer.is_up_to_date) == (b"01234", False)
+    gate.release()
 
 
 async def test_held_bytes_that_lack_an_acknowledged_write_wait_for_a_silent_origin(
