@@ -147,7 +147,8 @@ def waiting_long_poll_is_refused() -> Patches:
 def waiting_long_poll_is_answered_empty() -> Patches:
     def relay(self: Waiter) -> None:
         waiting = self._waiting
-        self._finish(timed_out(waiting.read, waiting.stream, self.at, False, "9000000", Outcome.FOLLOWED))
+        cursor = str(int(waiting.read.cursor or 0) + 10**6)
+        self._finish(timed_out(waiting.read, waiting.stream, self.at, False, cursor, Outcome.FOLLOWED))
 
     return [(Waiter, "_relay", relay)]
 

@@ -130,7 +130,7 @@ async def moods(run: Run, rng: Random) -> None:
     """Change whose a stream's answers are, at any time, if the seed has the origin do so."""
     manners = run.system.manners
     while manners.is_personal:
-        await pause(rng.expovariate(2))
+        await pause(rng.expovariate(5))
         path = rng.choice(run.places).path
         run.note(f"answers of {path} for one reader alone: {manners.change(path, rng)}")
 

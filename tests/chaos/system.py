@@ -83,6 +83,7 @@ class System:
             "absent_s": 10.0,
             "trust_s": 20.0,
             "absent_per_s": 0,
+            "hit_for_miss_s": 10.0,
             # All clients share one address.
             "client_new_streams_per_s": 0,
             # A breaker that is open for half of the time would answer for the gateway.
