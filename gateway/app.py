@@ -98,6 +98,8 @@ class RunningGateway:
         self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
+        self.has_file = True
+        """Whether what is read again has a file of its own, or only flags and the environment."""
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()

@@ -218,7 +218,11 @@ def serve(
     ):
         if value is not None:
             flags.append(Flag(key, value, name))
-    servers.run(servers.run_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
+    servers.run(
+        servers.run_serve(
+            lambda: load_config(config, environ=os.environ, flags=flags).config, has_file=config is not None
+        )
+    )
 
 
 @app.command()

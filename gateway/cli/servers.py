@@ -33,6 +33,8 @@ from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
 from gateway.limits.descriptors import Descriptors, fit
 
+NO_FILE: Final = "this gateway was started without a configuration file"
+
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
     from gateway.commands.dev_tls import LocalCertificate
@@ -71,8 +73,9 @@ class Shutdown:
         await self._requested.wait()
 
 
-async def run_serve(load: Callable[[], GatewayConfig]) -> None:
-    """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP."""
+async def run_serve(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
+    """Run the gateway with the configuration that `load` reads, at the start and at each SIGHUP.  Without a file, files
+    that it names are still read again: certificates, credentials, a plan."""
     from gateway.app import start_gateway
 
     def load_fitting() -> GatewayConfig:
@@ -86,6 +89,7 @@ async def run_serve(load: Callable[[], GatewayConfig]) -> None:
         sighup.set()
     async with AsyncExitStack() as stack:
         gateway = await _started(start_gateway(config, load=load_fitting), *_bind_addresses(config))
+        gateway.has_file = has_file
         stack.push_async_callback(gateway.stop)
         gateway.engine.tasks.start(_reload_when(sighup, gateway, supervisor), "SIGHUP")
         for url in gateway.listeners.urls:
@@ -118,7 +122,8 @@ async def _reloaded(gateway: RunningGateway) -> str:
         # Keep serving: the next file may be valid.
         return f"not reloaded, all stays as it was: {type(error).__name__}: {error}"
     waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
-    return f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}"
+    nothing = "nothing has changed" if gateway.has_file else f"nothing has changed: {NO_FILE}"
+    return f"reloaded: {', '.join(change.changed) or nothing}{waiting}"
 
 
 async def run_origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:

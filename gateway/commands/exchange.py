@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
@@ -108,6 +109,8 @@ async def request(
     except aiohttp.TooManyRedirects:
         raise CommandFailed(f"{url}: redirected too often") from None
     except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, ssl.SSLError) and error.os_error.reason in _NO_TLS:
+            raise CommandFailed(f"{target.host}:{target.port}: {_reason(error.os_error)}") from None
         raise Transient(f"cannot connect to {target.host}:{target.port}: {_reason(error.os_error)}") from None
     except TimeoutError:
         raise Transient(f"no sign of life from {target.host}:{target.port} in time", is_silence=True) from None
@@ -148,7 +151,16 @@ def _retry_after_s(value: str | None) -> float:
 
 
 def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        # Its number is OpenSSL's, and would be taken for another error of the system.
+        if error.reason in _NO_TLS:
+            return "the server does not speak TLS; is it an http:// URL?"
+        return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else (error.strerror or str(error))
+
+
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+"""What OpenSSL says of an answer in plain HTTP."""
 
 
 def _text_of(error: BaseException) -> str:

@@ -20,5 +20,7 @@ async def _reload(url: str) -> None:
         answer = await client.post("/api/reload", {})
         lines = [f"changed {name}" for name in answer["changed"]]
         lines += [f"needs a restart: {name}" for name in answer["needs_restart"]]
-    for line in lines or ["nothing changed"]:
+        has_file = answer["has_file"]
+    nothing = "nothing changed" if has_file else "nothing changed: the gateway was started without a configuration file"
+    for line in lines or [nothing]:
         typer.echo(line)

@@ -265,6 +265,14 @@ async def test_a_drain_without_readers_is_done_at_once(admin: str, durable_gatew
     assert durable_gateway.is_ready
 
 
+async def test_a_reload_without_a_file_says_so(durable_origin: RunningOrigin) -> None:
+    async with serving(durable_origin) as (run, _, admin):
+        said = "nothing changed: the gateway was started without a configuration file\n"
+        assert await finished("reload", "--admin", admin) == (0, said, "")
+        run.process.send_signal(signal.SIGHUP)
+        await run.until(lambda run: b"started without a configuration file" in run.err)
+
+
 async def test_a_reload_prints_changes_and_rejects_an_invalid_file(
     durable_origin: RunningOrigin, tmp_path: Path
 ) -> None:

@@ -331,3 +331,13 @@ async def test_on_a_terminal_bytes_are_dumped(client: Client, url: str) -> None:
         lines = [line.split("  ") for line in tail.shown.splitlines()]
     assert lines[0] == ["00000000", "30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66", "0123456789abcdef"]
     assert (lines[1][0], lines[1][1], lines[1][-1].strip()) == ("00000010", "00 ff 65 6e 64", "..end")
+
+
+async def test_tls_to_a_plain_port_is_named_at_once(client: Client, url: str, admin: str) -> None:
+    await client.put("/s", b"[1]")
+    said = "the server does not speak TLS; is it an http:// URL?"
+    for arguments in (["tail", f"{url}/s"], ["streams", "--admin", admin]):
+        secure = [argument.replace("http://", "https://") for argument in arguments]
+        status, out, err = await finished(*secure)
+        assert (status, out, err.count("\n")) == (1, "", 1)
+        assert err.endswith(f"{said}\n")

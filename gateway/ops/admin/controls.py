@@ -61,6 +61,8 @@ class Reloaded:
     changed: list[str]
     needs_restart: list[str]
     """Settings that differ from those in effect and keep their old values until a restart."""
+    has_file: bool
+    """Whether there is a configuration file; without one, only files that flags and the environment name are read."""
 
 
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
@@ -93,7 +95,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             raise Refused(422, str(error)) from None
         except NothingToRead as error:
             raise Refused(409, str(error)) from None
-        return Reloaded(list(change.changed), list(change.needs_restart))
+        return Reloaded(list(change.changed), list(change.needs_restart), subject.has_file)
 
     return [
         Endpoint("GET", "/api/config", "The configuration in effect, secrets hidden", config, dict[str, Any]),

@@ -88,7 +88,13 @@ def readiness_lines(origins: Iterable[OriginState]) -> str:
 
 def _line(origin: OriginState) -> str:
     if origin.is_up:
-        return f"[+] origin {origin.origin} closed"
+        # Its breaker closes requests off only after several failures, so it says nothing of an origin that is asked
+        # rarely.
+        if origin.last_heard_s is not None:
+            return f"[+] origin {origin.origin} answered {origin.last_heard_s:.0f} s ago"
+        if origin.failures or origin.checks.get(False):
+            return f"[-] origin {origin.origin} has not answered yet"
+        return f"[+] origin {origin.origin} has not been asked yet"
     words = [origin.state.value] + ["ejected"] * origin.is_ejected
     why = f": {origin.reason}" if origin.reason else ""
     retry = f", next probe in {origin.retry_in_s:.1f} s" if origin.retry_in_s is not None else ""

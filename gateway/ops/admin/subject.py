@@ -23,6 +23,8 @@ class Subject(Protocol):
     metrics: Metrics
     history: History
     routes: RouteTable
+    has_file: bool
+    """Whether a reload reads a configuration file, or only files that flags and the environment name."""
     started_at: float
     """When it was started (monotonic seconds of the engine's clock)."""
 

@@ -40,13 +40,24 @@ async def test_a_healthy_origin(bench: Bench) -> None:
         "in_flight": 0,
         "last_heard_s": 0,
     }
-    assert (await bench.ask("GET", "/readyz?verbose")).body == f"ready\n[+] origin {origin['origin']} closed\n"
+    assert (
+        await bench.ask("GET", "/readyz?verbose")
+    ).body == f"ready\n[+] origin {origin['origin']} answered 0 s ago\n"
     assert (await bench.ask("GET", "/readyz")).body == "ready\n"
     series = await samples(bench)
     assert series["durable_gateway_origin_up",] == 1
     assert series["durable_gateway_origin_requests_total",] == 1
     states = {state: series["durable_gateway_origin_breaker_state", state] for state in ("closed", "open", "half_open")}
     assert states == {"closed": 1, "open": 0, "half_open": 0}
+
+
+async def test_the_verbose_probe_says_of_an_origin_only_what_is_known(bench: Bench, start: Start) -> None:
+    dark = await start("http://127.0.0.1:1", breaker_failures=3)
+    where = "origin http://127.0.0.1:1"
+    assert (await dark.ask("GET", "/readyz?verbose")).body == f"ready\n[+] {where} has not been asked yet\n"
+    async with dark.session.head(f"{dark.gateway.gateway_url}/s"):
+        pass
+    assert (await dark.ask("GET", "/readyz?verbose")).body == f"ready\n[-] {where} has not answered yet\n"
 
 
 async def test_an_origin_that_is_down_leaves_the_gateway_ready(bench: Bench, start: Start) -> None:

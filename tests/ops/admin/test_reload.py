@@ -49,7 +49,7 @@ async def bench(file: File, start: Start) -> Bench:
 
 
 async def test_changed_settings_are_applied_and_named(bench: Bench, file: File) -> None:
-    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": [], "has_file": True}
     file.write(route="trust_s = 3\n[route.cors]\nmax_age_s = 5", limits='cache_bytes = "1MiB"\nmax_connections = 9')
     told = await bench.post("/api/reload", {})
     assert set(told["changed"]) == {
@@ -63,7 +63,7 @@ async def test_changed_settings_are_applied_and_named(bench: Bench, file: File) 
     assert shown["limits"]["cache_bytes"] == 1 << 20
     assert shown["routes"][0]["trust_s"] == 3
     assert (await bench.get("/api/overview"))["cache"]["limit_bytes"] == 1 << 20
-    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": [], "has_file": True}
 
 
 async def test_a_reload_that_changes_nothing_renews_the_connections_to_origins(bench: Bench) -> None:
@@ -71,7 +71,7 @@ async def test_a_reload_that_changes_nothing_renews_the_connections_to_origins(b
     connections = bench.gateway.engine.client.connections
     await bench.read("/s")
     await eventually(lambda: connections()["shared"].idle > 0)
-    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": [], "has_file": True}
     assert connections()["shared"].idle == 0
 
 
@@ -81,6 +81,7 @@ async def test_settings_that_need_a_restart_are_named_each_time_and_not_applied(
         assert await bench.post("/api/reload", {}) == {
             "changed": changed,
             "needs_restart": ["limits.followed_streams"],
+            "has_file": True,
         }
     shown = await bench.get("/api/config")
     assert shown["limits"]["followed_streams"] == 10_000
