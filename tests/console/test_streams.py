@@ -41,6 +41,68 @@ async def test_streams_are_found_by_prefix_and_paged(visit: Visit, stage: Stage)
     )
 
 
+async def test_a_search_needs_no_slash_and_a_refused_one_says_why(visit: Visit, stage: Stage) -> None:
+    await stage.create("/slash/1", 1)
+    await stage.read("/slash/1?offset=-1")
+    await visit.open("#/streams")
+    rows = visit.page.locator(".streams tbody tr")
+    await visit.page.locator("#search").fill("slash")
+    await expect(rows.first.locator("a")).to_have_text("/slash/1")
+    # The browser names each refused request in its console.
+    complaints = visit.complaints.copy()
+    await visit.page.locator("#search").fill("/a?b")
+    await expect(visit.page.locator("main .card .quiet")).to_contain_text("Not a path that a stream can have")
+    await expect(visit.page.locator("#state")).to_have_text("live")
+    visit.complaints[:] = complaints
+
+
+async def test_back_leads_to_the_same_place_in_the_list(visit: Visit, stage: Stage) -> None:
+    for number in range(120):
+        await stage.create(f"/place/{number:03}", number)
+        await stage.read(f"/place/{number:03}?offset=-1")
+    page = visit.page
+    await page.set_viewport_size({"width": 400, "height": 700})
+    await visit.open("#/streams")
+    await page.locator("#search").fill("/place/")
+    await page.get_by_role("button", name="Next →").click()
+    link = page.get_by_role("link", name="/place/090")
+    await link.scroll_into_view_if_needed()
+    scrolled = await page.evaluate("scrollY")
+    assert scrolled > 0
+    await link.click()
+    await expect(page.locator("h1")).to_have_text("/place/090")
+    # A stream opens at its beginning, also on a phone.
+    assert await page.evaluate("scrollY") == 0
+    await page.get_by_role("link", name="← Streams").click()
+    await expect(page.locator("#search")).to_have_value("/place/")
+    await expect(page.locator(".pager [role=status]")).to_have_text("51 to 100")
+    await expect(link).to_be_in_viewport()
+    await link.click()
+    await expect(page.locator("h1")).to_have_text("/place/090")
+    await page.go_back()
+    await expect(page.locator(".pager [role=status]")).to_have_text("51 to 100")
+    await expect(link).to_be_in_viewport()
+
+
+async def test_selected_text_stays_over_a_refresh(visit: Visit, stage: Stage) -> None:
+    await stage.create("/selected", 1)
+    await stage.read("/selected?offset=-1")
+    await visit.open("#/streams")
+    name = visit.page.get_by_role("link", name="/selected")
+    await name.select_text()
+    for _ in range(3):
+        await stage.read("/selected?offset=-1")
+    # The next refresh has other figures.
+    async with visit.page.expect_response(lambda reply: "/api/streams" in reply.url):
+        pass
+    async with visit.page.expect_response(lambda reply: "/api/streams" in reply.url):
+        pass
+    assert await visit.page.evaluate("String(getSelection())") == "/selected"
+    await visit.page.evaluate("getSelection().removeAllRanges()")
+    row = visit.page.locator(".streams tbody tr").filter(has=name)
+    await expect(row.locator("[data-label=reads]")).to_have_text("4")
+
+
 async def test_arrows_go_from_row_to_row_and_enter_opens(visit: Visit, stage: Stage) -> None:
     for name in "abc":
         await stage.create(f"/{name}", name)

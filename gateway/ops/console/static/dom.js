@@ -25,6 +25,12 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
+/** Whether text of the element is selected: replacing it would take the selection away. */
+export function isSelected(element) {
+  const selection = getSelection()
+  return !selection.isCollapsed && element.contains(selection.anchorNode)
+}
+
 /** A part of an offset longer than this is not a number and may wrap anywhere. */
 const LONGEST_NUMBER = 24
 

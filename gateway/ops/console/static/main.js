@@ -65,6 +65,8 @@ async function route() {
     else link.removeAttribute("aria-current")
   }
   $("view").replaceChildren(view.element)
+  // Not where the last view was: on a phone, a stream would open at its end.
+  scrollTo(0, 0)
   if (!view.show) tell("live")
   await look()
 }

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js"
 import { Chart } from "./charts.js"
-import { h, say } from "./dom.js"
+import { h, isSelected, say } from "./dom.js"
 import { buckets, quantile } from "./exposition.js"
 import * as say_ from "./format.js"
 import * as origins_ from "./origins.js"
@@ -183,8 +183,9 @@ export function overviewView() {
 
   async function showBusiest(signal) {
     const { streams } = await api.top("requests", 6, signal)
+    if (isSelected(busiest)) return
     const focused = busiest.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
-    busiest.replaceChildren(streams.length ? table(streams, ["readers", "reads", "hits", "sent"]) : h("p", { class: "quiet" }, "No stream has been read yet."))
+    busiest.replaceChildren(streams.length ? table(streams, ["readers", "reads", "from memory", "sent"]) : h("p", { class: "quiet" }, "No stream has been read yet."))
     if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
   }
 

@@ -4,6 +4,7 @@ import * as api from "./api.js"
 import { publicAddress, tailLink } from "./addresses.js"
 import { confirming, h, offsetParts, say, sayOffset, sayParts } from "./dom.js"
 import * as say_ from "./format.js"
+import { listLink } from "./streams.js"
 import { TapeDrawing } from "./tape.js"
 
 const MOST_GROUPS = 12
@@ -17,7 +18,7 @@ const facts = {
   "origin's session": (one) => session(one.session),
   type: (one) => (one.protocol === "s2" ? "records" : one.content_type ?? "not known"),
   held: (one) => `${one.records === null ? "" : `${say_.many(one.records, "record")}, `}${say_.bytes(one.bytes)} in ${say_.many(one.blocks, "block")}`,
-  reads: (one) => `${say_.count(one.reads)}, ${say_.share(one.hit_ratio)} hits`,
+  reads: (one) => `${say_.count(one.reads)}, ${say_.share(one.hit_ratio)} from memory`,
   sent: (one) => say_.bytes(one.sent_bytes),
   "live readers": (one) => say_.count(one.readers),
   protocol: (one) => (one.protocol === "s2" ? "S2" : "Durable Streams"),
@@ -72,7 +73,7 @@ export function streamView(id, about) {
   const element = h(
     "div",
     {},
-    h("p", { class: "crumbs" }, h("a", { href: "#/streams" }, "← Streams")),
+    h("p", { class: "crumbs" }, h("a", { href: listLink() }, "← Streams")),
     title,
     links,
     h("section", { class: "card wide" }, h("h2", {}, "Tape"), tape.element),

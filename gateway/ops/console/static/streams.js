@@ -1,7 +1,7 @@
 // The streams that the gateway holds: by prefix of the path, in pages, or the busiest.
 
 import * as api from "./api.js"
-import { arrows, h, say } from "./dom.js"
+import { arrows, h, isSelected, say } from "./dom.js"
 import * as say_ from "./format.js"
 
 const ORDERS = [
@@ -23,6 +23,11 @@ function badges(stream) {
   ]
 }
 
+/** What the headings leave open. */
+const TITLES = {
+  "from memory": "Reads answered without the origin. Live reads and reads that share one fetch spare the origin as well, and are not among them.",
+}
+
 /** The columns of the table; all but the type are numbers. */
 const COLUMNS = {
   type: (stream) => (stream.records === null ? (stream.content_type ?? "–").split(";")[0] : say_.many(stream.records, "record")),
@@ -30,7 +35,7 @@ const COLUMNS = {
   blocks: (stream) => say_.count(stream.blocks),
   readers: (stream) => say_.count(stream.readers),
   reads: (stream) => say_.count(stream.reads),
-  hits: (stream) => say_.share(stream.hit_ratio),
+  "from memory": (stream) => say_.share(stream.hit_ratio),
   sent: (stream) => say_.bytes(stream.sent_bytes),
   "origin seen": (stream) => (stream.is_followed ? "now" : `${say_.span(stream.contacted_s)} ago`),
 }
@@ -54,16 +59,23 @@ export function table(streams, columns = Object.keys(COLUMNS)) {
   const element = h(
     "table",
     { class: "streams" },
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "stream"), columns.map((name) => h("th", { scope: "col", class: kind(name) }, name)))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "stream"), columns.map((name) => h("th", { scope: "col", class: kind(name), title: TITLES[name] }, name)))),
     h("tbody", {}, rows),
   )
   arrows(element, "a", "ArrowUp", "ArrowDown")
   return element
 }
 
+/** The place in the list that was seen last, for the way back from a stream. */
+let place = "#/streams"
+let scrolled = 0
+
+export const listLink = () => place
+
 export function streamsView(parameters) {
-  let by = parameters.get("by") ?? ""
-  const cursors = [""]
+  let by = ORDERS.some(([value]) => value === parameters.get("by")) ? parameters.get("by") : ""
+  const cursors = ["", ...parameters.getAll("after")]
+  let returns = place === `#/streams${parameters.size ? `?${parameters}` : ""}` ? scrolled : 0
   let next = null
   let shown = ""
 
@@ -106,26 +118,51 @@ export function streamsView(parameters) {
 
   let refresh = () => {}
 
+  /** The beginning of a path, which may be typed without its slash. */
+  const wanted = () => {
+    const text = search.value.trim()
+    return text && !text.startsWith("/") ? `/${text}` : text
+  }
+
+  /** Keep the place in the address, so that Back and a reload lead to it. */
+  function keep() {
+    const kept = new URLSearchParams()
+    if (search.value.trim()) kept.set("prefix", search.value.trim())
+    if (by) kept.set("by", by)
+    for (const cursor of cursors.slice(1)) kept.append("after", cursor)
+    place = `#/streams${kept.size ? `?${kept}` : ""}`
+    if (location.hash !== place) history.replaceState(null, "", place)
+  }
+
   async function show(signal) {
-    const prefix = search.value.trim()
+    const prefix = wanted()
     const after_ = cursors.at(-1)
-    const found = by ? await api.top(by, PAGE, signal) : await api.streams({ prefix, limit: PAGE, after: after_ }, signal)
+    keep()
+    let found
+    try {
+      found = by ? await api.top(by, PAGE, signal) : await api.streams({ prefix, limit: PAGE, after: after_ }, signal)
+    } catch (error) {
+      if (!(error instanceof api.Refused)) throw error
+      found = { streams: [], refused: error.message }
+    }
     // Drop the answer to a request made before the search or the page changed.
-    if (prefix !== search.value.trim() || after_ !== cursors.at(-1)) return
+    if (prefix !== wanted() || after_ !== cursors.at(-1)) return
     next = found.next ?? null
     before.hidden = cursors.length < 2
     after.hidden = !next
     const first = (cursors.length - 1) * PAGE
     const text = found.streams.length ? `${first + 1} to ${first + found.streams.length}` : ""
     say(where, text)
-    const fresh = JSON.stringify(found.streams)
-    if (fresh === shown) return
+    const fresh = JSON.stringify(found)
+    if (fresh === shown || isSelected(list)) return
     shown = fresh
     const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
-    const nothing = prefix ? `No stream that is remembered begins with ${prefix}.` : "No stream is remembered yet: they appear when they are read."
+    const nothing = found.refused ? `Not a path that a stream can have: ${found.refused}` : prefix ? `No stream that is remembered begins with ${prefix}.` : "No stream is remembered yet: they appear when they are read."
     list.replaceChildren(found.streams.length ? table(found.streams) : h("p", { class: "quiet" }, nothing))
     if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
+    if (returns) scrollTo(0, returns)
+    returns = 0
   }
 
-  return { element, show, period_ms: 2000, onRefresh: (ask) => (refresh = ask), search }
+  return { element, show, period_ms: 2000, onRefresh: (ask) => (refresh = ask), close: () => (scrolled = scrollY), search }
 }
