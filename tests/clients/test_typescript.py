@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import re
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.app import start_gateway
 from gateway.origin.app import OriginSettings, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from tests.clients.conftest import Edge
+from tests.clients.conftest import Edge, gateway_config
 from tests.clients.program import Failed
 from tests.clients.typescript import TypeScript
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "clients.md").read_text()
+BOUND_S = 20.0
 JSON = "application/json"
 BINARY = "application/octet-stream"
 TEXT = "text/plain"
@@ -215,6 +222,49 @@ async def test_an_idempotent_producer_writes_everything_once_and_in_order(
     assert "epoch is stale" in fenced["errors"][0]
     read = await typescript.do("read", url=at["url"], **{"as": "json"})
     assert read["content"] == [json.loads(body) for body in bodies]
+
+
+async def during_a_restart(edge: Edge, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Replace the gateway while the client works.  Between the two, the port resets each connection, one at least."""
+    host, port = edge.url.removeprefix("http://").split(":")
+    tried = asyncio.Event()
+
+    def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        tried.set()
+
+    await edge.gateway.stop()
+    between = await asyncio.start_server(reset, host, int(port))
+    working = asyncio.create_task(work)
+    async with asyncio.timeout(BOUND_S):
+        await tried.wait()
+    between.close()
+    await between.wait_closed()
+    edge.gateway = await start_gateway(gateway_config(edge.origin_url, listen=f"{host}:{port}"))
+    return await working
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False], ids=["with the guide's fetch", "bare"])
+async def test_a_producer_with_the_guides_fetch_loses_nothing_at_a_restart(
+    edge: Edge, typescript: TypeScript, path: str, is_wrapped: bool
+) -> None:
+    at: dict[str, Any] = {"url": edge.url + path, "contentType": JSON}
+    await typescript.do("create", **at)
+    (wrapper,) = (block for block in re.findall(r"```ts\n(.*?)```", GUIDE, re.DOTALL) if "retrying: typeof" in block)
+    plain = wrapper.replace(": typeof fetch", "")
+    await typescript.do("begin", producer="p", wrapper=plain if is_wrapped else None, **at)
+    bodies = [json.dumps({"n": number}) for number in range(3)]
+    assert (await typescript.do("push", bodies=bodies[:1]))["errors"] == []
+    between = await during_a_restart(edge, typescript.do("push", bodies=bodies[1:2]))
+    after = await typescript.do("push", bodies=bodies[2:])
+    read = await typescript.do("read", url=at["url"], **{"as": "json"})
+    if is_wrapped:
+        assert between["errors"] == after["errors"] == []
+        assert read["content"] == [json.loads(body) for body in bodies]
+    else:
+        # The client's own fault, of which the guide warns: once it is mended, the guide may forget it.
+        assert len(after["errors"]) == 2
+        assert read["content"] == [json.loads(bodies[0])]
 
 
 async def test_a_missing_stream_is_an_error_at_once(edge: Edge, typescript: TypeScript, path: str) -> None:

@@ -2,6 +2,8 @@
 //
 //   {"do": "create" | "append" | "close", "url", "contentType", "body"?}
 //   {"do": "produce", "url", "contentType", "producer", "epoch", "bodies"} by an idempotent producer
+//   {"do": "begin", "url", "contentType", "producer", "wrapper"?}     an idempotent producer; "wrapper" exports `retrying`
+//   {"do": "push", "bodies"}                                          append by it, and flush; its errors so far
 //   {"do": "read", "url", "offset"?, "as": "json" | "text" | "bytes"} a catch-up read, whole
 //   {"do": "follow", "url", "offset"?, "live", "as"}                  batches until the stream closes or "cancel" comes
 //
@@ -17,6 +19,8 @@ const encode = (body, type) => (body === undefined || isText(type) ? body : Buff
 const handle = ({ url, contentType }) => new DurableStream({ url, contentType })
 
 let cancel = () => {}
+let producer
+let errors
 
 const commands = {
   async create({ url, contentType, body }) {
@@ -39,6 +43,19 @@ const commands = {
     for (const body of command.bodies) producer.append(encode(body, command.contentType))
     await producer.flush()
     await producer.detach()
+    return { errors }
+  },
+  async begin({ wrapper, ...command }) {
+    errors = []
+    const { retrying } = wrapper ? await import(`data:text/javascript,${encodeURIComponent(wrapper)}`) : {}
+    producer = new IdempotentProducer(handle(command), command.producer, {
+      fetch: retrying,
+      onError: (error) => errors.push(error.message),
+    })
+  },
+  async push({ bodies }) {
+    for (const body of bodies) producer.append(body)
+    await producer.flush()
     return { errors }
   },
   async read({ url, offset, as }) {
