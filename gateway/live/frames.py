@@ -21,6 +21,8 @@ from gateway.tape.tape import Reading
 
 _KEPT_BYTES: Final = 1 << 20
 """Bytes of frames kept for the next readers at the same offset."""
+MOST_KEPT_BYTES: Final = 1 << 25
+"""Bytes of frames kept of all streams together: clients invent queries, and each has a stream."""
 EVENT_BYTES: Final = 1 << 18
 """The approximate bytes of a replay in one data event, as far as the known offsets allow."""
 _MOST_BYTES: Final = 2 * EVENT_BYTES
@@ -31,13 +33,41 @@ grows to six times its size."""
 _Key = tuple[Edition, str, str, bool, bool, str]
 
 
+class KeptFrames:
+    """Which streams have frames that are kept, and how many bytes of them: the ones that were kept first go first."""
+
+    def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._sizes: dict[Frames, int] = {}
+        self.size = 0
+        """Bytes of all frames that are kept."""
+
+    def __repr__(self) -> str:
+        return f"<KeptFrames of {len(self._sizes)} streams, {self.size} bytes>"
+
+    def grown(self, frames: Frames) -> None:
+        """A stream keeps other frames than before."""
+        self.forget(frames)
+        size = self._sizes[frames] = frames.kept_bytes
+        self.size += size
+        while self.size > self._most_bytes and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self.forget(oldest)
+            oldest.clear()
+
+    def forget(self, frames: Frames) -> None:
+        """A stream's frames are not kept any more."""
+        self.size -= self._sizes.pop(frames, 0)
+
+
 class Frames:
-    """The frames of one stream.  Owner of the kept ones."""
+    """The frames of one stream.  Owner of the kept ones; `all_kept` counts them with those of other streams."""
 
-    __slots__ = ("_kept", "_large", "_stream")
+    __slots__ = ("_all_kept", "_kept", "_large", "_stream")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, all_kept: KeptFrames) -> None:
         self._stream = stream
+        self._all_kept = all_kept
         self._kept: LRUCache[_Key, bytes] = LRUCache(_KEPT_BYTES, getsizeof=len)
         self._large: WeakValueDictionary[tuple[Edition, str, str], LargeEvent] = WeakValueDictionary()
 
@@ -67,7 +97,12 @@ class Frames:
             return large
         control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
         frame = self._kept[key] = data + control
+        self._all_kept.grown(self)
         return frame
+
+    def clear(self) -> None:
+        """Keep no frames."""
+        self._kept.clear()
 
     def data(self, reading: Reading) -> bytes:
         """The data event of a reading."""

@@ -24,7 +24,7 @@ from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.cursors import Cursors
 from gateway.live.delivery_times import DeliveryTimes
-from gateway.live.frames import EVENT_BYTES, Frames
+from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
@@ -89,6 +89,7 @@ class Topic:
         times: LiveTimes,
         wall: Callable[[], float],
         delivery_times: DeliveryTimes,
+        all_kept: KeptFrames,
     ) -> None:
         self.stream = stream
         self._delivery_times = delivery_times
@@ -129,7 +130,7 @@ class Topic:
         self.to_account: list[tuple[LiveReader, object]] = []
         """Readers answered while being pumped: all are answered before any is accounted for."""
         self.cursors = Cursors(wall)
-        self.frames = Frames(stream)
+        self.frames = Frames(stream, all_kept)
 
     def __repr__(self) -> str:
         state = "confirmed" if self.is_confirmed else "unconfirmed"

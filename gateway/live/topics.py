@@ -24,6 +24,7 @@ from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError, ShortOfMemory, TooManyFollowed
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
+from gateway.live.frames import KeptFrames
 from gateway.live.live_requests import LiveRequests, RelayedLive
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
@@ -69,6 +70,7 @@ class LiveTopics:
         self._charged: dict[Topic, str] = {}
         """The net that each topic is charged to."""
         self._topics: dict[Stream, Topic] = {}
+        self._kept_frames = KeptFrames()
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
@@ -118,7 +120,12 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(
-                stream, access, times, self._clock.wall, DeliveryTimes(self._metrics, self._clock.now, stream.key.route)
+                stream,
+                access,
+                times,
+                self._clock.wall,
+                DeliveryTimes(self._metrics, self._clock.now, stream.key.route),
+                self._kept_frames,
             )
             stream.hold()
             stream.has_topic = True
@@ -362,6 +369,7 @@ class LiveTopics:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
+        self._kept_frames.forget(topic.frames)
         if (net := self._charged.pop(topic, None)) is not None:
             self._live_requests.give_back(net)
         topic.is_hot = False

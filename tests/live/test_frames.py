@@ -1,0 +1,36 @@
+"""Frames that are kept for the next readers are bounded, those of one stream and those of all."""
+
+from __future__ import annotations
+
+from gateway.live.frames import Frames, KeptFrames
+from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Tape
+
+BODY = b"x" * 100_000
+
+
+def frames_of(number: int, all_kept: KeptFrames) -> Frames:
+    """The frames of a stream, one of which is kept."""
+    stream = Stream(StreamKey(Group("http://o", f"/{number}"), "", Partition("")), Tape(f"i{number}"))
+    stream.learn_type("application/octet-stream")
+    stream.tape.store("-1", "0001", (BODY,), 0.0)
+    frames = Frames(stream, all_kept)
+    frames.frame("-1", stream.tape.read("-1", 1 << 20), is_current=True, is_closed=False, cursor="1")
+    return frames
+
+
+def test_frames_of_many_streams_are_kept_within_one_bound() -> None:
+    all_kept = KeptFrames(10 * len(BODY))
+    found = [frames_of(number, all_kept) for number in range(30)]
+    assert all_kept.size == sum(frames.kept_bytes for frames in found) <= 10 * len(BODY)
+    assert found[0].kept_bytes == 0
+    assert found[-1].kept_bytes > len(BODY)
+
+
+def test_a_stream_whose_readers_have_left_is_not_counted() -> None:
+    all_kept = KeptFrames(10 * len(BODY))
+    found = [frames_of(number, all_kept) for number in range(3)]
+    for frames in found:
+        all_kept.forget(frames)
+    assert all_kept.size == 0
