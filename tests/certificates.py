@@ -11,8 +11,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 # Python 3.13 and newer believe no authority without it.
 _SIGNS: Final = x509.KeyUsage(
@@ -68,7 +70,7 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
 
-    def _begun(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float) -> x509.CertificateBuilder:
+    def _begun(self, name: x509.Name, key: Key, days: float) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -80,9 +82,9 @@ class Authority:
             .not_valid_after(now + timedelta(days=days))
         )
 
-    def issue(self, *names: str, file: str | None = None, days: float = 5) -> Pair:
+    def issue(self, *names: str, file: str | None = None, days: float = 5, is_rsa: bool = False) -> Pair:
         """A key and a certificate for some names, in files of the first one's name or of another."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key: Key = rsa.generate_private_key(65_537, 2_048) if is_rsa else ec.generate_private_key(ec.SECP256R1())
         ski = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         made = (
             self._begun(_name(names[0]), key, days)

@@ -76,7 +76,7 @@ def check(
     if quiet and (everything or as_json):
         raise typer.BadParameter("cannot be combined with --all or --json", param_hint="'--quiet'")
     try:
-        loaded, tls = _loaded(config, os.environ)
+        loaded, tls, shadowed = _loaded(config, os.environ)
     except ConfigError as error:
         if as_json:
             _print_json({"ok": False, "mistakes": error.mistakes, "warnings": [], "settings": []})
@@ -89,6 +89,7 @@ def check(
     settings = list(loaded.settings())
     warnings = [
         *advice.warnings(loaded, os.environ, SystemClock().wall()),
+        *shadowed,
         *(f"origin {one.origin}: {line}" for one in probes for line in one.unshared),
     ]
     if as_json:
@@ -118,8 +119,11 @@ def check(
         typer.echo("ok" if everything else f"ok ({left_out} more values are the defaults: --all prints them)")
 
 
-def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls]]:
-    """The configuration, and the TLS settings of its origins.  Raises ConfigError with all mistakes."""
+def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls], list[str]]:
+    """The configuration, the TLS settings of its origins, and a line for each certificate that is never used.
+
+    Raises ConfigError with all mistakes.
+    """
     from gateway.config.credentials import load_credentials
     from gateway.config.file import load_config, load_plan
     from gateway.config.origin_tls import load_tls
@@ -130,6 +134,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
 
     loaded = load_config(path, environ=environ)
     tls: dict[str, OriginTls] = {}
+    shadowed: list[str] = []
     mistakes = Mistakes()
     with mistakes.collected():
         load_plan(loaded.config)
@@ -138,7 +143,8 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     with mistakes.collected():
         tls = load_tls(loaded.config)
     with mistakes.collected():
-        load_certificates(loaded.config.every_listener, ())
+        for certificates in load_certificates(loaded.config.every_listener, ()).values():
+            shadowed += certificates.shadowed
     with mistakes.collected():
         admin_token(environ, loaded.config.server.admin_address)
     with mistakes.collected():
@@ -146,7 +152,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     with mistakes.collected():
         check_tracing(loaded.config.tracing)
     mistakes.raise_any()
-    return loaded, tls
+    return loaded, tls, shadowed
 
 
 def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:

@@ -24,12 +24,16 @@ from gateway.config.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Names and expiry of the first certificate in a file."""
+    """Names, validity and kind of key of the first certificate in a file."""
 
     names: tuple[str, ...]
     """DNS names in its subjectAltName, in lower case: `www.example.org`, `*.example.org`."""
     expires_at: float
     """notAfter, in Unix seconds."""
+    begins_at: float = 0.0
+    """notBefore, in Unix seconds."""
+    kind: str = ""
+    """The kind of its key, such as `RSA` or `EC`: a client may be able to use one and not the other."""
 
     @property
     def name(self) -> str:
@@ -38,7 +42,7 @@ class Certificate:
 
 
 def read_certificate(file: str, where: str) -> Certificate:
-    """Names and expiry of the first certificate in a file.  Raises ConfigError if the file holds none."""
+    """The first certificate in a file.  Raises ConfigError if the file holds none."""
     # Imported late: it takes some megabytes, and not every gateway has certificates of its own.
     from cryptography import x509
 
@@ -49,7 +53,13 @@ def read_certificate(file: str, where: str) -> Certificate:
             hosts = [name.lower() for name in names.get_values_for_type(x509.DNSName)]
         except x509.ExtensionNotFound:
             hosts = []
-        return Certificate(tuple(dict.fromkeys(hosts)), found.not_valid_after_utc.astimezone(UTC).timestamp())
+        begins, expires = found.not_valid_before_utc, found.not_valid_after_utc
+        return Certificate(
+            tuple(dict.fromkeys(hosts)),
+            expires.astimezone(UTC).timestamp(),
+            begins.astimezone(UTC).timestamp(),
+            type(found.public_key()).__name__.removesuffix("PublicKey").lstrip("_"),
+        )
     except OSError as error:
         raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
     except ValueError:

@@ -1,8 +1,14 @@
 """The certificates of a listener, chosen by the server name that the client asks for (SNI, RFC 6066).
 
-Each certificate has an `ssl.SSLContext` of its own; the contexts differ in nothing else.  The first certificate also
-serves clients that send no server name or an unknown one.  A context is never changed once it is in use: a reload makes
-new contexts for later handshakes, and open connections keep theirs.
+Several certificates may have one name.  Of those with the same kind of key the one that is valid longest is used, and
+one of each kind is presented by one `ssl.SSLContext`, from which a client chooses what it can verify.  The contexts
+differ in nothing else.  The first certificate, or a better one with all its names, also serves clients that send no
+server name or an unknown one.  A context is never changed once it is in use: a reload makes new contexts for later
+handshakes, and open connections keep theirs.
+
+TLS sessions are resumed under the server name that they began with (RFC 6066 section 3).  Their keys belong to the
+context that a handshake begins with, so there is one without certificates for each name, and the context with the
+certificates takes its place in the handshake.
 
 A pair of files that can no longer be used stays in effect as it was last read, but with the current client authorities:
 a broken certificate must not let in clients of an authority that has been removed.
@@ -11,10 +17,11 @@ a broken certificate must not let in clients of an authority that has been remov
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gateway.aio.clock import SystemClock
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
 from gateway.config.errors import ConfigError
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
@@ -42,23 +49,102 @@ class LoadedCertificates:
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
     """One line for each pair that could not be read and stays in effect in an older version."""
-    by_name: Mapping[str, ssl.SSLContext] = field(init=False)
-    """Context by server name; the first certificate wins where two have the same name."""
-
-    def __post_init__(self) -> None:
-        by_name: dict[str, ssl.SSLContext] = {}
-        for one in self.served:
-            for name in one.certificate.names:
-                by_name.setdefault(name, one.context)
-        object.__setattr__(self, "by_name", by_name)
+    shadowed: tuple[str, ...] = ()
+    """One line for each certificate that no handshake uses."""
+    alpn: Sequence[str] = ()
+    by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
+    """Context by server name."""
+    default: ssl.SSLContext | None = None
+    """The context for clients that send no server name or an unknown one; None: that of the first certificate."""
+    _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
         """The context for a server name in lower case without a trailing dot; the default one for None."""
+        default = self.default or self.served[0].context
         if server_name is None:
-            return self.served[0].context
+            return default
         # A wildcard matches one label (RFC 9525 section 6.3).
         found = self.by_name.get(server_name) or self.by_name.get(f"*.{server_name.partition('.')[2]}")
-        return found or self.served[0].context
+        return found or default
+
+    def session_context(self, server_name: str | None) -> ssl.SSLContext:
+        """The context that a handshake for this name begins with: sessions of one name are resumed by no other."""
+        found = self._sessions.get(server_name)
+        if found is None:
+            if len(self._sessions) >= MOST_SESSION_NAMES:
+                del self._sessions[next(iter(self._sessions))]
+            found = self._sessions[server_name] = _bare_context(self.config, self.alpn)
+        return found
+
+
+MOST_SESSION_NAMES: Final = 1_024
+"""Server names of a listener whose sessions can be resumed; sessions of the oldest end when there are more."""
+
+
+def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
+    """Of the candidates, which all serve one name, the best of each kind of key: valid now, and for longest."""
+
+    def rank(index: int) -> tuple[bool, float, int]:
+        one = served[index].certificate
+        return one.begins_at <= now, one.expires_at, -index
+
+    best: dict[str, int] = {}
+    for index in candidates:
+        kind = served[index].certificate.kind
+        best[kind] = max(best.get(kind, index), index, key=rank)
+    return tuple(sorted(best.values()))
+
+
+def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
+    """The same with its contexts by name, and with what is shadowed."""
+    served, now = loaded.served, SystemClock().wall()
+    by_name: dict[str, list[int]] = {}
+    for index, one in enumerate(served):
+        for name in one.certificate.names:
+            by_name.setdefault(name, []).append(index)
+    first = set(served[0].certificate.names)
+    alike = [index for index, one in enumerate(served) if index == 0 or (first and first <= set(one.certificate.names))]
+    default = _chosen(served, alike, now)
+    chosen = {name: _chosen(served, indexes, now) for name, indexes in by_name.items()}
+    contexts = {choice: _context_of(loaded, choice, where) for choice in {default, *chosen.values()}}
+    used = {index for choice in contexts for index in choice}
+    shadowed = tuple(
+        f"{where}.certificates[{index}]: {one.config.certificate} is never used: {_why(loaded, index, chosen)}"
+        for index, one in enumerate(served)
+        if index not in used
+    )
+    return replace(
+        loaded,
+        shadowed=shadowed,
+        by_name={name: contexts[choice] for name, choice in chosen.items()},
+        default=contexts[default],
+    )
+
+
+def _why(loaded: LoadedCertificates, index: int, chosen: Mapping[str, tuple[int, ...]]) -> str:
+    """Why no handshake uses a certificate."""
+    one = loaded.served[index].certificate
+    if not one.names:
+        return "it has no DNS name"
+    alike = {other for name in one.names for other in chosen[name]}
+    others = {other for other in alike if loaded.served[other].certificate.kind == one.kind}
+    files = ", ".join(loaded.served[other].config.certificate for other in sorted(others))
+    return f"{files} has its names and a key of the same kind, and is valid longer"
+
+
+def _context_of(loaded: LoadedCertificates, choice: tuple[int, ...], where: str) -> ssl.SSLContext:
+    """A context that presents these certificates.  Raises ConfigError."""
+    served = [loaded.served[index] for index in choice]
+    if len(served) == 1:
+        return served[0].context
+    context = _context(loaded.config, where, loaded.alpn)
+    for one in served:
+        try:
+            one.pem.load_into(context)
+        except OSError:
+            file = one.config.certificate
+            raise ConfigError(f"{where}: {file}: cannot be combined with others of its name") from None
+    return context
 
 
 def load(
@@ -91,7 +177,7 @@ def load(
                 raise
             kept.append(str(error))
             found.append(_with_current_authorities(before[pair], config, f"{where}.tls", alpn))
-    return LoadedCertificates(config, tuple(found), tuple(kept))
+    return _with_choices(LoadedCertificates(config, tuple(found), tuple(kept), alpn=tuple(alpn)), f"{where}.tls")
 
 
 def _with_current_authorities(
@@ -118,6 +204,14 @@ def _is_same_but_certificates(old: ListenerTlsConfig, new: ListenerTlsConfig) ->
 
 
 def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.SSLContext:
+    context = _bare_context(config, alpn)
+    if config.client_ca:
+        load_authorities(context, config.client_ca, f"{where}.client_ca")
+    return context
+
+
+def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLContext:
+    """A context without certificates and authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.set_ciphers(_CIPHERS)
@@ -126,7 +220,6 @@ def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(list(alpn))
     if config.client_ca:
-        load_authorities(context, config.client_ca, f"{where}.client_ca")
         is_required = config.client_certificates == "required"
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     return context

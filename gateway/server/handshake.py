@@ -19,6 +19,7 @@ from gateway.limits.usage import NetUse
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header
+from gateway.server.certificates import LoadedCertificates
 from gateway.server.clients import Clients, ConnectionRefusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
@@ -98,8 +99,8 @@ class Acceptor:
     """The peers whose PROXY headers are believed; None believes every peer."""
     expects_proxy: bool
     """Whether every connection begins with a PROXY header."""
-    context: Callable[[str | None], ssl.SSLContext] | None
-    """Chooses the context for a server name among the certificates now in effect; None without TLS."""
+    certificates: Callable[[], LoadedCertificates] | None
+    """The certificates now in effect; None without TLS."""
     on_handshake: Callable[[], None]
     """Called when a handshake has completed."""
     on_failure: Callable[[HandshakeFailure], None]
@@ -227,7 +228,7 @@ class Handshake(asyncio.Protocol):
                 return
             data = rest
             self._expects_proxy = False
-            if self._acceptor.context is None:
+            if self._acceptor.certificates is None:
                 self._hand_over(transport, data)
                 return
             self._begin_handshake()
@@ -274,10 +275,8 @@ class Handshake(asyncio.Protocol):
     # -- TLS
 
     def _begin_handshake(self) -> None:
-        assert self._acceptor.context is not None
-        # A placeholder context: the one for the client's server name replaces it once the ClientHello is read.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._ssl = self._acceptor.context(None).wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._ssl = self._wrapped(None)
         self._set_deadline(self._acceptor.clients.limits.tls_handshake_timeout_s)
 
     def _advance(self, transport: asyncio.Transport, data: bytes) -> None:
@@ -285,10 +284,12 @@ class Handshake(asyncio.Protocol):
         if tls is None:
             return
         if self._hello_bytes:
-            whole = self._read_hello(transport, tls, data)
+            whole = self._read_hello(transport, data)
             if whole is None:
                 return
             data = whole
+            tls = self._ssl
+            assert tls is not None
         view = memoryview(data)
         while True:
             piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
@@ -312,7 +313,15 @@ class Handshake(asyncio.Protocol):
         self._flush(transport)
         self._hand_over(transport, bytes(view))
 
-    def _read_hello(self, transport: asyncio.Transport, tls: ssl.SSLObject, data: bytes) -> bytes | None:
+    def _wrapped(self, server_name: str | None) -> ssl.SSLObject:
+        """A handshake for a server name; for None, until the name is known."""
+        assert self._acceptor.certificates is not None
+        certificates = self._acceptor.certificates()
+        tls = certificates.session_context(server_name).wrap_bio(self._incoming, self._outgoing, server_side=True)
+        tls.context = certificates.context(server_name)
+        return tls
+
+    def _read_hello(self, transport: asyncio.Transport, data: bytes) -> bytes | None:
         """All bytes so far, once the ClientHello is whole and has chosen the certificate; else None."""
         data = self._data + data
         if data[0] != _HANDSHAKE_RECORD:
@@ -328,8 +337,7 @@ class Handshake(asyncio.Protocol):
                 return None
             if isinstance(hello, ClientHello):
                 self._hello_bytes, self._data = 0, b""
-                assert self._acceptor.context is not None
-                tls.context = self._acceptor.context(hello.server_name)
+                self._ssl = self._wrapped(hello.server_name)
                 return data
             self._hello_bytes = hello
         self._data = data

@@ -230,7 +230,7 @@ class Listeners:
             protocols,
             self._proxies,
             config.proxy_protocol == "on",
-            (lambda name: self.certificates[index].context(name)) if config.tls is not None else None,
+            (lambda: self.certificates[index]) if config.tls is not None else None,
             partial(self._metrics.handshake, config.address),
             partial(self._failed, config.address),
         )

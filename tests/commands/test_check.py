@@ -313,3 +313,23 @@ def test_variables_that_set_nothing_are_warned_of(file: Path) -> None:
         "env DURABLE_GATEWAY_ROUTES__TRUST_S: sets nothing (did you mean DURABLE_GATEWAY_ROUTE__TRUST_S?)",
         "env DURABLE_GATEWAY_SERVR__LISTEN: sets nothing (did you mean DURABLE_GATEWAY_SERVER__LISTEN?)",
     ]
+
+
+def test_a_certificate_that_is_never_used_is_named(file: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pairs = [
+        authority.issue("edge.test", file="old", days=1),
+        authority.issue("edge.test", "other.test", file="new", days=4),
+        authority.issue("edge.test", file="rsa", days=2, is_rsa=True),
+    ]
+    listed = ", ".join(f'{{ certificate = "{pair.certificate}", key = "{pair.key}" }}' for pair in pairs)
+    written(
+        file, f'{GOOD.format(origin=NOWHERE)}[[listener]]\naddress = ":0"\n[listener.tls]\ncertificates = [{listed}]\n'
+    )
+    status, out, _ = run_here("check", "--json", str(file))
+    assert status == 0
+    (warning,) = json.loads(out)["warnings"]
+    assert warning == (
+        f"listener[0].tls.certificates[0]: {pairs[0].certificate} is never used: {pairs[1].certificate} has its names "
+        "and a key of the same kind, and is valid longer"
+    )

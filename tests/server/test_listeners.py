@@ -365,6 +365,67 @@ async def test_sessions_are_resumed(bench: Bench, authority: Authority) -> None:
     assert await asyncio.to_thread(twice)
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+@pytest.mark.parametrize(
+    "names", [("edge.test", "other.test"), ("edge.test", "stranger.test"), ("a.any.test", "b.any.test")]
+)
+async def test_a_session_is_resumed_under_its_own_server_name_alone(
+    bench: Bench, authority: Authority, version: ssl.TLSVersion, names: tuple[str, str]
+) -> None:
+    """RFC 6066 section 3."""
+    gateway = await bench.start(tls(authority.issue("edge.test", "other.test"), authority.issue("*.any.test")))
+    context = authority.client()
+    context.check_hostname = False
+    context.minimum_version = context.maximum_version = version
+
+    def resumed(*servers: str) -> list[bool]:
+        session, found = None, []
+        for name in servers:
+            with (
+                socket.create_connection(("127.0.0.1", port_of(gateway)), BOUND_S) as sock,
+                context.wrap_socket(sock, server_hostname=name, session=session) as secure,
+            ):
+                secure.sendall(REQUEST)
+                secure.recv(1 << 16)
+                session = session or secure.session
+                found.append(bool(secure.session_reused))
+        return found
+
+    first, second = names
+    assert await asyncio.to_thread(resumed, first, second, first) == [False, False, True]
+
+
+@pytest.mark.parametrize("is_rsa", [True, False])
+async def test_a_client_gets_a_certificate_of_a_kind_that_it_can_use(
+    bench: Bench, authority: Authority, is_rsa: bool
+) -> None:
+    pairs = [authority.issue("edge.test", "b.test", file=f"{kind}", is_rsa=kind == "rsa") for kind in ("ec", "rsa")]
+    gateway = await bench.start(tls(*(pairs if is_rsa else reversed(pairs))))
+    context = authority.client()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-RSA-AES128-GCM-SHA256" if is_rsa else "ECDHE-ECDSA-AES128-GCM-SHA256")
+    for name in ("edge.test", "b.test"):
+        assert (await answered(*await open_to(gateway, context, name))).status == 200
+    context.check_hostname = False
+    assert (await answered(*await open_to(gateway, context, "stranger.test"))).status == 200
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_of_equal_certificates_the_one_valid_longest_is_used(
+    bench: Bench, authority: Authority, is_first: bool
+) -> None:
+    old = authority.issue("edge.test", file="old", days=1)
+    new = authority.issue("edge.test", "new.test", file="new", days=4)
+    gateway = await bench.start(tls(*((new, old) if is_first else (old, new))))
+    context = authority.client()
+    for name in ("edge.test", ""):
+        context.check_hostname = bool(name)
+        _, writer = await open_to(gateway, context, name)
+        certificate = writer.get_extra_info("peercert")
+        assert [value for _, value in certificate["subjectAltName"]] == ["edge.test", "new.test"]
+        await close(writer)
+
+
 async def test_handshakes_count_as_connections_and_end_with_the_gateway(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")), max_connections=1)
     _, first = await open_to(gateway)
