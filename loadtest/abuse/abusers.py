@@ -32,6 +32,10 @@ _HEAD_LISTS: Final = (7, 25, 120)
 _SLOW_UPLOADS: Final = 6
 _POLLS: Final = 110
 _RESETS: Final = 100
+_PIECES: Final = 20_000
+_WINDOWS: Final = 60
+_MOST_SETTINGS: Final = 2_730
+"""Settings in the longest frame that is accepted."""
 
 
 @dataclass
@@ -220,6 +224,39 @@ async def cancelled(spot: Spot) -> None:
     await spot.strikes(strike)
 
 
+async def tiny_pieces(spot: Spot) -> None:
+    """Send much in pieces of one byte: DATA frames, chunks, and window settings for many open streams."""
+    chunked = request("POST", UPLOADS, {"Content-Type": "text/plain", "Transfer-Encoding": "chunked"})
+
+    async def strike() -> None:
+        if spot.rng.random() < 0.4:
+            await spot.read(chunked + b"1\r\nx\r\n" * _PIECES + b"0\r\n\r\n")
+            return
+        http2 = await Http2.open(spot.port, spot.source)
+        try:
+            if spot.rng.random() < 0.5:
+                await http2.upload_in_bytes(UPLOADS, _PIECES)
+            else:
+                for _ in range(_WINDOWS):
+                    await http2.ask(f"{POLLED}?offset=now&live=long-poll")
+                await http2.resize_windows(_MOST_SETTINGS, 10)
+            await http2.ended(spot.got, 1.0)
+        finally:
+            http2.close()
+
+    await spot.strikes(strike)
+
+
+async def tag_lists(spot: Spot) -> None:
+    """Read with an If-None-Match of 32 kB, each with other tags."""
+
+    async def strike() -> None:
+        tags = "".join(f'If-None-Match: "{spot.name()}",' + '"",' * 2_600 + '""\r\n' for _ in range(4))
+        await spot.read(request("GET", _READ)[:-2] + tags.encode() + b"\r\n")
+
+    await spot.strikes(strike)
+
+
 async def _for_ever(spot: Spot, strike: Callable[[], Awaitable[None]]) -> None:
     while True:
         await spot.struck(strike, bound_s=120.0)
@@ -255,6 +292,8 @@ KINDS: Final[dict[str, tuple[Kind, float]]] = {
     "long-poll floods": (poll_floods, 300),
     "compression": (compression, 4),
     "cancelled requests": (cancelled, 50),
+    "pieces of one byte": (tiny_pieces, 8),
+    "lists of tags": (tag_lists, 40),
     "long-polls of many pages": (hoarders.many_pages, 0),
     "answers that the cache has dropped": (hoarders.dropped_answers, 0),
     "cold bodies that are not read": (hoarders.cold_bodies, 0),

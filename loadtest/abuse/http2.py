@@ -14,6 +14,7 @@ from loadtest.abuse.wire import Cut, Wire
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04\x00" + bytes(4)
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
 _ENDS_STREAM, _ENDS_HEADERS, _ACK = 0x1, 0x4, 0x1
+_WINDOW: Final = 4
 _CANCEL: Final = (8).to_bytes(4, "big")
 
 
@@ -42,6 +43,22 @@ class Http2:
             data += _frame(_RST_STREAM, 0, self._next_id, _CANCEL)
         self._next_id += 2
         await self._wire.send(data)
+
+    async def upload_in_bytes(self, target: str, size: int) -> None:
+        """Send a request whose body of `size` bytes, less than a window, comes in DATA frames of one byte."""
+        fields = (
+            (":method", "POST"), (":scheme", "http"), (":authority", "edge.test"), (":path", target),
+            ("content-type", "text/plain"),
+        )  # fmt: skip
+        stream, self._next_id = self._next_id, self._next_id + 2
+        head = _frame(_HEADERS, _ENDS_HEADERS, stream, self._encoder.encode(fields))
+        last = _frame(_DATA, _ENDS_STREAM, stream, b"x")
+        await self._wire.send(head + _frame(_DATA, 0, stream, b"x") * (size - 1) + last)
+
+    async def resize_windows(self, settings: int, times: int) -> None:
+        """Send SETTINGS frames that each change the window of every stream `settings` times."""
+        values = (_WINDOW.to_bytes(2, "big") + (65_535 + n % 2).to_bytes(4, "big") for n in range(settings))
+        await self._wire.send(_frame(_SETTINGS, 0, 0, b"".join(values)) * times)
 
     async def ended(self, got: Counter[str], for_s: float) -> int:
         """Read for that long; return the number of requests that have ended, and count their statuses."""
