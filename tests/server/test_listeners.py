@@ -627,7 +627,7 @@ async def test_a_reload_takes_other_certificates_and_refuses_missing_ones(bench:
 
 async def test_the_start_fails_and_names_the_unusable_file(bench: Bench, authority: Authority) -> None:
     pair, other = authority.issue("edge.test"), authority.issue("other.test")
-    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*its key does not match"):
+    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*is not the key of"):
         await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
     with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.client_ca: .*holds no certificates"):
         await bench.start(tls(pair, client_ca=str(pair.key), client_certificates="required"))
