@@ -419,9 +419,10 @@ const rows = {
     assert.equal((await s2.locations.setDefault({ location: location.name })).name, location.name)
   },
   "S2Metrics": async () => {
-    assert.deepEqual((await s2.metrics.account({ set: "active-basins" })).values, [])
-    assert.deepEqual((await s2.metrics.basin({ basin: BASIN, set: "storage" })).values, [])
-    assert.deepEqual((await s2.metrics.stream({ basin: BASIN, stream: "s", set: "storage" })).values, [])
+    const time = { start: 0, end: 3_600_000 }
+    assert.deepEqual((await s2.metrics.account({ set: "active-basins", ...time })).values, [])
+    assert.deepEqual((await s2.metrics.basin({ basin: BASIN, set: "storage", ...time })).values, [])
+    assert.deepEqual((await s2.metrics.stream({ basin: BASIN, stream: "s", set: "storage", ...time })).values, [])
   },
 }
 

@@ -5,9 +5,12 @@ Pure functions over a request's line and headers; bodies are read elsewhere.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final, TypeVar, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -30,6 +33,9 @@ MAX_REQUEST_TOKEN_BYTES: Final = 36
 _PROTOBUF_TYPES: Final = frozenset({PROTOBUF_TYPE, "application/x-protobuf"})
 
 Value = TypeVar("Value")
+
+_KEY_BYTES: Final = 32
+"""The keys of both ciphers."""
 
 
 class Call(StrEnum):
@@ -142,6 +148,24 @@ def basin_of(headers: Mapping[str, str]) -> str:
     except BadName as error:
         raise Refused(ErrorCode.BAD_HEADER, str(error)) from None
     return basin
+
+
+def key_of(headers: Mapping[str, str], cipher: str | None) -> bytes | None:
+    """A digest of the encryption key that a request brings to a stream with this cipher; None if the stream has none.
+
+    Raises Refused: 400 if it is no key of 32 bytes in base64, 422 if there is none and the stream needs one."""
+    if cipher is None:
+        return None
+    given = headers.get("s2-encryption-key", "").strip()
+    if not given:
+        raise Refused(ErrorCode.INVALID, f"the stream is encrypted with {cipher}: s2-encryption-key is missing")
+    try:
+        key = base64.b64decode(given, validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise Refused(ErrorCode.BAD_HEADER, "s2-encryption-key is not a key of 32 bytes in base64")
+    return sha256(key).digest()
 
 
 def request_token_of(headers: Mapping[str, str]) -> str | None:

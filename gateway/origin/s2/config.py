@@ -88,7 +88,7 @@ class BasinConfig:
     creates_on_append: bool = False
     creates_on_read: bool = False
     stream_cipher: str | None = None
-    """Sent back to clients; the origin does not encrypt."""
+    """Of new streams.  The origin does not encrypt, but asks for a key as S2 does."""
 
     def changed(self, change: Json) -> BasinConfig:
         """This configuration with the fields of a client's JSON.  Raises Refused (400, 422)."""

@@ -1,4 +1,4 @@
-"""The control plane: basins, streams, access tokens, and what of locations and metrics the SDKs expect.
+"""The control plane: basins, streams, access tokens, and the part of locations and metrics that the SDKs expect.
 
 One plain function from a request to a reply; the account is the only state.  Permissions are not checked: any access
 token may do everything.
@@ -16,6 +16,7 @@ from gateway.origin.replies import Reply
 from gateway.origin.s2.account import Account, Basin, Page, Provision
 from gateway.origin.s2.calls import JSON_TYPE, Target, basin_of, json_object, page_of, request_token_of
 from gateway.origin.s2.config import Json
+from gateway.origin.s2.metrics import check_metrics_query
 from gateway.origin.s2.names import BadName, check_basin_name, check_stream_name
 from gateway.origin.s2.refusals import malformed
 from gateway.origin.s2.stream import Stream
@@ -66,7 +67,8 @@ def control(
             return _json([LOCATION])
         case "GET" | "PUT", "locations", ("default",):
             return _json(LOCATION)
-        case "GET", "metrics", _:
+        case "GET", "metrics", names:
+            check_metrics_query(names, query, now)
             return _json({"values": []})
         case _:
             return Reply(405)

@@ -23,6 +23,7 @@ from gateway.origin.s2.calls import (
     Target,
     basin_of,
     format_of,
+    key_of,
     sends_protobuf,
     stream_config_of,
     target_of,
@@ -121,7 +122,7 @@ class Handlers:
                 await delivery.reply_faults()
                 await delivery.respond(reply.status, reply.headers, reply.body)
             case Call.CHECK_TAIL:
-                stream = self._stream_to_read(exchange, target)
+                stream = self._found(exchange, target)
                 await respond(exchange, delivery, JSON_TYPE, json_format.encode_tail(stream.tail))
             case Call.APPEND:
                 await self._append(exchange, target, delivery)
@@ -142,9 +143,19 @@ class Handlers:
 
     def _stream_to_append(self, exchange: Exchange, target: Target) -> Stream:
         change = stream_config_of(exchange.headers)
-        return self._basin(exchange).stream_to_append(target.names[0], change, self._clock.wall())
+        stream = self._basin(exchange).stream_to_append(target.names[0], change, self._clock.wall())
+        if (key := key_of(exchange.headers, stream.cipher)) is not None:
+            stream.keys.add(key)
+        return stream
 
     def _stream_to_read(self, exchange: Exchange, target: Target) -> Stream:
+        stream = self._found(exchange, target)
+        key = key_of(exchange.headers, stream.cipher)
+        if key is not None and stream.keys and key not in stream.keys:
+            raise Refused(ErrorCode.INVALID, "the records cannot be decrypted with this key")
+        return stream
+
+    def _found(self, exchange: Exchange, target: Target) -> Stream:
         change = stream_config_of(exchange.headers)
         return self._basin(exchange).stream_to_read(target.names[0], change, self._clock.wall())
 

@@ -56,6 +56,8 @@ class Stream:
         self.config = config
         self.created_at = now
         self.cipher = cipher
+        self.keys: set[bytes] = set()
+        """Digests of the keys that records were appended with, if the stream has a cipher."""
         self.tail = StreamPosition(0, 0)
         self.fencing_token = ""
         self.is_deleted = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import httpx
 import pytest
 
 from gateway.origin.s2.app import RunningS2Origin
-from tests.s2.origin.appends import BASIN, bodies
+from tests.s2.origin.appends import BASIN, NOW, bodies
 
 STREAM = {"stream": "s"}
 
@@ -189,3 +190,65 @@ async def test_a_read_below_everything_that_is_left_finds_nothing(
         assert (reply.status_code, reply.json()) == (200, {"records": []})
     for query in ("seq_num=3", "timestamp=0", "tail_offset=0"):
         assert (await http.get(f"/streams/s/records?{query}")).status_code == 416
+
+
+NOW_S = int(NOW)
+DAY_S = 24 * 3600
+
+
+@pytest.mark.parametrize("path", ["metrics", f"metrics/{BASIN}", f"metrics/{BASIN}/s"])
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [
+        ({"start": NOW_S - 3600, "end": NOW_S}, 200),
+        ({"start": 0, "end": 3600}, 200),
+        ({"end": NOW_S}, 422),
+        ({"start": NOW_S}, 422),
+        ({}, 422),
+        ({"start": NOW_S, "end": NOW_S - 3600}, 422),
+        ({"start": NOW_S - 3600, "end": NOW_S + DAY_S}, 422),
+        ({"start": NOW_S - 40 * DAY_S, "end": NOW_S}, 422),
+        ({"start": "x", "end": NOW_S}, 400),
+    ],
+)
+async def test_a_query_of_metrics_is_checked(
+    http: httpx.AsyncClient, path: str, times: dict[str, int | str], status: int
+) -> None:
+    set_ = "active-basins" if path == "metrics" else "storage"
+    reply = await http.get(f"/{path}", params={"set": set_, **times})
+    assert reply.status_code == status
+    assert reply.json() == {"values": []} if status == 200 else "code" in reply.json()
+
+
+@pytest.mark.parametrize(
+    ("path", "interval", "status"),
+    [
+        (f"metrics/{BASIN}", "minute", 422),
+        (f"metrics/{BASIN}", "hour", 200),
+        (f"metrics/{BASIN}/s", "hour", 422),
+        (f"metrics/{BASIN}/s", "minute", 200),
+        (f"metrics/{BASIN}/s", "year", 400),
+    ],
+)
+async def test_storage_has_one_interval(http: httpx.AsyncClient, path: str, interval: str, status: int) -> None:
+    query = f"set=storage&start=0&end=3600&interval={interval}"
+    assert (await http.get(f"/{path}?{query}")).status_code == status
+
+
+async def test_an_encrypted_stream_needs_its_key(http: httpx.AsyncClient) -> None:
+    await http.patch(f"/basins/{BASIN}", json={"stream_cipher": "aegis-256"})
+    assert (await http.post("/streams", json={"stream": "sealed"})).status_code == 201
+    path, body = "/streams/sealed/records", {"records": [{"body": "a"}]}
+    key, other = (base64.b64encode(bytes([byte]) * 32).decode() for byte in (1, 2))
+    assert await refused(await http.post(path, json=body)) == (422, "invalid")
+    assert await refused(await http.get(f"{path}?seq_num=0")) == (422, "invalid")
+    for bad in ("no key", base64.b64encode(bytes(31)).decode()):
+        assert await refused(await http.post(path, json=body, headers={"s2-encryption-key": bad})) == (
+            400,
+            "bad_header",
+        )
+    assert (await http.post(path, json=body, headers={"s2-encryption-key": key})).status_code == 200
+    assert (await http.get(f"{path}?seq_num=0", headers={"s2-encryption-key": key})).status_code == 200
+    assert await refused(await http.get(f"{path}?seq_num=0", headers={"s2-encryption-key": other})) == (422, "invalid")
+    # The tail is no record.
+    assert (await http.get(f"{path}/tail")).status_code == 200

@@ -130,8 +130,8 @@ async def metrics(s2: S2, stream: S2Stream) -> None:
     hour = TimeseriesInterval.HOUR
     assert await s2.account_metrics(set=AccountMetricSet.ACTIVE_BASINS, start=0, end=3_600, interval=hour) == []
     assert await s2.basin_metrics(BASIN, set=BasinMetricSet.STORAGE, start=0, end=3_600, interval=hour) == []
-    storage = StreamMetricSet.STORAGE
-    assert await s2.stream_metrics(BASIN, stream.name, set=storage, start=0, end=3_600, interval=hour) == []
+    storage, minute = StreamMetricSet.STORAGE, TimeseriesInterval.MINUTE
+    assert await s2.stream_metrics(BASIN, stream.name, set=storage, start=0, end=3_600, interval=minute) == []
 
 
 @row("S2Basin.create_stream")

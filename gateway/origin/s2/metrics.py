@@ -1,0 +1,60 @@
+"""Queries of metrics: which set of which resource, over which time, by which interval.
+
+The origin keeps no metrics and answers with none, but refuses what S2 refuses (422): a query without both ends, a time
+that ends before it begins, in the future, or after more than 30 days, and an interval that the set does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import parse_qsl
+
+from gateway.origin.s2.refusals import Refused, invalid
+from gateway.s2.errors import ErrorCode
+from gateway.s2.numbers import parse_u64
+
+_LONGEST_S: Final = 30 * 24 * 3600
+_MOST_AHEAD_S: Final = 300
+"""How far the end may be ahead of the server's clock."""
+
+_ANY: Final = frozenset({"minute", "hour", "day"})
+_OPERATIONS: Final = ("append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
+_SETS: Final[tuple[dict[str, frozenset[str]], ...]] = (
+    {"active-basins": _ANY, "account-ops": _ANY},
+    {"storage": frozenset({"hour"}), **dict.fromkeys(_OPERATIONS, _ANY)},
+    {"storage": frozenset({"minute"})},
+)
+"""The intervals of each set: of the account, of a basin and of a stream."""
+
+
+def check_metrics_query(names: tuple[str, ...], query: str, now: float) -> None:
+    """Check a query of the metrics of the account, of a basin or of a stream, which `names` name; `now` is in Unix
+    seconds.  Raises Refused (400, 422)."""
+    fields = dict(parse_qsl(query, keep_blank_values=True))
+    sets = _SETS[len(names)]
+    intervals = sets.get(fields.get("set", ""))
+    if intervals is None:
+        raise Refused(ErrorCode.BAD_QUERY, f"set is one of {', '.join(sets)}")
+    interval = fields.get("interval")
+    if interval is not None and interval not in _ANY:
+        raise Refused(ErrorCode.BAD_QUERY, "interval is minute, hour or day")
+    start, end = (_time(fields, name) for name in ("start", "end"))
+    if start is None or end is None:
+        raise invalid("start and end are required")
+    if start >= end:
+        raise invalid("start is before end")
+    if end > now + _MOST_AHEAD_S:
+        raise invalid("end is in the future")
+    if end - start > _LONGEST_S:
+        raise invalid("at most 30 days are between start and end")
+    if interval is not None and interval not in intervals:
+        raise invalid(f"the set has the interval {', '.join(sorted(intervals))}")
+
+
+def _time(fields: dict[str, str], name: str) -> int | None:
+    text = fields.get(name)
+    if text is None:
+        return None
+    if (number := parse_u64(text)) is None:
+        raise Refused(ErrorCode.BAD_QUERY, f"{name} is a number of seconds")
+    return number
