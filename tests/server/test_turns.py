@@ -10,7 +10,6 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.usage import NetUse, Usage
-from gateway.server.http2.connection import FRAMES
 from gateway.server.turns import LATE_S, SHARE_S, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Pair, always_late, ask, connect, get, read_response, write
@@ -427,7 +426,7 @@ async def test_a_flood_of_small_data_frames_is_read_a_part_at_a_time(pair: Pair,
     while taken < len(waiting.takers):
         waiting.takers[taken].take_turn()
         taken += 1
-    assert taken >= 400 // FRAMES
+    assert taken >= 4
     gateway.clients.turns = turns
     async with asyncio.timeout(BOUND_S):
         assert (await wire.answer_of(wire.call)).status in (200, 204)
