@@ -320,7 +320,8 @@ class World:
 
     def judge(self, answer: Answer, offset: str | None, since: Moment, *, is_live: bool) -> None:
         """Fail unless the answer is true of one of the incarnations that it may come from."""
-        if self.may_be_mistaken(since):
+        is_stale = self.poisoned_at > -math.inf and "stale_if_error" in answer.headers.get("Cache-Status", "")
+        if self.may_be_mistaken(since) or is_stale:
             return
         if self.is_excused(answer, since, is_live=is_live):
             return
