@@ -41,18 +41,19 @@ class DrainWatch:
         self._skipped = 0
         """Bytes of a message that are still to come."""
         type_ = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        self._look: Callable[[bytes], bool] | None = None
-        """Decides whether the bytes so far say it; None once there is nothing more to see."""
+        self._look: Callable[[DrainWatch, bytes], bool] | None = None
+        """Decides whether the bytes so far say it; None once there is nothing more to see.  Not bound, so that no
+        reference leads back."""
         if status == ErrorCode.SERVER_DRAINING.status:
-            self._look = self._in_error
+            self._look = DrainWatch._in_error
         elif status == 200 and type_ == session.CONTENT_TYPE:
-            self._look = self._in_session
+            self._look = DrainWatch._in_session
         elif status == 200 and type_ == sse.CONTENT_TYPE:
-            self._buffer, self._look = b"\n", self._in_events
+            self._buffer, self._look = b"\n", DrainWatch._in_events
 
     def see(self, chunk: bytes) -> None:
         """A part of the body has come."""
-        if self._look is not None and self._look(chunk):
+        if self._look is not None and self._look(self, chunk):
             self._look, self._buffer = None, b""
             self._on_drain()
 

@@ -447,6 +447,8 @@ class Relaying:
         self._is_over = True
         self._request.is_detached = False
         self._relayed = None
+        # It leads to the reply.
+        self._drains = None
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.notify(no_op)

@@ -226,6 +226,11 @@ class Connection(asyncio.Protocol):
         if incoming is not None:
             incoming.fail(error)
 
+    @property
+    def line(self) -> Connection:
+        """The connection itself."""
+        return self
+
     def retire(self) -> None:
         """Take no further exchange: close once the one under way is over.  Drop idle connections to the same host, too,
         because they may lead to the same server."""

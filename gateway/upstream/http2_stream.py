@@ -113,9 +113,10 @@ class Http2Stream:
         """Whether the connection has carried a complete exchange before."""
         return self.connection.is_reused
 
-    def retire(self) -> None:
-        """Let the connection carry no further exchange."""
-        self.connection.retire()
+    @property
+    def line(self) -> StreamOwner:
+        """The connection."""
+        return self.connection
 
     # -- the request
 

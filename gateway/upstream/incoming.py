@@ -21,6 +21,13 @@ _MOST_PIECES: Final = 1_024
 """Bound on the separate pieces of an unread body, because an object of two bytes takes thirty times as many."""
 
 
+class Line(Protocol):
+    """A connection to an origin."""
+
+    def retire(self) -> None:
+        """Carry no further exchange; those under way go on."""
+
+
 class Carrier(Protocol):
     """What carries one exchange: a connection of HTTP/1.1, or a stream of a connection of HTTP/2."""
 
@@ -68,8 +75,9 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """End it at once."""
 
-    def retire(self) -> None:
-        """Let its connection carry no further exchange; those under way go on."""
+    @property
+    def line(self) -> Line:
+        """The connection, which outlives the exchange."""
 
 
 class IncomingReply:
@@ -79,7 +87,7 @@ class IncomingReply:
     """
 
     __slots__ = (
-        "_carrier",
+        "_line",
         "_pieces",
         "_size",
         "connection",
@@ -95,7 +103,7 @@ class IncomingReply:
     def __init__(self, connection: Carrier) -> None:
         self.connection: Carrier | None = connection
         """None once the exchange is over."""
-        self._carrier = connection
+        self._line = connection.line
         self.head: Head | None = None
         self.has_received = False
         """Whether any byte of the reply has arrived."""
@@ -193,7 +201,7 @@ class IncomingReply:
 
     def retire(self) -> None:
         """Let the connection serve no further request, also if the exchange is over."""
-        self._carrier.retire()
+        self._line.retire()
 
     def end(self, error: BaseException) -> None:
         """Fail with this error unless the reply is complete, and end the exchange."""
