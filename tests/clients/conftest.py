@@ -92,7 +92,7 @@ def gateway_config(origin_url: str, **settings: Any) -> GatewayConfig:
         "listen": "127.0.0.1:0",
         "admin": "127.0.0.1:0",
         "long_poll_timeout_s": LONG_POLL_TIMEOUT_S,
-        "shutdown_timeout_s": 1.0,
+        "shutdown_timeout_s": 0.3,
     }
     return GatewayConfig.for_origin(origin_url, **{**defaults, **settings})
 

@@ -69,7 +69,7 @@ def client(http: httpx.AsyncClient, durable_origin: RunningOrigin) -> Client:
 
 @pytest.fixture
 def durable_gateway_settings() -> dict[str, Any]:
-    return {"shutdown_timeout_s": 1, "live_linger_s": 0}
+    return {"shutdown_timeout_s": 0.3, "live_linger_s": 0}
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class Streams:
 
 @pytest.fixture
 def s2_gateway_settings() -> dict[str, Any]:
-    return {"shutdown_timeout_s": 1, "live_linger_s": 0}
+    return {"shutdown_timeout_s": 0.3, "live_linger_s": 0}
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ async def stage(origin: RunningOrigin, settings: dict[str, Any], environ: dict[s
         "listen": "127.0.0.1:0",
         "admin": "127.0.0.1:0",
         "console_writes": True,
-        "shutdown_timeout_s": 1.0,
+        "shutdown_timeout_s": 0.3,
         "live_linger_s": 0,
     }
     gateway = await start_gateway(GatewayConfig.for_origin(origin.url, **{**defaults, **settings}), environ=environ)
@@ -86,7 +86,7 @@ async def visit(browser: BrowserContext, stage: Stage) -> AsyncIterator[Visit]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def module_page(browser: BrowserContext) -> AsyncIterator[Modules]:
     # Nothing that these tests call asks the origin.
-    ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1.0}
+    ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 0.3}
     gateway = await start_gateway(GatewayConfig.for_origin("http://127.0.0.1:9", **ports), environ={})
     shown = Visit(await browser.new_page(), gateway.admin_url)
     empty = "<!doctype html><title>Modules</title><link rel=icon href=data:,>"

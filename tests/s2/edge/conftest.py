@@ -48,7 +48,7 @@ async def edge(settings: dict[str, object], origin: RunningS2Origin) -> AsyncIte
     clock = ManualClock()
     gateway = await start_gateway(
         GatewayConfig.for_origin(
-            origin.url, protocol="s2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=2, **settings
+            origin.url, protocol="s2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=0.4, **settings
         ),
         clock=clock,
         rng=Random(0),
