@@ -111,6 +111,8 @@ class _Connection(web.RequestHandler):
     _has_ended = False
     """Whether the client has half-closed."""
     _unanswered = 0
+    _written = 0
+    """Bytes of the answer that were written when a half-closed client was last looked at."""
     _last_body: StreamReader | None = None
     """The body of the latest request: the only one that may not be whole."""
 
@@ -133,13 +135,17 @@ class _Connection(web.RequestHandler):
         watch(self.transport, self._probe)
         return True
 
-    def _probe(self) -> bytes:
+    def _probe(self) -> bytes | None:
         request = self._current_request
         if request is None:
             return b""
-        if not request.writer.output_size:
+        written = request.writer.output_size
+        if not written:
             return INTERIM if request.version >= HttpVersion11 else b""
-        return LEADING_ZERO if cast(StreamWriter, request.writer).chunked else b""
+        if cast(StreamWriter, request.writer).chunked:
+            return LEADING_ZERO
+        has_moved, self._written = written != self._written, written
+        return b"" if has_moved else None
 
     async def _handle_request(
         self, request: web.BaseRequest, start_time: float | None, request_handler: Any

@@ -19,8 +19,12 @@ _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 5.0
 
 
-def watch(transport: asyncio.Transport, probe: Callable[[], bytes]) -> None:
-    """Drop the connection of a half-closed client once it is gone; `probe` returns what may be written now."""
+def watch(transport: asyncio.Transport, probe: Callable[[], bytes | None]) -> None:
+    """Drop the connection of a half-closed client once it is gone.
+
+    `probe` returns the bytes that may be written now, or None to drop the client: the body of its answer has stopped,
+    and nothing may be written inside it.
+    """
     loop = asyncio.get_running_loop()
 
     def look(has_probed: bool) -> None:
@@ -29,8 +33,15 @@ def watch(transport: asyncio.Transport, probe: Callable[[], bytes]) -> None:
         if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
             return
-        if not has_probed and (data := probe()):
+        if has_probed:
+            loop.call_later(_AGAIN_S, look, False)
+            return
+        data = probe()
+        if data is None:
+            transport.abort()
+            return
+        if data:
             transport.write(data)
-        loop.call_later(_AGAIN_S if has_probed else _LOOK_S, look, not has_probed)
+        loop.call_later(_LOOK_S, look, bool(data))
 
     loop.call_later(_LOOK_S, look, False)

@@ -71,8 +71,7 @@ class WritingConnection(TimedConnection, ABC):
 
     def _probe(self) -> None:
         transport, request = self.transport, self._request
-        if transport is None or (request is not None and request.is_detached):
-            # A write goes on in any case.
+        if transport is None:
             return
         has_head = self._sse is not None if self.phase is Phase.LIVE else request is not None and request.has_begun
         if not has_head and (request is None or request.version != "1.0"):

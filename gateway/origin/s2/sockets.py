@@ -71,8 +71,8 @@ class Socket:
         self._transport.abort()
         self._room.fire()
 
-    def watch(self, probe: Callable[[], bytes]) -> None:
-        """Drop the connection of a half-closed client once it is gone; `probe` returns what may be written now."""
+    def watch(self, probe: Callable[[], bytes | None]) -> None:
+        """Drop the connection of a half-closed client once it is gone (`gateway.origin.half_closed`)."""
         watch(self._transport, probe)
 
     def full(self, is_full: bool) -> None:
