@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gateway.aio.clock import Clock, Timer
 from gateway.engine.fetch_table import FetchTable
@@ -45,40 +45,62 @@ class Patience:
         self, read: Read, stream: Stream, asking: Coroutine[Any, Any, T], held: Callable[[], H | None]
     ) -> T | H:
         """The answer of `asking`, or of `held` if that takes too long and `held` returns one."""
-        route, clock, began = read.route, self._clock, self._clock.now()
-        answers = route.answers
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled_before = task.cancelling()
-        found: H | None = None
-        timer: Timer
-
-        def give_up() -> None:
-            nonlocal found, answers, timer
-            is_silent = route.is_silent or route.answers == answers
-            if not is_silent and clock.now() - began < MOST_WAIT_S:
-                answers = route.answers
-                timer = clock.call_later(PATIENCE_S, give_up)
-                return
-            found = held()
-            if found is not None:
-                route.is_silent = is_silent
-                self._fetches.detach(stream, read.start)
-                task.cancel()
-
-        if route.is_silent:
-            # Not before `asking` has begun: what it fetches shows when the origin is back.
-            timer = asyncio.get_running_loop().call_soon(give_up)
-        else:
-            timer = clock.call_later(PATIENCE_S, give_up)
+        wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))
         try:
             return await asking
         except asyncio.CancelledError:
-            if found is not None and task.uncancel() <= cancelled_before:
-                answer, found = found, None
+            if (answer := wait.take_answer()) is not None:
                 return answer
             raise
         finally:
-            timer.cancel()
-            if found is not None:
-                found.close()
+            wait.end()
+
+
+class _Wait(Generic[H]):
+    """The wait of one read, in the task that makes it."""
+
+    def __init__(self, read: Read, clock: Clock, held: Callable[[], H | None], give_up: Callable[[], None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelled_before = task.cancelling()
+        self._route = read.route
+        self._clock = clock
+        self._held = held
+        self._give_up = give_up
+        self._began = clock.now()
+        self._answers = read.route.answers
+        self._found: H | None = None
+        self._timer: Timer
+        if read.route.is_silent:
+            # Not before the read has asked: its fetch shows when the origin is back.
+            self._timer = asyncio.get_running_loop().call_soon(self._look)
+        else:
+            self._timer = clock.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        """Cancel the task's question if the origin is silent, or has taken too long, and there are held bytes."""
+        route, clock = self._route, self._clock
+        is_silent = route.is_silent or route.answers == self._answers
+        if not is_silent and clock.now() - self._began < MOST_WAIT_S:
+            self._answers = route.answers
+            self._timer = clock.call_later(PATIENCE_S, self._look)
+            return
+        self._found = self._held()
+        if self._found is not None:
+            route.is_silent = is_silent
+            self._give_up()
+            self._task.cancel()
+
+    def take_answer(self) -> H | None:
+        """The held bytes, if the task was cancelled for them alone."""
+        if self._found is None or self._task.uncancel() > self._cancelled_before:
+            return None
+        answer, self._found = self._found, None
+        return answer
+
+    def end(self) -> None:
+        """The read has been answered, or is over."""
+        self._timer.cancel()
+        if self._found is not None:
+            self._found.close()
