@@ -93,7 +93,7 @@ async def test_the_line_of_a_long_poll_says_why_it_ended(edge: Edge, log: Path, 
             await edge.send("DELETE", "/s")
             lines, status = 3, 404
         case "left":
-            await waiting.closed()
+            waiting.reset()
         case "timed_out":
             edge.clock.advance(60)
             status = 204
