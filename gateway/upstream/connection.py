@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
+import struct
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from math import inf
 from typing import Final, Protocol, cast
 
@@ -32,6 +35,9 @@ from gateway.upstream.keeping import Keeping
 from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
+_READS: Final = (b"GET ", b"HEAD ")
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+"""Has the kernel reset the connection when its socket is closed."""
 LEFT_S: Final = 0.25
 """Seconds in which the reply to an abandoned read may arrive."""
 MOST_LEFT_BYTES: Final = 1 << 16
@@ -61,6 +67,7 @@ class Connection(asyncio.Protocol):
         "_drained",
         "_incoming",
         "_is_lost",
+        "_is_read",
         "_is_retired",
         "_is_writing",
         "_loop",
@@ -94,6 +101,8 @@ class Connection(asyncio.Protocol):
         """When it may be used again, in seconds of the loop's clock."""
         self.deadline: Deadline
         self._descriptor = -1
+        self._is_read = False
+        """Whether the latest request only reads."""
         self._loop = loop
         self._owner = owner
         self._parser: ReplyParser
@@ -138,6 +147,7 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming = IncomingReply(self)
         self._parser.expect(is_head=is_head)
         self.is_for_heads = is_head
+        self._is_read = request.startswith(_READS)
         self.deadline.move(by)
         if not body:
             self._transport.write(request)
@@ -240,9 +250,14 @@ class Connection(asyncio.Protocol):
         self._owner.retired(self)
 
     def drop(self) -> None:
-        """Close the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close the connection at once.  An origin need not notice the mere end of what it is sent while it answers, so
+        the connection is reset if a read has no whole answer yet.  A reset could take a write from the origin."""
+        transport = self._transport
+        if transport is not None:
+            if self._is_read and self._parser.is_awaited and (sock := transport.get_extra_info("socket")) is not None:
+                with suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            transport.abort()
         self._on_lost()
 
     def _on_lost(self) -> None:
@@ -270,8 +285,8 @@ class Connection(asyncio.Protocol):
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
-        if (socket := transport.get_extra_info("socket")) is not None:
-            self._descriptor = socket.fileno()
+        if (sock := transport.get_extra_info("socket")) is not None:
+            self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
         incoming = self._incoming
