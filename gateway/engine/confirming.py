@@ -9,6 +9,10 @@ request a second for each stream.
 A reader that begins before the first confirmed position needs another confirmation.  The second one within the time
 that the first is valid begins at the first position held.  A stream therefore costs no more than three, in whatever
 order its readers begin: the third is for the start sentinel, which may name any position.
+
+If the origin has trimmed the first position held, the tape begins after it from then on, the reader's own position is
+confirmed, and further confirmations begin midway between the two.  Both a refusal and an answer halve the number of
+positions between them, so a trim costs about twice the binary logarithm of that number.
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ class Confirming:
                 return None
             first = start
             if start != START and not is_refused and stream.confirmed.asked_at > due:
-                first = stream.tape.first() or start
+                tape, is_cut = stream.tape, stream.confirmed.refused_at > due
+                first = (tape.midway(start) if is_cut else tape.first()) or start
             flight, is_launched = fetches.join(stream, first, route, source, CONFIRMATION)
             if is_launched:
                 stream.confirmed.asked_at = self._clock.now()
@@ -78,4 +83,6 @@ class Confirming:
                 raise TailMovedBack
             if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
                 return as_seen_by(found, source.headers)
-            is_refused |= is_trimmed
+            if is_trimmed:
+                is_refused = True
+                stream.confirmed.refused_at = self._clock.now()

@@ -56,7 +56,7 @@ class FlightBodies:
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
     ) -> None:
         """Compare the bytes with those held; forget those if they differ."""
-        comparison = Comparison(stream.tape, flight.start)
+        comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
         flight.announce(head)
         is_short = (reply.content_length or 0) <= 2 * MOST_COMPARED
         try:

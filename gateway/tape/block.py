@@ -10,7 +10,7 @@ before the second one, so `cut` drops a leading comma and joining runs needs no 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SEAL_BYTES = 1 << 20
@@ -78,6 +78,11 @@ class Block:
         """Record that `token` lies at `position`."""
         insort(self.marks, (position, token))
 
+    def unmark(self, is_dropped: Callable[[str], bool]) -> None:
+        """Forget the tokens inside that are dropped."""
+        self.marks = [mark for mark in self.marks if not is_dropped(mark[1])]
+        self.leads = [token for token in self.leads if not is_dropped(token)]
+
     def stop_before(self, position: int, limit: int) -> tuple[int, str] | None:
         """The last known token in (`position`, `position + limit`], or None if there is none."""
         if self.size - position <= limit:
@@ -114,6 +119,13 @@ class Block:
             out.append(piece)
             copied += len(piece) if is_apart else 0
         return Cut(out, copied)
+
+    def rest(self, position: int, token: str) -> Block:
+        """The bytes after `token`, which lies at `position`, as a block of its own.  It has no `leads`."""
+        rest = Block(token, self.end, self.cut(position, self.size).pieces, self.is_json, self.stored_at)
+        shift = self.size - rest.size
+        rest.marks += [(at - shift, known) for at, known in self.marks if at > position]
+        return rest
 
     def byte_at(self, position: int) -> bytes:
         """The byte at `position`."""

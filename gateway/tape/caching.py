@@ -1,4 +1,9 @@
-"""What an origin's Cache-Control says of a stream's bytes (RFC 9111)."""
+"""What an origin's Cache-Control says of a stream's bytes (RFC 9111).
+
+A reply that reaches the tail states the tail as well as bytes.  Its `no-cache` is for the tail, which changes: origins
+say so on every such reply.  Its lifetime and `must-revalidate` are for the bytes as well, unless a reply that stops
+short of the tail has stated its own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,11 @@ class Caching:
     cache_control: str | None = None
     """The Cache-Control of replies that stop short of the tail; None if they have none."""
     fresh_s: float = math.inf
-    """How long such replies may be reused (section 4.2.1); inf if they do not say."""
+    """How long bytes may be reused (section 4.2.1); inf if no reply says."""
     must_revalidate: bool = False
     """Whether they must not be reused once that has passed, even while the origin fails (section 5.2.2.2)."""
+    is_of_bytes: bool = False
+    """Whether these two are from a reply that stops short of the tail."""
     is_verbatim: bool = False
     """Whether the bytes must not be coded (`no-transform`, section 5.2.2.6)."""
 
@@ -28,5 +35,10 @@ class Caching:
         self.is_verbatim = "no-transform" in directives
         if not up_to_date:
             self.cache_control = headers.get("Cache-Control")
-            self.fresh_s = stated_lifetime(directives)
-            self.must_revalidate = forbids_stale(directives)
+            self.is_of_bytes = True
+        if self.is_of_bytes and up_to_date:
+            return
+        lifetime_s = stated_lifetime(directives)
+        # None at all is the same as `no-cache`.
+        self.fresh_s = lifetime_s if lifetime_s or not up_to_date else math.inf
+        self.must_revalidate = forbids_stale(directives) and not (up_to_date and not lifetime_s)

@@ -26,13 +26,15 @@ second."""
 class Confirmations:
     """The offsets from which the origin is known to have had the bytes, with the time (monotonic seconds)."""
 
-    __slots__ = ("_at", "_offsets", "asked_at", "start_at")
+    __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
 
     def __init__(self) -> None:
         self.start_at = -math.inf
         """When the origin showed that the stream begins with the bytes held from the start sentinel."""
         self.asked_at = -math.inf
         """When the origin was last asked for nothing but a confirmation."""
+        self.refused_at = -math.inf
+        """When the origin last refused one because it had trimmed the offset."""
         self._offsets: list[str] = []
         self._at: list[float] = []
 
@@ -78,6 +80,6 @@ class Confirmations:
 
     def forget(self) -> None:
         """The bytes held from now on are others."""
-        self.start_at = self.asked_at = -math.inf
+        self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets.clear()
         self._at.clear()

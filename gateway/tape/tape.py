@@ -40,6 +40,13 @@ class Reading(NamedTuple):
     """How many of the bytes the tape does not share, now or as soon as it grows."""
 
 
+class Extent(NamedTuple):
+    """How far the tape holds bytes: their number up to `end` (for JSON: with the commas between messages)."""
+
+    size: int
+    end: str
+
+
 @dataclass(slots=True)
 class Tape:
     """One incarnation of one stream.  Owner: the `TapeStore`, which makes all changes of size."""
@@ -121,9 +128,42 @@ class Tape:
                 break
         return Reading(tuple(pieces), size, at, stored_at, copied)
 
+    def extent(self, start: str, end: str) -> Extent:
+        """The extent of the bytes held after `start`, up to `end` if that is known among them."""
+        at, goal, size = self.resolve(start), self.resolve(end), 0
+        while at != goal and (entry := self._index.get(at)) is not None:
+            block, position = entry
+            found = self._index.get(goal)
+            stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
+            if self.is_json:
+                # A comma joins it to the bytes before, or is the one at `position`.
+                size += (size > 0) - (position > 0)
+            size += (stop or block.size) - position
+            at = goal if stop else self.resolve(block.end)
+        return Extent(size, at)
+
+    def beginning(self, start: str, size: int) -> bytes:
+        """The first `size` bytes held after `start`."""
+        held = bytearray()
+        at = self.resolve(start)
+        while len(held) < size and (entry := self._index.get(at)) is not None:
+            block, position = entry
+            if held and self.is_json:
+                held += b","
+            # One more, for a comma at `position`.
+            for piece in block.cut(position, min(block.size, position + size + 1 - len(held))).pieces:
+                held += piece
+            at = self.resolve(block.end)
+        return bytes(held[:size])
+
     def first(self) -> str | None:
         """The first token but the start sentinel from which bytes are held; None if there is none."""
         return min((token for token in self._index if token != START), default=None)
+
+    def midway(self, token: str) -> str | None:
+        """The token in the middle of those up to `token`, but the start sentinel, from which bytes are held."""
+        known = sorted(one for one in self._index if one != START and not is_before(token, one))
+        return known[(len(known) - 1) // 2] if known else None
 
     def after(self, token: str) -> str:
         """The first known token after the position of `token`, from which bytes are held."""
@@ -252,8 +292,8 @@ class Tape:
         return before - self.cost
 
     def drop_before(self, token: str) -> int:
-        """Drop every block that starts before this token, and every token before it, because the origin has the bytes
-        after those no more; return the cost freed."""
+        """Drop the bytes before this token, or before the first one known after it, and every token before it, because
+        the origin has the bytes after those no more; return the cost freed."""
         return self._drop_known(lambda known: is_before(known, token))
 
     def drop_through(self, token: str) -> int:
@@ -268,7 +308,13 @@ class Tape:
         before = self.cost
         for block in tuple(self._blocks.values()):
             if is_dropped(block.start):
-                self._drop(block)
+                kept = next((mark for mark in block.marks if not is_dropped(mark[1])), None)
+                if kept is None:
+                    self._drop(block)
+                else:
+                    self._shorten(block, *kept)
+        for block in self._blocks.values():
+            block.unmark(is_dropped)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:
                 self.has_lost_start |= known == START
@@ -289,6 +335,28 @@ class Tape:
             self.cost -= BLOCK_COST + block.size + token_cost(block.end) + sum(map(token_cost, tokens))
         else:
             self._clear()
+
+    def _shorten(self, block: Block, position: int, token: str) -> None:
+        """Drop the bytes of a block before `token`, which lies at `position`."""
+        rest = block.rest(position, token)
+        # In the same place, because blocks are dropped in this order.
+        self._blocks = {one.start: one for one in (rest if one is block else one for one in self._blocks.values())}
+        if self._ending.get(block.end) is block:
+            self._ending[block.end] = rest
+        shift = block.size - rest.size
+        for known in (*(token for _, token in block.marks), *block.leads):
+            holder, at = self._index.get(known, (None, 0))
+            if holder is not block:
+                continue
+            if at < position:
+                self.has_lost_start |= known == START
+                del self._index[known]
+                self.cost -= token_cost(known)
+            else:
+                self._index[known] = (rest, max(0, at - shift))
+                if known in block.leads:
+                    rest.leads.append(known)
+        self.cost -= shift
 
     def drop_all(self) -> int:
         """Drop every byte and keep the facts about tail and closure; return the cost freed."""

@@ -8,11 +8,21 @@ from gateway.engine.comparison import MOST_COMPARED, Comparison
 from gateway.tape.tape import Tape
 
 
-def agrees(held: list[bytes], body: bytes, *, is_json: bool = False, is_whole: bool = True, step: int = 7) -> bool:
+def agrees(
+    held: list[bytes],
+    body: bytes,
+    *,
+    is_json: bool = False,
+    is_whole: bool = True,
+    step: int = 7,
+    end: int | None = None,
+    length: int | None = None,
+) -> bool:
+    """Whether a reply that leads from the first to the `end`th offset, or to the last one, agrees with these pieces."""
     tape = Tape("a", is_json=is_json)
     for number, piece in enumerate(held):
         tape.store(f"{number:04d}", f"{number + 1:04d}", [piece], 0.0)
-    comparison = Comparison(tape, "0000")
+    comparison = Comparison(tape, "0000", f"{len(held) if end is None else end:04d}", length)
     for at in range(0, len(body), step):
         comparison.feed(body[at : at + step])
     if is_whole:
@@ -21,47 +31,85 @@ def agrees(held: list[bytes], body: bytes, *, is_json: bool = False, is_whole: b
 
 
 @pytest.mark.parametrize(
-    ("held", "body", "is_same"),
+    ("held", "body", "end", "is_same"),
     [
-        ([b"abc", b"def"], b"abcdef", True),
-        ([b"abc", b"def"], b"abcdefghi", True),
-        ([b"abc", b"def"], b"abc", True),
-        ([b"abc", b"def"], b"abx", False),
-        ([b"abc", b"def"], b"def", False),
-        ([b"abc", b"def"], b"", False),
-        ([], b"abc", True),
+        ([b"abc", b"def"], b"abcdef", 2, True),
+        ([b"abc", b"def"], b"abcdefghi", 3, True),
+        ([b"abc", b"def"], b"abc", 1, True),
+        ([b"abc", b"def"], b"abx", 1, False),
+        ([b"abc", b"def"], b"def", 2, False),
+        ([b"abc", b"def"], b"", 2, False),
+        ([b"ok", b"ok"], b"ok", 2, False),
+        ([b"ok", b"ok"], b"okok", 1, False),
+        ([b"ok", b"ok"], b"ok", 3, False),
+        ([b"ok", b"ok"], b"okok", 3, True),
+        ([], b"abc", 1, True),
     ],
 )
-def test_bytes_agree_as_far_as_both_are_known(held: list[bytes], body: bytes, is_same: bool) -> None:
-    assert agrees(held, body) is is_same
+def test_bytes_agree_if_they_lead_to_the_same_offset(held: list[bytes], body: bytes, end: int, is_same: bool) -> None:
+    assert agrees(held, body, end=end) is is_same
 
 
 @pytest.mark.parametrize(
-    ("held", "body", "is_same"),
+    ("held", "body", "end", "is_same"),
     [
-        ([b"1", b"2"], b"[1,2]", True),
-        ([b"1", b"2"], b"[1, 2]", True),
-        ([b"1", b"2"], b" [ 1 ,\n2 , 3 ] ", True),
-        ([b"1", b"2"], b"[1,2,3]", True),
-        ([b"1", b"2"], b"[1]", True),
-        ([b"1"], b"[12]", False),
-        ([b"12", b"3"], b"[1]", False),
-        ([b"1", b"2"], b"[2]", False),
-        ([b"1", b"2"], b"[]", False),
-        ([b'{"a":"x y"}', b"2"], b'[{"a": "x y"}, 2]', True),
-        ([b'{"a":"x y"}', b"2"], b'[{"a": "xy"}, 2]', False),
-        ([b'"\xc3\xa9,"', b"2"], b'["\xc3\xa9,", 2]', True),
-        ([b"[" * 5_000 + b"]" * 5_000], b"[ " + b"[" * 5_000 + b"]" * 5_000 + b"]", True),
+        ([b"1", b"2"], b"[1,2]", 2, True),
+        ([b"1", b"2"], b"[1, 2]", 2, True),
+        ([b"1", b"2"], b" [ 1 ,\n2 , 3 ] ", 3, True),
+        ([b"1", b"2"], b"[1,2,3]", 3, True),
+        ([b"1", b"2"], b"[1]", 1, True),
+        ([b"1"], b"[12]", 1, False),
+        ([b"1"], b"[12]", 2, False),
+        ([b"12", b"3"], b"[1]", 1, False),
+        ([b"1", b"2"], b"[2]", 2, False),
+        ([b"1", b"2"], b"[]", 2, False),
+        ([b"1", b"1"], b"[1]", 2, False),
+        ([b"1", b"1"], b"[ 1 , 1 ]", 1, False),
+        ([b"1", b"1"], b"[1]", 3, False),
+        ([b'{"a": "x y"}', b"2"], b'[{"a": "x y"}, 2]', 2, True),
+        ([b'{"a": "x , y", "b": [1, 2]}', b"2"], b'[{"a": "x , y", "b": [1, 2]} , 2]', 2, True),
+        ([b'{"a":"x y"}', b"2"], b'[{"a": "x y"}, 2]', 2, False),
+        ([b'"x,y"', b"2"], b'["x, y", 2]', 2, False),
+        ([b'"\\" , ["', b"2"], b'["\\" , [", 2]', 2, True),
+        ([b'"\xc3\xa9,"', b"2"], b'["\xc3\xa9,", 2]', 2, True),
+        ([b"[" * 5_000 + b"]" * 5_000], b"[ " + b"[" * 5_000 + b"]" * 5_000 + b" ]", 1, True),
+        ([b"1", b"2"], b"[1" + b" " * 200_000 + b",2]", 2, False),
+        # Values that are equal once they are decoded.
+        ([b"true"], b"[1]", 1, False),
+        ([b"1.0", b"2"], b"[1, 2]", 2, False),
+        ([b'{"a":2,"a":1}', b"2"], b'[{"a":1}, 2]', 2, False),
+        ([b'"\xff"', b"2"], b'["\xfe", 2]', 2, False),
+        ([b"12"], b"[1 2]", 1, False),
     ],
 )
-@pytest.mark.parametrize("step", [1, 100_000])
-def test_messages_agree_whatever_the_space_between_them(
-    held: list[bytes], body: bytes, is_same: bool, step: int
+@pytest.mark.parametrize("step", [1, 300_000])
+def test_messages_agree_if_only_the_space_between_them_differs(
+    held: list[bytes], body: bytes, end: int, is_same: bool, step: int
 ) -> None:
-    assert agrees(held, body, is_json=True, step=step) is is_same
+    assert agrees(held, body, is_json=True, step=step, end=end) is is_same
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("count", [30_000, 60_000])
+@pytest.mark.parametrize("has_length", [False, True])
+def test_a_trim_of_equal_messages_shows_in_the_length_of_a_long_body(
+    is_json: bool, count: int, has_length: bool
+) -> None:
+    def body(count: int) -> bytes:
+        return b",".join([b'"ok"'] * count)
+
+    def wire(count: int) -> bytes:
+        return b"[" + body(count) + b"]" if is_json else body(count)
+
+    held = [body(10), (b"" if is_json else b",") + body(count - 10)]
+    for found, is_same in ((count, True), (count - 4, False), (count + 4, False)):
+        text = wire(found)
+        length = len(text) if has_length else None
+        assert agrees(held, text, is_json=is_json, step=1 << 15, length=length) is is_same
 
 
 def test_only_the_beginning_is_compared() -> None:
     body = b"x" * (2 * MOST_COMPARED)
-    assert agrees([body], body[:-1] + b"y", is_whole=False, step=1 << 15)
-    assert not agrees([body], b"y" + body[1:], is_whole=False, step=1 << 15)
+    size = len(body)
+    assert agrees([body], body[:-1] + b"y", is_whole=False, step=1 << 15, length=size)
+    assert not agrees([body], b"y" + body[1:], is_whole=False, step=1 << 15, length=size)

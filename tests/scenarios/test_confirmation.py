@@ -159,6 +159,40 @@ async def test_readers_in_descending_order_cost_two_confirmations(
     assert requests(counters) - before == 1
 
 
+@pytest.mark.parametrize("count", [32, 200])
+async def test_a_trim_costs_readers_of_later_offsets_few_confirmations(
+    edge: Edge, counters: Counters, clock: ManualClock, trim: Trim, count: int
+) -> None:
+    """Readers at many offsets, each before the one of the reader before."""
+    offsets = await closed(edge, count)
+    for start in offsets[-2::-1]:
+        await edge.get(f"/s?offset={start}")
+    middle = count // 2
+    trim(offsets[middle])
+    clock.advance(FRESH_S + 1)
+    before = requests(counters)
+    for start in offsets[-2 : middle - 1 : -1]:
+        assert held(await edge.get(f"/s?offset={start}"))[-1] == count
+    assert requests(counters) - before <= 2 * count.bit_length() + 2
+    assert (await edge.get(f"/s?offset={offsets[middle - 1]}")).status == 410
+
+
+@pytest.mark.parametrize("content_type", [JSON, "text/plain"])
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_trimmed_messages_equal_to_those_after_them_last_no_longer_than_trust_s(
+    edge: Edge, clock: ManualClock, trim: Trim, content_type: str, is_closed: bool
+) -> None:
+    message = b'"ok"' if content_type == JSON else b"ok"
+    assert (await edge.put("/s", content_type=content_type)).status == 201
+    offsets = [(await edge.post("/s", message, content_type)).next_offset for _ in range(8)]
+    if is_closed:
+        await edge.post("/s", b"", content_type, Stream_Closed="true")
+    assert (await edge.get("/s?offset=-1")).body.count(b"ok") == 8
+    trim(offsets[3])
+    clock.advance(FRESH_S + 1)
+    assert (await edge.get("/s?offset=-1")).body.count(b"ok") == 4
+
+
 @pytest.mark.parametrize("value", ["no-cache", "max-age=0"])
 async def test_no_cache_has_the_origin_asked_at_most_once_a_second(
     edge: Edge, counters: Counters, clock: ManualClock, trim: Trim, value: str
@@ -200,6 +234,38 @@ async def test_the_origins_own_freshness_bounds_bytes_short_of_the_tail(
     assert (await edge.get("/s?offset=-1")).body == b"one"
     clock.advance(2)
     assert (await edge.get("/s?offset=-1")).body == b"two"
+
+
+@pytest.mark.parametrize(
+    ("directives", "fresh_s"),
+    [
+        ("max-age=5", 5),
+        ("max-age=5, must-revalidate", 5),
+        ("no-cache", FRESH_S),
+        ("max-age=0, must-revalidate", FRESH_S),
+    ],
+)
+async def test_a_lifetime_on_replies_that_reach_the_tail_bounds_their_bytes_as_well(
+    hostile: Hostile, start: Start, clock: ManualClock, directives: str, fresh_s: int
+) -> None:
+    """Origins say `no-cache` on each of these replies, because of the tail."""
+    bodies = [b"one", b"two"]
+
+    async def script(asked: Asked, writer: Any) -> None:
+        body = b"" if "offset=0001" in asked.target else bodies[0]
+        writer.write(part_of_stream(body, "0001", **{"Cache-Control": directives}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    assert (await edge.get("/s?offset=-1")).body == b"one"
+    del bodies[0]
+    clock.advance(fresh_s - 1)
+    assert (await edge.get("/s?offset=-1")).body == b"one"
+    clock.advance(2)
+    before = len(origin.asked)
+    for _ in range(9):
+        assert (await edge.get("/s?offset=-1")).body == b"two"
+    assert sum("offset=-1" in asked.target for asked in origin.asked[before:]) <= 2
 
 
 @pytest.mark.parametrize("must_revalidate", [False, True])

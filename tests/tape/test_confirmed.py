@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.tape.confirmed import LEAST_GAP_S, MOST_CONFIRMED, Confirmations
+from gateway.tape.costs import TAPE_COST
 from gateway.tape.tape import Tape
 
 OFFSETS = st.integers(0, 9).map(lambda number: f"{number:04d}")
@@ -67,3 +69,22 @@ def test_a_trimmed_offset_takes_everything_before_it_and_what_follows_it(
     freed = tape.drop_through(token)
     assert tape.cost == before - freed
     assert (tape.tail, [at for at in ("-1", "0003", "0006") if tape.knows_after(at) and token != "-1"]) == (tail, left)
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_trimmed_offset_within_a_block_leaves_what_follows_the_next_one(is_json: bool) -> None:
+    tape = Tape("a", is_json=is_json)
+    for start, end in pairwise(["-1", "0002", "0004", "0006", "0008"]):
+        tape.store(start, end, [end[3:].encode()], 0.0)
+    before = tape.cost
+    freed = tape.drop_through("0002")
+    assert tape.cost == before - freed
+    assert freed > 0
+    assert [at for at in ("-1", "0002", "0004", "0006") if tape.knows_after(at)] == ["0004", "0006"]
+    assert b"".join(tape.read("0004", 100).pieces) == (b"6,8" if is_json else b"68")
+    assert b"".join(tape.read("0006", 100).pieces) == b"8"
+    tape.store("0008", "0009", [b"9"], 0.0)
+    assert tape.read("0004", 100).end == "0009"
+    assert tape.has_lost_start
+    tape.drop_all()
+    assert tape.cost == TAPE_COST

@@ -147,6 +147,21 @@ class TapeAgainstModel(RuleBasedStateMachine):
             assert self.tape.cost == TAPE_COST
             assert self.tape.token_count == 0
 
+    @rule(data=st.data(), is_through=st.booleans())
+    def trim(self, data: st.DataObject, is_through: bool) -> None:
+        token, before = self.token(data), self.tape.cost
+        held = {known for known in self.positions if self.tape.knows_after(known)}
+        freed = self.tape.drop_through(token) if is_through else self.tape.drop_before(token)
+        assert freed == before - self.tape.cost
+        for known in self.positions:
+            is_dropped = known == START or (known <= token if is_through else known < token)
+            if token == START and not is_through:
+                is_dropped = False
+            if is_dropped:
+                assert not self.tape.knows_after(known)
+            elif self.positions[known] > self.positions[token]:
+                assert self.tape.knows_after(known) == (known in held)
+
     # -- readers
 
     @rule(data=st.data(), limit=st.integers(1, 40))
@@ -158,6 +173,9 @@ class TapeAgainstModel(RuleBasedStateMachine):
             if not reading.size:
                 assert not self.tape.knows_after(at)
                 return
+            extent = self.tape.extent(at, reading.end)
+            assert extent.end == reading.end
+            assert self.tape.beginning(at, extent.size) == b"".join(reading.pieces)
             at = reading.end
         raise AssertionError("a walk does not end")
 
