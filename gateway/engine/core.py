@@ -128,7 +128,7 @@ class Engine:
         self.pending_writes = PendingWrites()
         self.negative_cache = NegativeCache(clock.now, self.pending_writes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
-        self.s2_writes = S2Writes(self.store, lambda stream, client: self.s2.doubted(stream, client))
+        self.s2_writes = S2Writes(self.store)
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )

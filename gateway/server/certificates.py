@@ -8,7 +8,8 @@ handshakes, and open connections keep theirs.
 
 TLS sessions are resumed under the server name that they began with (RFC 6066 section 3).  Their keys belong to the
 context that a handshake begins with, so there is one without certificates for each name, and the context with the
-certificates takes its place in the handshake.
+certificates takes its place in the handshake.  Clients invent names.  So the contexts of the names in the certificates
+stay, those of a wildcard's names give way to one another only, and so do those of all other names.
 
 A pair of files that can no longer be used stays in effect as it was last read, but with the current client authorities:
 a broken certificate must not let in clients of an authority that has been removed.
@@ -57,28 +58,45 @@ class LoadedCertificates:
     default: ssl.SSLContext | None = None
     """The context for clients that send no server name or an unknown one; None: that of the first certificate."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
+    """Contexts that handshakes begin with: of names in the certificates, and of clients that send no name."""
+    _wildcard_sessions: dict[str, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
+    """The same for names that a wildcard matches; the one used last is the last."""
+    _unknown_sessions: dict[str, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
+    """The same for names that no certificate has."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
         """The context for a server name in lower case without a trailing dot; the default one for None."""
         default = self.default or self.served[0].context
         if server_name is None:
             return default
-        # A wildcard matches one label (RFC 9525 section 6.3).
-        found = self.by_name.get(server_name) or self.by_name.get(f"*.{server_name.partition('.')[2]}")
-        return found or default
+        return self.by_name.get(server_name) or self.by_name.get(_wildcard_of(server_name)) or default
 
     def session_context(self, server_name: str | None) -> ssl.SSLContext:
         """The context that a handshake for this name begins with: sessions of one name are resumed by no other."""
-        found = self._sessions.get(server_name)
-        if found is None:
-            if len(self._sessions) >= MOST_SESSION_NAMES:
-                del self._sessions[next(iter(self._sessions))]
-            found = self._sessions[server_name] = _bare_context(self.config, self.alpn)
+        if server_name is None or server_name in self.by_name:
+            found = self._sessions.get(server_name)
+            if found is None:
+                found = self._sessions[server_name] = _bare_context(self.config, self.alpn)
+            return found
+        is_known = _wildcard_of(server_name) in self.by_name
+        contexts = self._wildcard_sessions if is_known else self._unknown_sessions
+        found = contexts.pop(server_name, None) or _bare_context(self.config, self.alpn)
+        if len(contexts) >= (MOST_SESSION_NAMES if is_known else MOST_UNKNOWN_NAMES):
+            del contexts[next(iter(contexts))]
+        contexts[server_name] = found
         return found
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""Server names of a listener whose sessions can be resumed; sessions of the oldest end when there are more."""
+"""Names of a listener's wildcards whose sessions can be resumed; those of the name used the longest ago end when there
+are more."""
+MOST_UNKNOWN_NAMES: Final = 64
+"""The same for names that no certificate has."""
+
+
+def _wildcard_of(server_name: str) -> str:
+    """The wildcard that matches a name: it stands for one label (RFC 9525 section 6.3)."""
+    return f"*.{server_name.partition('.')[2]}"
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:

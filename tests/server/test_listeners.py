@@ -26,6 +26,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.watched_files import POLL_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.server import certificates
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
@@ -393,6 +394,41 @@ async def test_a_session_is_resumed_under_its_own_server_name_alone(
 
     first, second = names
     assert await asyncio.to_thread(resumed, first, second, first) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "invented"),
+    [
+        ("edge.test", ["{}.stranger.test", "{}.any.test"]),
+        ("a.any.test", ["{}.stranger.test"]),
+        ("", ["{}.stranger.test", "{}.any.test"]),
+    ],
+)
+async def test_names_that_clients_invent_end_no_resumption_of_others(
+    bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, name: str, invented: list[str]
+) -> None:
+    for bound in ("MOST_SESSION_NAMES", "MOST_UNKNOWN_NAMES"):
+        monkeypatch.setattr(certificates, bound, 2, raising=False)
+    gateway = await bench.start(tls(authority.issue("edge.test"), authority.issue("*.any.test")))
+    context = authority.client()
+    context.check_hostname = False
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def shake(server_name: str, session: ssl.SSLSession | None = None) -> tuple[ssl.SSLSession | None, bool]:
+        with (
+            socket.create_connection(("127.0.0.1", port_of(gateway)), BOUND_S) as sock,
+            context.wrap_socket(sock, server_hostname=server_name or None, session=session) as secure,
+        ):
+            return secure.session, bool(secure.session_reused)
+
+    def is_resumed() -> bool:
+        session, _ = shake(name)
+        for pattern in invented:
+            for number in range(3):
+                shake(pattern.format(number))
+        return shake(name, session)[1]
+
+    assert await asyncio.to_thread(is_resumed)
 
 
 @pytest.mark.parametrize("is_rsa", [True, False])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from gateway.aio.clock import Clock
@@ -235,19 +234,6 @@ class S2Reads:
         """Bytes or records of the stream were dropped."""
         if stream.records is not None:
             self.streams.forget(stream)
-
-    def doubted(self, stream: Stream, client: str) -> None:
-        """A client of this net has raised a doubt about what is held of the stream: if it is followed, confirm it now,
-        so that live readers of a stream that is gone end."""
-        if self.streams.topic_of(stream) is not None:
-            self._tasks.start(self._confirm(stream, client), f"confirm {stream.key.group.path}")
-
-    async def _confirm(self, record: Stream, client: str) -> None:
-        stream = self.streams.find(record)
-        if stream is not None:
-            # If the origin does not answer, the doubt stays.
-            with suppress(GatewayError):
-                await stream.confirmed(client)
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """End every session, spread over `spread_s` seconds, the last of them within `within_s`; end waiting reads."""

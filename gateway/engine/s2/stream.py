@@ -100,6 +100,11 @@ class S2Stream:
         """The sequence number after the last record that is known to exist."""
         return max(self.tape.end, self.topic.position if self.topic is not None else 0)
 
+    @property
+    def is_confirming(self) -> bool:
+        """Whether the origin is being asked to confirm the records held."""
+        return not self._confirmation.is_idle
+
     def check(self) -> None:
         """Raise TailMovedBack if the stream has ended, so that nothing read of it may be joined with what comes."""
         if self.stream.ended is not None:
@@ -284,8 +289,9 @@ class S2Stream:
                 end,
                 fetch,
             )
-            if isinstance(found, Found):
-                found = Found(tuple(record for record in found.records if record.seq_num > held.seq_num))
+            if not isinstance(found, Found):
+                return found
+            found = Found(tuple(record for record in found.records if record.seq_num > held.seq_num))
             if found != _NOTHING:
                 fetch.is_overlapping = True
                 self.tape.verified_at = self._shared.clock.now()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from gateway.aio.clock import DETACHED, Clock, Timer
 from gateway.aio.tasks import Tasks
+from gateway.engine.s2.confirmations import Confirmations
 from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
+from gateway.errors import GatewayError
 from gateway.limits.askers import Askers
 from gateway.live.live_requests import RelayedLive
 from gateway.protocol.stream_key import StreamKey
@@ -28,7 +30,7 @@ from gateway.telemetry.metrics import MetricsRecorder
 
 BEAT_S: Final = 5.0
 """How often readers are looked at for heartbeats.  One that was sent nothing for two beats is sent one, which is within
-the 5 to 15 s of S2's own."""
+the 5 to 15 s of S2's own.  A stream that is in doubt by then is confirmed."""
 
 
 def _soon(call: Callable[[], object]) -> None:
@@ -59,6 +61,7 @@ class S2Streams:
         self._lingers: dict[S2Stream, Timer] = {}
         self._lives: dict[S2Stream, RelayedLive] = {}
         """For each followed stream, its place among the live requests to origins."""
+        self._confirmations = Confirmations(clock, self._confirm)
 
     def __repr__(self) -> str:
         readers = sum(len(one.topic.readers) for one in self._runs if one.topic is not None)
@@ -145,7 +148,7 @@ class S2Streams:
             self._runs[stream] = self._shared.tasks.start(
                 self._follow(stream, topic, client), f"follow {stream.stream.key.group.path}"
             )
-            self._beat_later(stream, topic)
+            self._beat_later(stream, topic, client)
         if (linger := self._lingers.pop(stream, None)) is not None:
             linger.cancel()
         topic.users += 1
@@ -168,13 +171,26 @@ class S2Streams:
         if run is not asyncio.current_task():
             run.cancel()
 
-    def _beat_later(self, stream: S2Stream, topic: Topic) -> None:
+    def _beat_later(self, stream: S2Stream, topic: Topic, client: str) -> None:
         def beat() -> None:
             topic.beat()
             if stream.topic is topic:
-                self._beat_later(stream, topic)
+                self._beat_later(stream, topic, client)
+                if stream.tape.is_doubted:
+                    self._confirmations.add(stream, client)
 
         self._timers[stream] = self._shared.clock.call_later(BEAT_S, beat)
+
+    def _confirm(self, stream: S2Stream, client: str) -> None:
+        """Have the origin confirm a stream in doubt, so that its live readers end if it is gone."""
+
+        async def confirm() -> None:
+            # If the origin does not answer, the doubt stays until a later beat.
+            with suppress(GatewayError):
+                await stream.confirmed(client)
+
+        if not stream.is_confirming:
+            self._shared.tasks.start(confirm(), f"confirm {stream.stream.key.group.path}")
 
     async def _follow(self, stream: S2Stream, topic: Topic, client: str) -> None:
         follower = Follower(
@@ -201,6 +217,7 @@ class S2Streams:
             return
         stream.topic = None
         topic.lost(REPLACED)
+        self._confirmations.remove(stream)
         del self._runs[stream]
         self._lives.pop(stream).end()
         self._timers.pop(stream).cancel()
@@ -215,3 +232,4 @@ class S2Streams:
         for stream in tuple(self._runs):
             assert stream.topic is not None
             self._end(stream, stream.topic)
+        self._confirmations.close()

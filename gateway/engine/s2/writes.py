@@ -8,7 +8,8 @@ stream is another (`Acknowledgements`).
 Some answers leave it open whether that has happened: a 404, to an append too, may be due to the credentials of its
 asker, to readers with other credentials any write may be to another stream, and the name of what was created may be in
 a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the origin
-before it is read again.  If it has live readers, it is confirmed at once, and they go on meanwhile.
+before it is read again.  If it has live readers, it is confirmed within some seconds (`confirmations.py`), and they go
+on meanwhile.
 """
 
 from __future__ import annotations
@@ -38,19 +39,11 @@ _GONE: Final = frozenset({404, 409, 410})
 """What a stream that is gone, or about to be (409), is answered with."""
 
 
-def ignore(stream: Stream, client: str) -> None:
-    """The callback for a store without readers."""
-
-
 class S2Writes:
-    """Records the effects of writes.  Owns no state: the store does.
+    """Records the effects of writes.  Owns no state: the store does."""
 
-    `doubted` is called with each stream that is in doubt, and the net of the client that has brought it about.
-    """
-
-    def __init__(self, store: TapeStore, doubted: Callable[[Stream, str], object] = ignore) -> None:
+    def __init__(self, store: TapeStore) -> None:
         self._store = store
-        self._doubted = doubted
 
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
@@ -74,7 +67,7 @@ class S2Writes:
                 if status in (None, 201):
                     self._created(request)
                 elif status in _GONE:
-                    self._doubt(request, self._appended_to(request))
+                    self._doubt(self._appended_to(request))
             case Mode.DELETE | Mode.CREATE:
                 is_done = status is not None and (status == 201 if request.mode is Mode.CREATE else status < 300)
                 if status is None:
@@ -86,7 +79,7 @@ class S2Writes:
                     self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
                     # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
-                    self._doubt(request, self._at_path(request))
+                    self._doubt(self._at_path(request))
 
     def _created(self, request: RelayedRequest) -> None:
         """A POST has, or may have, created what its body names."""
@@ -96,12 +89,12 @@ class S2Writes:
             case str(basin):
                 self._drop(request, self._of_basins(group.origin, {key_query(basin)}))
             case Unnamed():
-                self._doubt(request, self._of_basins(group.origin, None))
+                self._doubt(self._of_basins(group.origin, None))
         match created_stream(group.path, body, coding):
             case str(path):
                 self._drop(request, self._at_path(request._replace(group=Group(group.origin, path))))
             case Unnamed():
-                self._doubt(request, self._of_basins(group.origin, _queries(headers)))
+                self._doubt(self._of_basins(group.origin, _queries(headers)))
 
     def _at_path(self, request: RelayedRequest) -> Iterator[Stream]:
         """What is held of the stream that a request names by its path and by its basin.
@@ -136,12 +129,11 @@ class S2Writes:
             if stream.key.partition == request.partition:
                 change(stream)
             else:
-                self._doubt(request, (stream,))
+                self._store.doubt_records(stream)
 
-    def _doubt(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
+    def _doubt(self, streams: Iterable[Stream]) -> None:
         for stream in streams:
             self._store.doubt_records(stream)
-            self._doubted(stream, request.client)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:

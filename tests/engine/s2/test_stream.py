@@ -11,8 +11,8 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.fetch import Fetched
-from gateway.engine.s2.origin import Found, OriginReads, Source
-from gateway.engine.s2.stream import S2Stream, Shared
+from gateway.engine.s2.origin import Found, OriginReads, Refused, Source
+from gateway.engine.s2.stream import VERIFIED_S, S2Stream, Shared
 from gateway.limits.askers import Askers
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
@@ -34,13 +34,16 @@ class Origin:
         self.gates: list[asyncio.Future[None]] = []
         self.is_open = False
         self.end = 10
+        self.refusal: Refused | None = None
 
-    async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Found:
+    async def read(self, source: Source, start: Start, limits: Limits, askers: Askers) -> Found | Refused:
         assert isinstance(start, FromSeqNum)
         self.reads.append((start.seq_num, limits.count, list(askers.nets)))
         if not self.is_open:
             self.gates.append(asyncio.get_running_loop().create_future())
             await self.gates[-1]
+        if self.refusal is not None:
+            return self.refusal
         end = min(self.end, start.seq_num + (limits.count or 10))
         return Found(tuple(Record(number, number, (), b"x") for number in range(start.seq_num, end)))
 
@@ -51,8 +54,12 @@ def origin() -> Origin:
 
 
 @pytest.fixture
-def stream(origin: Origin) -> S2Stream:
-    clock = ManualClock()
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def stream(origin: Origin, clock: ManualClock) -> S2Stream:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
     shared = Shared(cast("OriginReads", origin), store, clock, Tasks(), lambda call: None)
     record, tape = store.open_records(KEY, clock.now())
@@ -129,3 +136,18 @@ async def test_a_read_behind_a_short_answer_asks_for_the_record_before_it_afterw
     fetched = await fetch(stream, 10, 9)
     assert (numbers(fetched), fetched.is_all) == ([10, 11], True)
     assert origin.reads[2:] == [(10, 9, ["a"]), (9, 1, ["a"])]
+
+
+@pytest.mark.parametrize("status", [429, 500])
+async def test_a_refused_read_behind_a_full_answer_confirms_nothing(
+    origin: Origin, stream: S2Stream, clock: ManualClock, status: int
+) -> None:
+    origin.is_open = True
+    await fetch(stream, 0, 4)
+    clock.advance(VERIFIED_S + 1)
+    origin.refusal = Refused(status, CIMultiDict(), b"")
+    assert (await fetch(stream, 4, 4)).outcome is origin.refusal
+    origin.refusal = None
+    origin.reads.clear()
+    assert numbers(await fetch(stream, 8, 1)) == [8]
+    assert origin.reads == [(3, 1, ["a"]), (8, 1, ["a"])]

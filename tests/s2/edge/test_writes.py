@@ -16,13 +16,15 @@ import pytest
 import zstandard
 from yarl import URL
 
+from gateway.engine.s2.confirmations import EVERY_S
+from gateway.engine.s2.streams import BEAT_S
 from gateway.origin.faults import When
 from gateway.origin.s2.app import S2OriginSettings
 from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch
 from gateway.s2.session import Terminal
 from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, Edge, follow, goes_on
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns, time_passing
 
 RANGE = "seq_num=0&count=1"
 CREATING = {"create_stream_on_append": True}
@@ -229,6 +231,52 @@ class TestStrangers:
             assert (await edge.client.read(RANGE)).texts == ["old"]
         assert edge.counters.requests[Call.READ] == (1 if "streams" in path else 0)
         await goes_on(edge, session)
+
+
+async def test_refused_deletes_have_each_followed_stream_confirmed_once_and_in_its_turn(held: Edge) -> None:
+    edge, count = held, 5
+    readers = [edge.as_(f"reader {number}") for number in range(count)]
+    sessions = []
+    for number, reader in enumerate(readers, 1):
+        sessions.append(await reader.session())
+        assert await sessions[-1].texts(1) == ["old"]
+        assert isinstance(await sessions[-1].next(), ReadBatch)
+        await edge.counters.sessions_are(Call.READ_SESSION, number)
+    edge.faults.replace(404, {}, b"", kind=Call.CONTROL, method="DELETE", times=8)
+    edge.counters.reset()
+
+    async def refuse() -> None:
+        for _ in range(4):
+            assert (await edge.as_("stranger").send("DELETE", f"/v1/streams/{STREAM}")).status == 404
+        await pass_turns()
+
+    await refuse()
+    assert edge.counters.requests[Call.READ] == 0
+    edge.clock.advance(BEAT_S)
+    for confirmed in range(1, count + 1):
+        await edge.counters.reached(Call.READ, confirmed)
+        await pass_turns()
+        assert edge.counters.requests[Call.READ] == confirmed
+        edge.clock.advance(EVERY_S)
+    await refuse()
+    assert edge.counters.requests[Call.READ] == count
+    await edge.client.append("more")
+    for session in sessions:
+        assert await session.texts(1) == ["more"]
+        session.close()
+
+
+async def test_live_readers_of_a_stream_in_doubt_that_is_gone_end(held: Edge) -> None:
+    """The origin's session may stay open."""
+    edge = held
+    session = await follow(edge)
+    edge.faults.replace(404, {}, b"", kind=Call.CONTROL, method="DELETE", times=1)
+    edge.faults.replace(404, {}, b'{"code":"stream_not_found","message":"gone"}', kind=Call.READ)
+    assert (await edge.client.send("DELETE", f"/v1/streams/{STREAM}")).status == 404
+    async with time_passing(edge.clock):
+        while isinstance(end := await session.next(), ReadBatch):
+            assert not end.records
+    assert isinstance(end, Terminal)
 
 
 async def test_a_delete_of_what_is_gone_has_what_is_held_confirmed(held: Edge) -> None:
