@@ -63,3 +63,12 @@ class Signal:
         for gate in waiting:
             if not gate.done():
                 gate.set_result(True)
+
+    def fire_one(self) -> None:
+        """Wake the waiter that has waited for longest."""
+        while self._waiting:
+            gate = next(iter(self._waiting))
+            del self._waiting[gate]
+            if not gate.done():
+                gate.set_result(True)
+                return

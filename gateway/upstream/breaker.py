@@ -13,11 +13,20 @@ A lost connection counts as half a failure.  A network that resets one connectio
 every few thousand connections, and ten practically never.
 
 The gateway's own probes (`gateway.upstream.health`) and clients' requests both serve as probes.  While own probes are
-sent (`watched`), clients' requests have to wait: a client would wait until its timeout for an origin that is silent.
-Own probes do not take the places of clients' requests, so a client's request without an answer does not delay the
-recovery either.  A failed own probe does not lengthen the open time.  The origin may answer everything but the path of
-the own probes.  Therefore one client's request may probe as well after `CLIENTS_WAIT_S`, or as soon as an own probe is
-answered with a status that reports a failure.
+sent (`watched`), most requests of clients have to wait: a client would wait until its timeout for an origin that is
+silent.  Own probes do not take the places of clients' requests, so a client's request without an answer does not delay
+the recovery.  A failed own probe does not lengthen the open time.
+
+Own probes ask for one path, and a proxy in front of the origin may answer it.  Whether the origin serves streams, only
+a client's request can show:
+
+    own probe answered, or its connection was lost    The next requests of clients pass, up to the number of probes.
+    no result                                         One client's request passes every `CLIENTS_TURN_S`.
+
+A success of a client's request closes the breaker.  So do two good own probes in a row without a client's request in
+between.  If a client's request came or failed after a good own probe, own probes close the breaker only when no client
+has come for `QUIET_S`.  Live requests count as clients' requests, including those of followers.  But the origin may
+hold them without an answer, so a live request that is not answered does not keep own probes from closing the breaker.
 
 Each admitted request holds a `Permit` and returns it with its result.  A permit carries the term of the state in which
 it was given: a request sent before the breaker opened can neither close nor reopen it, because its result describes an
@@ -42,8 +51,10 @@ _LEAST_JITTER: Final = 0.5
 _MOST_DOUBLINGS: Final = 30
 _LOSS: Final = 0.5
 """The share of a failure that a lost connection counts for."""
-CLIENTS_WAIT_S: Final = 10.0
-"""Time between two requests of clients that probe an origin which is watched."""
+CLIENTS_TURN_S: Final = 2.0
+"""A client's request that probes a watched origin keeps its place for this long."""
+QUIET_S: Final = 10.0
+"""Without a client's request for this long, own probes are believed again after they contradicted one."""
 
 
 class State(StrEnum):
@@ -145,9 +156,12 @@ class Breaker:
     """The breaker of one origin.  Owner of its state; a plain object of one thread."""
 
     __slots__ = (
+        "_alone_from",
         "_clients_from",
         "_closed_at",
         "_consecutive",
+        "_is_proved",
+        "_is_vouched",
         "_policy",
         "_probes",
         "_rng",
@@ -175,6 +189,12 @@ class Breaker:
         self._probes = 0
         self._clients_from = -inf
         """When the next request of a client may probe."""
+        self._is_vouched = False
+        """Whether the latest own probe was good."""
+        self._alone_from = -inf
+        """When own probes alone may close it."""
+        self._is_proved = True
+        """Whether a client's request has succeeded since it was closed by own probes alone."""
         self._consecutive = 0.0
         self._window = _Window(policy.window_s)
 
@@ -194,11 +214,15 @@ class Breaker:
 
     def watched(self, now: float) -> None:
         """Own probes are sent from now on until it closes."""
-        self._clients_from = now + CLIENTS_WAIT_S
+        self._clients_from = now + CLIENTS_TURN_S
 
-    def admit(self, now: float, *, is_own: bool = False) -> Permit | None:
+    @property
+    def _is_watched(self) -> bool:
+        return self._clients_from > -inf
+
+    def admit(self, now: float, *, is_own: bool = False, is_live: bool = False) -> Permit | None:
         """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result.
-        `is_own` means a probe of the gateway's own."""
+        `is_own` means a probe of the gateway's own, `is_live` a request that the origin may hold."""
         if self.state is State.CLOSED:
             return Permit(self._term, is_probe=False)
         if not is_own and not self.would_admit(now):
@@ -208,9 +232,7 @@ class Breaker:
         if self.state is not State.HALF_OPEN:
             return None
         if not is_own:
-            self._probes += 1
-            if self._clients_from > -inf:
-                self._clients_from = now + CLIENTS_WAIT_S
+            self._admit_client(now, is_live=is_live)
         return Permit(self._term, is_probe=True, is_own=is_own)
 
     def would_admit(self, now: float) -> bool:
@@ -219,7 +241,25 @@ class Breaker:
             return True
         if now < self._clients_from:
             return False
-        return self._probes < self._policy.probes if self.state is State.HALF_OPEN else now >= self._until
+        if self.state is State.OPEN:
+            return now >= self._until
+        return self._is_watched or self._probes < self._policy.probes
+
+    def _admit_client(self, now: float, *, is_live: bool) -> None:
+        if self._is_watched:
+            if self._probes >= self._policy.probes:
+                # Their turn is over.
+                self._probes = 0
+            if not self._is_vouched or self._probes + 1 >= self._policy.probes:
+                self._clients_from = now + CLIENTS_TURN_S
+            if self._is_vouched and not is_live:
+                self._alone_from = now + QUIET_S
+        self._probes += 1
+
+    def _let_clients_in(self, now: float) -> None:
+        """Let clients' requests probe now, unless as many as may are under way."""
+        if self._probes < self._policy.probes:
+            self._clients_from = min(self._clients_from, now)
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until the next probe may be sent; None while closed, 0 if it is due or under way."""
@@ -229,9 +269,12 @@ class Breaker:
         """The origin answered."""
         if permit.term != self._term:
             return
-        if permit.is_probe:
+        if permit.is_own:
+            self._vouch(now)
+        elif permit.is_probe:
             self._move(Event.RECOVERED, now)
         else:
+            self._is_proved = True
             self._consecutive = 0
             self._window.add(now, successes=1)
 
@@ -251,12 +294,16 @@ class Breaker:
         """
         if permit.term != self._term:
             return
-        if permit.is_own and is_answer:
-            # Whether it serves streams, only a stream's request can tell.
-            self._clients_from = min(self._clients_from, now)
-            return
+        if permit.is_own:
+            self._is_vouched = False
+            if is_answer or is_loss:
+                # It is there.  Whether it serves streams, only a stream's request can tell.
+                self._let_clients_in(now)
+                return
         if permit.is_probe:
             self._move(Event.RELAPSED, now, is_own=permit.is_own)
+            if self._is_vouched:
+                self._alone_from = self._until + QUIET_S
             return
         weight = _LOSS if is_loss else 1.0
         self._consecutive += weight
@@ -271,7 +318,20 @@ class Breaker:
     def abandoned(self, permit: Permit) -> None:
         """The request has no result through no fault of the origin, such as a client that left."""
         if permit.is_probe and not permit.is_own and permit.term == self._term:
-            self._probes -= 1
+            self._probes = max(0, self._probes - 1)
+
+    def _vouch(self, now: float) -> None:
+        """An own probe is good."""
+        if self._is_vouched and now >= self._alone_from:
+            self._move(Event.RECOVERED, now)
+            self._is_proved = False
+            return
+        if not self._is_vouched:
+            # Earlier requests of clients were sent to an origin in trouble: their results no longer count.
+            self._is_vouched = True
+            self._term += 1
+            self._probes = 0
+        self._let_clients_in(now)
 
     def _move(self, event: Event, now: float, *, is_own: bool = False) -> None:
         state = TRANSITIONS.get((self.state, event))
@@ -286,8 +346,13 @@ class Breaker:
         self._consecutive = 0
         if state is State.OPEN:
             self._open(event, now, is_own=is_own)
+            if event is Event.TRIPPED:
+                # Own probes that closed it were contradicted if no client's request has succeeded since.
+                self._is_vouched = not self._is_proved
+                self._alone_from = -inf if self._is_proved else self._until + QUIET_S
         elif state is State.CLOSED:
             self._closed_at = now
+            self._is_proved = True
             self._clients_from = -inf
             self._window.clear()
 

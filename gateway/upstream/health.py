@@ -7,8 +7,8 @@ probes go by the connections for live requests, so that a crowd of requests cann
 
 An origin with an open breaker is probed from here, once or twice a second.  An origin that is back is thus used again
 soon, and clients do not wait for an origin that is silent.  The probe is a HEAD for the path of the route's health
-check, by default `/`.  An answer that does not report a failure shows that the origin is back, whatever it says of the
-path.
+check, by default `/`.  An answer that does not report a failure shows that the origin may be back, whatever it says of
+the path: a client's request may find out then, and the next probe decides if no client comes.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Origin:
         """When data last arrived from it."""
         self._reason: str | None = None
         self.recovered = Signal()
-        """Fires when its breaker closes."""
+        """Wakes all waiters when its breaker closes, and one when a request of a client may probe it."""
 
     def __repr__(self) -> str:
         ejected = ", ejected" if self.is_ejected else ""
@@ -198,7 +198,7 @@ class Origin:
         if not is_live and self.waiting >= (three_quarters(self._most_waiting) if is_upload else self._most_waiting):
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
-        permit = self.breaker.admit(now)
+        permit = self.breaker.admit(now, is_live=is_live)
         return None if permit is None else OriginRequest(self, permit, is_live=is_live)
 
     # -- outcomes
@@ -231,6 +231,9 @@ class Origin:
         if not was_closed and self.breaker.state is State.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
+        elif permit.is_own and self.breaker.would_admit(now):
+            # Without other clients, one follower finds out whether streams are served.
+            self.recovered.fire_one()
 
     # -- health checks
 

@@ -30,6 +30,21 @@ async def test_a_firing_wakes_every_waiter_and_none_that_comes_later() -> None:
     assert clock.pending == len(signal) == 0
 
 
+async def test_a_single_firing_wakes_the_first_waiter() -> None:
+    signal, clock = Signal(), ManualClock()
+    leaves = asyncio.create_task(signal.wait_within(clock, 1))
+    first, second = (asyncio.create_task(signal.wait_within(clock, 10)) for _ in range(2))
+    await begun(leaves, first, second)
+    clock.advance(1)
+    signal.fire_one()
+    assert (await leaves, await first) == (False, True)
+    await begun(second)
+    signal.fire_one()
+    assert await second is True
+    signal.fire_one()
+    assert len(signal) == 0
+
+
 async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     signal, clock = Signal(), ManualClock()
     leaves, stays = asyncio.create_task(signal.wait()), asyncio.create_task(signal.wait_within(clock, 10))

@@ -19,7 +19,7 @@ from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
-from tests.scenarios.hostile import Asked, HostileOrigin, answer
+from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually
 
@@ -219,7 +219,8 @@ async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, o
 async def test_an_origin_that_is_away_is_probed_each_second_and_used_again_by_the_next_probe(
     edge: Edge, origin: RunningOrigin
 ) -> None:
-    await edge.put("/s", b"hello")
+    # Past the gateway, so that it has no follower whose request may probe.
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"hello")
     port = origin.port
     await origin.stop(grace_s=0)
     await eventually(lambda: refused(edge))
@@ -236,9 +237,11 @@ async def test_an_origin_that_is_away_is_probed_each_second_and_used_again_by_th
             edge.clock.advance(1.0)
     again = await start_origin(OriginSettings(port=port), origin=origin.origin)
     try:
+        probed = look(edge).requests
         edge.clock.advance(look(edge).retry_in_s or 0.0)
-        await eventually(lambda: look(edge).state is State.CLOSED)
+        await eventually(partial(has_probed, edge, probed + 1))
         assert (await edge.post("/s", b" again")).status == 204
+        assert look(edge).state is State.CLOSED
     finally:
         await edge.leave()
         await again.stop(grace_s=0)
@@ -253,6 +256,93 @@ async def refused(edge: Edge) -> bool:
     """Whether a request finds the origin's circuit breaker open."""
     await edge.send("HEAD", "/s")
     return look(edge).state is State.OPEN
+
+
+class Proxied:
+    """An application behind a proxy that serves `/` in its own way, whether the application is up or not."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.is_up = True
+        self.live = 0
+        """Live requests under way."""
+        self._down = asyncio.Event()
+        self._end = asyncio.Event()
+
+    def take_down(self) -> None:
+        self.is_up = False
+        self._down.set()
+
+    def end(self) -> None:
+        self._end.set()
+
+    async def script(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.target == "/":
+            if self.root == "answers":
+                writer.write(answer("200 OK", {}))
+                return
+            if self.root == "is silent":
+                await self._end.wait()
+            writer.transport.abort()
+        elif not self.is_up:
+            writer.write(answer("502 Bad Gateway", {}))
+        elif "live=sse" in asked.target:
+            headers = {"Content-Type": "text/event-stream", "Connection": "close", "Transfer-Encoding": "chunked"}
+            event = b'event: control\ndata: {"streamNextOffset":"0001","streamCursor":"1","upToDate":true}\n\n'
+            writer.write(answer("200 OK", headers, b"%x\r\n%b\r\n" % (len(event), event)))
+            self.live += 1
+            await (self._end if self._down.is_set() else self._down).wait()
+            self.live -= 1
+            writer.transport.abort()
+        else:
+            body = b"[1]" if asked.method == "GET" else b""
+            writer.write(part_of_stream(body, "0001", "application/json"))
+
+
+@pytest.mark.parametrize("root", ["closes", "is silent", "answers"])
+async def test_an_origin_is_used_again_soon_whatever_it_does_with_probes(
+    start: Start, hostile: Hostile, root: str
+) -> None:
+    proxied = Proxied(root)
+    origin = await hostile(proxied.script, takes_head=True)
+    edge = await start(origin.url)
+    proxied.take_down()
+    await eventually(lambda: refused(edge))
+    proxied.is_up = True
+    back = edge.clock.now()
+    while (await edge.post("/s", b"more")).status != 200:
+        assert edge.clock.now() - back < 2.5
+        edge.clock.advance(0.1)
+        # A probe that is due has been sent, and its answer is here.
+        await eventually(lambda: root == "is silent" or not look(edge).in_flight)
+    assert look(edge).state is State.CLOSED
+    proxied.end()
+
+
+async def test_followers_behind_a_proxy_that_answers_probes_stay_away_while_streams_fail(
+    start: Start, hostile: Hostile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without clients of other kinds, one follower at a time finds out whether streams are served."""
+    proxied = Proxied("answers")
+    origin = await hostile(proxied.script, takes_head=True)
+    edge = await start(origin.url)
+    for number in range(8):
+        live = await edge.begin(f"/s{number}?offset=0001&live=sse")
+        await live.head()
+    await eventually(lambda: proxied.live == 8)
+    before = len(origin.asked)
+    proxied.take_down()
+    async with edge.time_passing():
+        await pass_time(edge, 30.0)
+        assert sum(asked.target != "/" for asked in origin.asked[before:]) <= 50
+        (said,) = (record.message for record in caplog.records)
+        assert said == f"origin {origin.url} fails: answered 502"
+        proxied.is_up = True
+        back = edge.clock.now()
+        await eventually(lambda: proxied.live == 8)
+        assert edge.clock.now() - back < 10
+    assert look(edge).state is State.CLOSED
+    proxied.end()
 
 
 @pytest.mark.http_1_origin

@@ -312,10 +312,12 @@ def test_own_probes_go_on_at_the_same_pace_however_long_the_origin_is_away() -> 
         assert breaker.retry_in_s(clock.now()) == 1.0
         clock.advance(1.0)
     probe(breaker, clock, is_good=True)
+    clock.advance(1.0)
+    probe(breaker, clock, is_good=True)
     assert breaker.state is CLOSED
 
 
-def test_a_watched_origin_is_probed_by_one_client_in_ten_seconds() -> None:
+def test_a_silent_origin_is_probed_by_one_client_in_two_seconds() -> None:
     breaker, clock = tripped()
     admitted = []
     for second in range(40):
@@ -325,8 +327,7 @@ def test_a_watched_origin_is_probed_by_one_client_in_ten_seconds() -> None:
             assert breaker.admit(clock.now()) is not None
             assert breaker.admit(clock.now()) is None
             admitted.append(second)
-    assert len(admitted) == 4
-    assert admitted[0] > 5
+    assert admitted == list(range(0, 40, 2))
 
 
 def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
@@ -336,21 +337,109 @@ def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
     assert silent is not None
     assert breaker.admit(clock.now()) is None
     probe(breaker, clock, is_good=True)
+    ask(breaker, clock, is_good=True)
     assert breaker.state is CLOSED
     breaker.failed(silent, clock.now())
     assert breaker.state is CLOSED
 
 
-def test_a_client_may_probe_at_once_where_own_probes_are_answered_with_a_failure() -> None:
+@pytest.mark.parametrize("how", ["is_answer", "is_loss"])
+def test_a_client_may_probe_at_once_where_an_own_probe_fails_at_an_origin_that_is_there(how: str) -> None:
     """The path of own probes may be the one that the origin does not serve."""
     breaker, clock = tripped()
     assert breaker.admit(clock.now()) is None
     permit = breaker.admit(clock.now(), is_own=True)
     assert permit is not None
-    breaker.failed(permit, clock.now(), is_answer=True)
+    breaker.failed(permit, clock.now(), **{how: True})
     assert breaker.state is HALF_OPEN
     ask(breaker, clock, is_good=True)
     assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_after_a_good_own_probe_a_client_decides(is_good: bool) -> None:
+    breaker, clock = tripped()
+    probe(breaker, clock, is_good=True)
+    assert breaker.state is HALF_OPEN
+    ask(breaker, clock, is_good=is_good)
+    assert breaker.state is (CLOSED if is_good else OPEN)
+
+
+def test_a_good_own_probe_lets_as_many_clients_in_as_may_probe() -> None:
+    breaker, clock = tripped(probes=2)
+    for _ in range(3):
+        probe(breaker, clock, is_good=True)
+        assert [breaker.admit(clock.now()) is not None for _ in range(3)] == [True, True, False]
+        clock.advance(1.0)
+        probe(breaker, clock, is_good=True)
+        assert breaker.admit(clock.now()) is None
+        clock.advance(1.0)
+    assert breaker.state is HALF_OPEN
+
+
+def test_a_client_that_leaves_makes_room_for_another_after_the_next_own_probe() -> None:
+    breaker, clock = tripped()
+    probe(breaker, clock, is_good=True)
+    permit = breaker.admit(clock.now())
+    assert permit is not None
+    breaker.abandoned(permit)
+    clock.advance(1.0)
+    probe(breaker, clock, is_good=True)
+    ask(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize(("is_live", "state"), [(True, CLOSED), (False, HALF_OPEN)])
+def test_a_live_request_that_is_held_does_not_keep_own_probes_from_closing_it(is_live: bool, state: State) -> None:
+    breaker, clock = tripped()
+    probe(breaker, clock, is_good=True)
+    assert breaker.admit(clock.now(), is_live=is_live) is not None
+    clock.advance(1.0)
+    probe(breaker, clock, is_good=True)
+    assert breaker.state is state
+
+
+def good_probes_until_closed(breaker: Breaker, clock: ManualClock) -> float:
+    """Seconds for which own probes are good and no client comes, until they close it."""
+    began = clock.now()
+    while breaker.state is not CLOSED:
+        assert clock.now() - began <= 60
+        clock.advance(1.0)
+        if (permit := breaker.admit(clock.now(), is_own=True)) is not None:
+            breaker.succeeded(permit, clock.now())
+    return clock.now() - began
+
+
+def test_clients_that_fail_where_own_probes_are_good_keep_it_open_until_none_comes_for_long() -> None:
+    breaker, clock = tripped()
+    for _ in range(20):
+        probe(breaker, clock, is_good=True)
+        ask(breaker, clock, is_good=False)
+        clock.advance(2.0)
+        probe(breaker, clock, is_good=True)
+    assert breaker.transitions[CLOSED] == 0
+    assert good_probes_until_closed(breaker, clock) == pytest.approx(10, abs=3)
+
+
+def test_own_probes_that_closed_it_wrongly_do_not_close_it_again_while_clients_come() -> None:
+    breaker, clock = tripped()
+    probe(breaker, clock, is_good=True)
+    clock.advance(1.0)
+    probe(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+    clock.advance(3.0)
+    ask(breaker, clock, is_good=False)
+    breaker.watched(clock.now())
+    assert good_probes_until_closed(breaker, clock) >= 10
+
+
+def test_long_pauses_do_not_count_as_time_without_clients() -> None:
+    breaker, clock = tripped(open_s=60.0, longest_open_s=60.0)
+    for _ in range(5):
+        probe(breaker, clock, is_good=True)
+        ask(breaker, clock, is_good=False)
+        clock.advance(60.0)
+    assert breaker.transitions[CLOSED] == 0
 
 
 def test_an_origin_that_goes_again_at_once_is_paused_for_two_seconds_at_most() -> None:
@@ -364,6 +453,7 @@ def test_an_origin_that_goes_again_at_once_is_paused_for_two_seconds_at_most() -
         clock.advance(2.0)
     assert pauses == [2.0, 2.0, 2.0, 2.0, 2.0]
     probe(breaker, clock, is_good=True)
+    ask(breaker, clock, is_good=True)
     clock.advance(2.0)
     ask(breaker, clock, is_good=False)
     assert breaker.retry_in_s(clock.now()) == 1.0
