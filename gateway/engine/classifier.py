@@ -20,8 +20,8 @@ from gateway.aio.clock import Clock
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarded_headers import response_headers_for_client
-from gateway.protocol.freshness import lifetime_from_headers, lifetime_here
+from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
+from gateway.protocol.freshness import Lifetime, lifetime_from_headers, lifetime_here
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
@@ -143,7 +143,7 @@ class ReplyClassifier:
         if (alone := route.why_alone(headers, is_stored=is_fetch)) is not None:
             if flight.start == METADATA and not _may_be_of_predecessor(stream, facts):
                 # It is shown to no other reader, and bounds for how long other replies are.
-                stream.expiry.know(lifetime_from_headers(headers))
+                stream.expiry.know(self._lifetime(headers, facts))
                 stream.head_headers = None
             return alone
         tape = stream.tape
@@ -183,21 +183,23 @@ class ReplyClassifier:
             stream.was_found_by(source.asker)
         if route.varies_by_origin(headers):
             self._store.vary_by_origin(stream)
-        elif flight.start != METADATA:
-            stream.varies_by_origin = False
         stream.record_headers(headers)
+        stream.origins_named_at = self._clock.now()
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start != METADATA:
             stream.caching.record(headers, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
-            told = lifetime_from_headers(headers)
-            stream.record_head(headers, lifetime_here(told, headers, facts.asked_at, self._clock.wall()))
+            stream.record_head(headers, self._lifetime(headers, facts))
         if is_beyond and not self._is_written(stream.key.group):
             stream.beyond.record(flight.start)
         self._store.weigh(stream)
         if is_beyond:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
+
+    def _lifetime(self, headers: Headers, facts: TapeFacts) -> Lifetime:
+        """The lifetime that the answer to a HEAD states, by this machine's clock."""
+        return lifetime_here(lifetime_from_headers(headers), headers, facts.asked_at, self._clock.wall())
 
     def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""

@@ -21,7 +21,7 @@ from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.hit_for_miss import ANY_LIVE, HEAD
-from gateway.engine.incarnations import Incarnations
+from gateway.engine.incarnations import Incarnations, is_kept, is_known_kept
 from gateway.engine.live_read import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import Waiting
@@ -42,6 +42,7 @@ from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
+from gateway.protocol.sharing import allows
 from gateway.protocol.stream_key import Group
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
@@ -199,7 +200,7 @@ class Engine:
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
         if (error := self.negative_cache.find(read.key, METADATA, read.source.headers)) is not None:
-            if error.varies_by_origin and read.has_origin:
+            if read.web_origin is not None and (error.varies_by_origin or not read.is_origin_met(error.headers)):
                 return None
             return origin_error_answer(read.route, error, Outcome.HIT)
         if read.route.unshared.reason(read.key, HEAD) is not None:
@@ -210,12 +211,12 @@ class Engine:
             if stream is None:
                 self._cold_read_limit.admit(read.route, read.source.client)
             return None
-        if stream.varies_by_origin and read.has_origin:
+        if is_known_kept(read, stream):
             return None
         stream.hold()
         try:
             answer = await self._catch_up.head(read, stream)
-            if stream.varies_by_origin and read.has_origin:
+            if read.web_origin is not None and is_kept(read, stream, answer):
                 return None
             stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)
             return answer
@@ -264,13 +265,20 @@ class Engine:
         None if `subscribe_at_once` is needed."""
         return None if self._is_refused(read) else self._sse.reopen(read, opening, wire)
 
+    def is_repeatable(self, read: Read) -> bool:
+        """Whether equal requests may be given the read's shared answer without another look at their Origin header."""
+        if read.web_origin is None:
+            return True
+        stream = self.store.find(read.key)
+        return stream is not None and not stream.varies_by_origin and allows(stream.headers, read.web_origin)
+
     def _followed(self, read: Read) -> Stream | None:
         """The read's stream if it has live readers and nothing known prevents one more, else None."""
         stream = self.store.find(read.key)
         if (
             stream is None
             or not stream.has_topic
-            or (stream.varies_by_origin and read.has_origin)
+            or read.is_kept_from(stream)
             or stream.has_expired(self.clock.now(), self.clock.wall())
             or self._is_refused(read)
         ):

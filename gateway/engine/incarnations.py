@@ -29,6 +29,25 @@ class Closing(Protocol):
 T = TypeVar("T", bound=Closing)
 
 
+def is_known_kept(read: Read, stream: Stream) -> bool:
+    """Whether the stream is known not to suit a read's Origin header, so that the read is relayed without a try.
+
+    An origin that says `Vary: Origin` has made that clear for as long as anything of its reply may be held.  One that
+    allowed no web origin may allow any by now, which another shared reply would show.
+    """
+    if not read.is_kept_from(stream):
+        return False
+    return stream.varies_by_origin or read.route.is_denial_recent(stream.origins_named_at)
+
+
+def is_kept(read: Read, stream: Stream, found: object) -> bool:
+    """Whether a shared answer, or a place among live readers, does not suit the read's Origin header."""
+    if stream.varies_by_origin or not isinstance(found, Answer) or found.status < 400:
+        return read.is_kept_from(stream)
+    # A failure of the origin is everybody's.
+    return found.status < 500 and found.status != 429 and not read.is_origin_met(found.headers)
+
+
 class Incarnations:
     """Opens a read's stream and runs the read on it.  Keeps no state of its own."""
 
@@ -50,7 +69,7 @@ class Incarnations:
         """The result of `work` on the read's stream, or the remembered error of one that is absent.  Raises Uncacheable
         or a GatewayError."""
         if (absence := self._absence(read)) is not None:
-            if absence.varies_by_origin and read.has_origin:
+            if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):
                 raise Uncacheable(VARIES_BY_ORIGIN)
             return origin_error_answer(read.route, absence, Outcome.HIT)
         # Clients that create and delete the stream in turns cause as many incarnations as they like.
@@ -59,10 +78,10 @@ class Incarnations:
             stream = self.open(read)
             stream.hold()
             try:
-                if stream.varies_by_origin and read.has_origin:
+                if read.web_origin is not None and is_known_kept(read, stream):
                     raise Uncacheable(VARIES_BY_ORIGIN)
                 found = await work(stream)
-                if stream.varies_by_origin and read.has_origin:
+                if read.web_origin is not None and is_kept(read, stream, found):
                     # A reply that came meanwhile has shown it.
                     found.close()
                     raise Uncacheable(VARIES_BY_ORIGIN)

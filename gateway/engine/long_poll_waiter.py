@@ -221,7 +221,7 @@ class Waiter:
             self._has_missed = True
             return
         waiting, topic = self._waiting, self._waiting.topic
-        if topic.not_shareable is not None or (waiting.stream.varies_by_origin and waiting.read.has_origin):
+        if topic.not_shareable is not None or (waiting.stream.varies_by_origin and waiting.read.web_origin is not None):
             self._relay()
             return
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None

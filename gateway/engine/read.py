@@ -10,7 +10,10 @@ from typing import Final, NamedTuple
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
 from gateway.protocol.coding import PLAIN, AcceptedCodings
+from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.sharing import allows
 from gateway.protocol.stream_key import StreamKey
+from gateway.tape.stream import Stream
 from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.source import Source
 
@@ -32,9 +35,9 @@ class Read(NamedTuple):
     accepted: AcceptedCodings = PLAIN
     """The content codings that the reader accepts."""
     is_live: bool = False
-    has_origin: bool = False
-    """Whether the request has an Origin header that the gateway does not answer for: it shares only replies that do not
-    depend on that header."""
+    web_origin: str | None = None
+    """The request's Origin header, if the gateway does not answer for it: the request shares only replies that are the
+    same for that web origin."""
     max_age_s: float | None = None
     """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
 
@@ -42,6 +45,15 @@ class Read(NamedTuple):
     def shape(self) -> Shape:
         """What in the request, besides the stream, determines the origin's answer."""
         return Shape(self.is_live, self.start)
+
+    def is_kept_from(self, stream: Stream) -> bool:
+        """Whether shared answers from the stream do not suit the request's Origin header."""
+        return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))
+
+    def is_origin_met(self, headers: Headers) -> bool:
+        """Whether a shared reply with these headers is what the origin would answer to the request's Origin header."""
+        origin = self.web_origin
+        return origin is None or allows(headers, origin) or self.route.denied_origins.has(self.key.group, origin)
 
 
 class Uncacheable(Exception):

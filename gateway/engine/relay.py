@@ -6,6 +6,7 @@ Bodies stream both ways; nothing is stored and nothing is retried.  What a write
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from gateway.aio.clock import Clock
@@ -13,6 +14,7 @@ from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest
 from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.http.reply import Interim
+from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -122,8 +124,16 @@ class Relay:
         )
         if relayed.is_write:
             self._writes.answered(relayed, reply)
-        elif request.mode is Mode.HEAD:
+            return
+        if request.mode is Mode.HEAD:
             self._writes.missing(relayed, reply)
+        elif request.mode is not Mode.OTHER and request.tape_key is not None and request.route.heeds_origin:
+            web_origin = joined(request.headers, "Origin")
+            if web_origin is not None:
+                stream = relayed.stream
+                is_known = stream is not None and stream.origins_named_at > -math.inf
+                shared = stream.headers if stream is not None and is_known else None
+                request.route.judge_web_origin(request.group, web_origin, reply, shared)
 
     def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
         """There is no answer."""

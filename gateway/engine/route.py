@@ -15,17 +15,18 @@ from yarl import URL
 
 from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
+from gateway.engine.denied_origins import DeniedOrigins
 from gateway.engine.hit_for_miss import ANY_LIVE, Unshared
 from gateway.engine.retry_budget import RetryBudget, RouteRetries
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.sharing import Ground, cure, rules_of
+from gateway.protocol.sharing import Ground, allows, cure, rules_of
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authority_of, route_url
-from gateway.upstream.reply import Bounds
+from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.sharing")
@@ -70,6 +71,8 @@ class Route:
         self._has_s2_names = config.protocol == "s2"
         """Whether clients speak S2."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
+        self.denied_origins = DeniedOrigins(config.hit_for_miss_s, clock.now)
+        """Web origins whose reads may share replies without Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
         """Requests of the route that an origin has answered."""
@@ -99,6 +102,8 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
+        self.heeds_origin = config.cors is None and "origin" not in self.credential_names
+        """Whether readers that share may differ in Origin headers that the gateway does not answer for."""
         self.sharing = rules_of(config)
         """Which of the origin's replies may be shared."""
         self._noticed: set[str] = set()
@@ -142,6 +147,24 @@ class Route:
         if varies:
             self.notice(Ground.ORIGIN, headers)
         return varies
+
+    def judge_web_origin(self, group: Group, web_origin: str, reply: Reply, shared: Headers | None) -> None:
+        """A relayed read of a path with this Origin header was answered; `shared` are the headers of the stream's
+        latest shared reply, None if there was none.
+
+        Only a success shows that a web origin is not allowed: servers leave CORS out of errors.
+        """
+        if allows(reply.headers, web_origin):
+            self.denied_origins.discard(group, web_origin)
+            if shared is not None and not allows(shared, web_origin):
+                self.notice(Ground.ORIGIN, reply.headers)
+        elif reply.status in (200, 204) and not self.sharing.varies_by_origin(reply.headers):
+            self.denied_origins.add(group, web_origin)
+
+    def is_denial_recent(self, seen_at: float) -> bool:
+        """Whether shared answers need no other look yet because they did not suit a web origin at `seen_at`
+        (monotonic seconds)."""
+        return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
         """Log once what keeps replies of this route from being shared, and what to do about it."""

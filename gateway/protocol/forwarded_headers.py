@@ -127,6 +127,12 @@ _LONGEST_KEPT_HOST: Final = 256
 """A longer host is no name, and its Forwarded is not kept."""
 
 
+def joined(headers: Headers, name: str) -> str | None:
+    """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
+    lines = headers.getall(name, None)
+    return ", ".join(lines) if lines is not None else None
+
+
 def nominated(headers: Headers) -> frozenset[str]:
     """The names of this message's headers, in lower case, that its Connection fields bind to the connection."""
     listed = {name.strip() for name in ",".join(headers.getall("Connection", ())).lower().split(",")}

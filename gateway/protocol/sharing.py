@@ -5,8 +5,10 @@ reply that is passed on to several readers and not stored (live, `offset=now`, H
 grounds are the same.
 
 A shared request carries credentials and no other header of its readers.  A reply with a Vary on any other header is
-therefore for its requester alone.  Origin is between the two: a reply that varies on it is right for readers that send
-no Origin, and for all readers if it allows any web origin (`*`).
+therefore for its requester alone.  Origin is between the two: a reply is right for readers that send no Origin, and for
+all readers if it allows any web origin (`*`).  A reply without Access-Control-Allow-Origin proves nothing to others,
+whatever its Vary: common middleware adds both only to replies to requests with an Origin.  The origin's own reply to a
+relayed read of that web origin shows whether it allows any.
 
 These are the grounds in a reply's fields.  `gateway.engine.classifier` adds those of form (status, length, coding,
 offset).  Which readers share at all, by their credentials, is decided by `gateway.protocol.stream_key`.
@@ -69,13 +71,17 @@ class SharingRules(NamedTuple):
         return any(name not in fine and name not in ("accept-encoding", "origin") for name in _varied(headers))
 
     def varies_by_origin(self, headers: Headers) -> bool:
-        """Whether a reply is no answer to requests with an Origin header: it may depend on that header.
-
-        An absent Access-Control-Allow-Origin proves nothing, because the shared request had no Origin.
+        """Whether a reply is no answer to requests with an Origin header: it says that it depends on that
+        header.
         """
         if self.has_cors or "Vary" not in headers or headers.get(ALLOW_ORIGIN, "").strip() == "*":
             return False
         return "origin" not in self.credential_headers and "origin" in _varied(headers)
+
+
+def allows(headers: Headers, web_origin: str) -> bool:
+    """Whether a reply with these headers allows pages of a web origin to read it (Fetch standard, CORS check)."""
+    return headers.get(ALLOW_ORIGIN, "").strip() in ("*", web_origin)
 
 
 def rules_of(config: RouteConfig) -> SharingRules:

@@ -232,7 +232,9 @@ class RequestHandler:
     @staticmethod
     def _why_alone(read: Read) -> str | None:
         """Why a live read that has waited for a shared answer is relayed."""
-        return read.route.unshared.reason(read.key, read.shape) or (Ground.ORIGIN if read.has_origin else None)
+        return read.route.unshared.reason(read.key, read.shape) or (
+            Ground.ORIGIN if read.web_origin is not None else None
+        )
 
     def _answer_s2(self, context: RequestContext, parsed: ParsedRequest, request: S2Request) -> Answered | Work:
         answered = self._s2.begin(context, parsed, request)
@@ -281,7 +283,7 @@ class RequestHandler:
         self._remember(request.channel, Join(waiting.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
-        if (alias := channel.alias) is not None:
+        if (alias := channel.alias) is not None and self._engine.is_repeatable(join.read):
             self._joins.remember(alias, join)
 
     def join(self, channel: Channel, join: Join, request: bytes) -> bool:
@@ -357,7 +359,7 @@ class RequestHandler:
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
         context.outcome = answer.outcome
         self._recorder.finish(context, answer.headers)
-        if answer.stream is not None and answer.run is not None:
+        if answer.stream is not None and answer.run is not None and self._engine.is_repeatable(read):
             self._remember_hit(context, read, answer, answer.run)
         try:
             answered = await context.delivery.answer(answer)

@@ -14,7 +14,7 @@ from gateway.errors import LoopDetected
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.etag import readable
-from gateway.protocol.forwarded_headers import is_looping, passed_nodes, request_headers_for_origin
+from gateway.protocol.forwarded_headers import is_looping, joined, passed_nodes, request_headers_for_origin
 from gateway.protocol.freshness import requested_max_age
 from gateway.protocol.host import BadHost, host_of
 from gateway.protocol.stream_key import Partition
@@ -33,8 +33,8 @@ class SharingFacts(NamedTuple):
     headers: CIMultiDict[str]
     """The headers of a shared fetch."""
     accepted: AcceptedCodings
-    has_origin: bool
-    """Whether there is an Origin header that neither the gateway answers for nor the partition holds."""
+    web_origin: str | None
+    """The Origin header, if neither the gateway answers for it nor the partition holds it."""
     max_age_s: float | None
     """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
 
@@ -77,20 +77,20 @@ class HeaderFacts:
             self.nodes = passed_nodes(headers)
         except LoopDetected:
             self.is_looping = True
-        self.if_none_match = readable(_joined(headers, "If-None-Match"))
+        self.if_none_match = readable(joined(headers, "If-None-Match"))
 
     def for_route(self, route: Route) -> SharingFacts:
         """What the section means to a route."""
         sharing = self._by_route.get(route)
         if sharing is None:
             headers = self._headers
-            credentials, cache_control = route.credentials(headers), _joined(headers, "Cache-Control")
+            credentials, cache_control = route.credentials(headers), joined(headers, "Cache-Control")
             sharing = self._by_route[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),
-                negotiate(_joined(headers, "Accept-Encoding"), cache_control, route.codings),
-                "Origin" in headers and route.config.cors is None and "origin" not in route.credential_names,
+                negotiate(joined(headers, "Accept-Encoding"), cache_control, route.codings),
+                joined(headers, "Origin") if route.heeds_origin else None,
                 requested_max_age(cache_control),
             )
         return sharing
@@ -116,9 +116,3 @@ class HeaderFacts:
                 self._forwarded.clear()
             headers = self._forwarded[sender] = RenderedHeaders.of(made)
         return headers
-
-
-def _joined(headers: CIMultiDict[str], name: str) -> str | None:
-    """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
-    lines = headers.getall(name, None)
-    return ", ".join(lines) if lines is not None else None

@@ -75,7 +75,7 @@ class RequestParser:
             by_method = _METHODS.get(request.method, Mode.OTHER)
             context.mode = s2_mode(request, target.query, s2.asked if s2 is not None else None) or by_method
             context.is_session = request.body is not None and is_session(request.headers)
-            if s2 is not None and sharing.has_origin:
+            if s2 is not None and sharing.web_origin is not None:
                 # A shared answer has no CORS fields but the gateway's own.
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
@@ -96,7 +96,7 @@ class RequestParser:
                 is_private=sharing.has_credentials and config.credentials != "shared",
                 accepted=sharing.accepted,
                 is_live=mode in LIVE,
-                has_origin=sharing.has_origin,
+                web_origin=sharing.web_origin,
                 # Browsers send `no-cache` with every SSE request.
                 max_age_s=sharing.max_age_s if mode not in LIVE else None,
             )

@@ -72,7 +72,10 @@ class Stream:
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that hits repeat (CORS, nosniff, …)."""
     varies_by_origin: bool = False
-    """Whether the stream is for requests without an Origin header: the origin's replies depend on that header."""
+    """Whether the stream is for requests without an Origin header: a reply of the origin has said that
+    it depends on that header.  Bytes of that reply may be held, so no later reply changes that."""
+    origins_named_at: float = -math.inf
+    """When the latest reply to a shared read showed in `headers` which web origins it allows (monotonic seconds)."""
     caching: Caching = field(default_factory=Caching)
     """What the origin's Cache-Control says of the stream's bytes."""
     identity: str | None = None

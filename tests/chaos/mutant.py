@@ -49,6 +49,11 @@ def nothing(*_: Any, **__: Any) -> None:
     """What a function does that is left out."""
 
 
+def always(*_: Any) -> bool:
+    """The result of a check that passes everything."""
+    return True
+
+
 def never(*_: Any) -> bool:
     """What a check says that is left out."""
     return False

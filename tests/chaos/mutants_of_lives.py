@@ -10,6 +10,7 @@ from gateway.engine import classifier, fetch_table, live_read
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.read import Read
 from gateway.engine.relay import RelayExchange
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import failure_answer, timed_out
@@ -27,7 +28,7 @@ from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Flight, FlightReader
 from gateway.upstream.reply import Reply
-from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
+from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
 LIVES: Final[list[Mutant]] = []
 mutant = registrar(LIVES)
@@ -132,7 +133,7 @@ def private_is_shared() -> Patches:
 
 @mutant("an answer to a request without Origin is none for a browser where the origin varies on it")
 def absent_allowance_is_taken_for_any() -> Patches:
-    return [(SharingRules, "varies_by_origin", never)]
+    return [(SharingRules, "varies_by_origin", never), (Read, "is_origin_met", always)]
 
 
 @mutant("a long-poll that waits where live answers may not be shared goes on at the origin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from gateway.protocol.sharing import Ground, SharingRules, cure
+from gateway.protocol.sharing import Ground, SharingRules, allows, cure
 
 RULES = SharingRules(frozenset({"authorization", "cookie"}), frozenset({"AWSALB", "AWSALBCORS"}))
 
@@ -106,3 +106,20 @@ def test_each_ground_names_its_cure() -> None:
     assert "varies on x-tenant; add these names to route.credential_headers" in cures[Ground.VARY]
     assert "[route.cors]" in cures[Ground.ORIGIN]
     assert cure("encoded", said, RULES) is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_allowed"),
+    [
+        (None, False),
+        ("", False),
+        (" * ", True),
+        ("https://a.example", True),
+        ("https://b.example", False),
+        ("https://a.example, https://b.example", False),
+        ("null", False),
+    ],
+)
+def test_a_reply_allows_any_web_origin_or_the_one_it_names(allowed: str | None, is_allowed: bool) -> None:
+    headers = CIMultiDict({"Access-Control-Allow-Origin": allowed} if allowed is not None else {})
+    assert allows(headers, "https://a.example") is is_allowed

@@ -1,6 +1,7 @@
 """Streams that expire: a tape never outlives its stream, and a stream with live readers does not expire."""
 
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
-from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
@@ -228,3 +229,29 @@ async def test_a_date_that_is_of_no_use_ends_no_stream_that_the_origin_shows(
     clock.advance(1)
     assert (await edge.get("/s")).body == b"one"
     assert len(origin.asked) == heads
+
+
+@pytest.mark.parametrize("ahead_s", [600, -600])
+async def test_an_expiry_that_a_personal_head_tells_is_by_the_origins_clock(
+    hostile: Hostile, start: Start, clock: ManualClock, ahead_s: int
+) -> None:
+    expires_at, ends_at = instant(clock, 30 + ahead_s), clock.wall() + 30
+
+    async def script(asked: Asked, writer: Any) -> None:
+        if clock.wall() >= ends_at:
+            writer.write(answer("404 Not Found", {}))
+            return
+        date = formatdate(clock.wall() + ahead_s, usegmt=True)
+        headers = {**TEXT, "Stream-Next-Offset": "0002", "Stream-Closed": "true", "Date": date}
+        if asked.method == "HEAD":
+            headers |= {"Set-Cookie": "id=1", "Stream-Expires-At": expires_at, "Content-Length": "2"}
+            writer.write(answer("200 OK", headers))
+        else:
+            writer.write(answer("200 OK", headers | {"Stream-Up-To-Date": "true"}, b"ab"))
+
+    served = await hostile(script, takes_head=True)
+    edge = await start(served.url)
+    assert [(await edge.get("/s")).status for _ in range(6)] == [200] * 6
+    assert len(served.asked) <= 3
+    clock.advance(31)
+    assert (await edge.get("/s")).status == 404
