@@ -48,8 +48,8 @@ class Comparison:
         self._is_other_length = is_known and length is not None and not is_same_length and self._unwrapper is None
         self._is_exact = is_known and extent.size <= (MOST_COMPARED if is_same_length else MOST_COUNTED)
         """Whether the whole body is compared."""
-        self._is_past = not is_known and is_before(extent.end, end)
-        """Whether the reply ends after all the bytes that are held."""
+        self.is_past = not is_known and is_before(extent.end, end)
+        """Whether the reply ends after all the bytes that are held, so that its length shows nothing."""
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
@@ -97,7 +97,7 @@ class Comparison:
         if self._is_exact:
             return self._has_ended and held == found
         size = min(len(held), len(found))
-        if held[:size] != found[:size] or (self._is_past and self._has_ended and len(found) < len(held)):
+        if held[:size] != found[:size] or (self.is_past and self._has_ended and len(found) < len(held)):
             return False
         is_message_whole = self._has_ended if len(found) == size else self._is_all_held
         follows = held[size : size + 1] or found[size : size + 1]

@@ -45,15 +45,22 @@ class FlightBodies:
 
         Raises UpstreamBroken, TailMovedBack or another GatewayError.
         """
-        confirmed_at = asked_at - _counted_age(reply, stream.reusable_s(route.config.trust_s))
-        name = route.config.name
+        reusable_s, name = stream.reusable_s(route.config.trust_s), route.config.name
+        confirmed_at = asked_at - _counted_age(reply, reusable_s)
         if flight.key == CONFIRMATION:
-            await self._compare_body(stream, flight, head, reply, name, confirmed_at)
+            await self._compare_body(stream, flight, head, reply, name, confirmed_at, reusable_s)
         else:
             await self._read_body(stream, flight, head, reply, name, confirmed_at)
 
     async def _compare_body(
-        self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float
+        self,
+        stream: Stream,
+        flight: Flight,
+        head: StreamHead,
+        reply: Reply,
+        route: str,
+        confirmed_at: float,
+        reusable_s: float,
     ) -> None:
         """Compare the bytes with those held; forget those if they differ."""
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
@@ -72,6 +79,9 @@ class FlightBodies:
             raise UpstreamBroken from error
         if not is_overtaken(stream, flight):
             if comparison.agrees:
+                if comparison.is_past and flight.start == START:
+                    # The sentinel may name another position.  By the next request the tape reaches as far as the reply.
+                    confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
                 # The origin has trimmed them, or has another stream at the path, or they never were this stream's.

@@ -193,6 +193,27 @@ async def test_trimmed_messages_equal_to_those_after_them_last_no_longer_than_tr
     assert (await edge.get("/s?offset=-1")).body.count(b"ok") == 4
 
 
+async def test_trimmed_messages_equal_to_those_after_them_are_found_in_a_stream_that_has_grown(
+    edge: Edge, origin: RunningOrigin, clock: ManualClock, trim: Trim, counters: Counters
+) -> None:
+    """The origin's reply ends beyond the bytes in memory, so that its length shows the trim to the next request."""
+    assert (await edge.put("/s")).status == 201
+    offsets = [(await edge.post("/s", b"ok")).next_offset for _ in range(8)]
+    assert (await edge.get("/s?offset=-1")).body == b"ok" * 8
+    trim(offsets[3])
+    for _ in range(6):
+        await edge.send_to(origin.url, "POST", "/s", {"Content-Type": "text/plain"}, b"ok")
+    clock.advance(FRESH_S + 1)
+    await edge.get("/s?offset=-1")
+    clock.advance(2)
+    assert (await edge.get("/s?offset=-1")).body == b"ok" * 10
+    before = requests(counters)
+    clock.advance(FRESH_S - 1)
+    for _ in range(5):
+        assert (await edge.get("/s?offset=-1")).body == b"ok" * 10
+    assert requests(counters) - before <= 5
+
+
 @pytest.mark.parametrize("value", ["no-cache", "max-age=0"])
 async def test_no_cache_has_the_origin_asked_at_most_once_a_second(
     edge: Edge, counters: Counters, clock: ManualClock, trim: Trim, value: str
