@@ -117,7 +117,7 @@ def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
         return Freshness()
     lifetime_s = stated_lifetime(directives) if _is_stated(directives) else 0.0
     age_s = age_from_headers(headers)
-    stale_s = 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
+    stale_s = stated_stale(directives)
     return Freshness(max(0.0, lifetime_s - age_s), max(0.0, stale_s - max(0.0, age_s - lifetime_s)))
 
 
@@ -140,6 +140,11 @@ def stated_lifetime(directives: CacheControl) -> float:
 def forbids_stale(directives: CacheControl) -> bool:
     """Whether a shared cache must not reuse the reply once it is stale (RFC 9111 section 4.2.4)."""
     return not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
+
+
+def stated_stale(directives: CacheControl) -> float:
+    """For how many seconds after its lifetime a reply may be reused while it is revalidated (RFC 5861 section 3)."""
+    return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
 def age_from_headers(headers: Mapping[str, str]) -> float:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.freshness import forbids_stale, parse_cache_control, stated_lifetime
+from gateway.protocol.freshness import forbids_stale, parse_cache_control, stated_lifetime, stated_stale
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,10 @@ class Caching:
         if self.is_of_bytes and up_to_date:
             return
         lifetime_s = stated_lifetime(directives)
-        # None at all is the same as `no-cache`.
-        self.fresh_s = lifetime_s if lifetime_s or not up_to_date else math.inf
+        if not up_to_date:
+            self.fresh_s = lifetime_s
+        else:
+            # None at all is the same as `no-cache`.  Until `stale-while-revalidate` has passed, a request for the tail
+            # is in the background, and so must not wait for the bytes either.
+            self.fresh_s = lifetime_s + stated_stale(directives) if lifetime_s else math.inf
         self.must_revalidate = forbids_stale(directives) and not (up_to_date and not lifetime_s)

@@ -262,6 +262,7 @@ async def test_the_origins_own_freshness_bounds_bytes_short_of_the_tail(
     [
         ("max-age=5", 5),
         ("max-age=5, must-revalidate", 5),
+        ("max-age=5, stale-while-revalidate=300", FRESH_S),
         ("no-cache", FRESH_S),
         ("max-age=0, must-revalidate", FRESH_S),
     ],
