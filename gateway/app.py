@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import TICK_S
 from gateway.config.addresses import Address
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
@@ -286,7 +287,8 @@ class RunningGateway:
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         await self.listeners.leave(only_shared=True)
-        self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
+        # A tick of the wheel earlier than idle connections: an end may come that late, and must come before the cut.
+        self.engine.begin_drain(timeout_s * 0.4, max(timeout_s * 0.4, timeout_s * 0.8 - TICK_S))
         self._frontend.begin_drain()
         idle_at = gone_at - timeout_s * 0.2
         await self._frontend.close_connections(

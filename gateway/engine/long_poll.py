@@ -221,8 +221,8 @@ class LongPoll:
         """A waiter, not yet started."""
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
-            drain = self._reads.drain
-            waiter.leave(drain.delay_s(self.clock.now(), self._reads.rng), drain.within_s)
+            drain, now = self._reads.drain, self.clock.now()
+            waiter.leave(drain.delay_s(now, self._reads.rng), drain.within_s(now))
         return waiter
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:

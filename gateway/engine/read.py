@@ -74,14 +74,16 @@ class Drain:
     def __init__(self) -> None:
         self.is_set = False
         self.spread_s = 0.0
-        self.within_s = math.inf
+        self._within_s = math.inf
         self._ends_at = 0.0
+        self._gone_at = math.inf
 
     def start(self, now: float, spread_s: float, within_s: float = math.inf) -> None:
         self.is_set = True
         self.spread_s = spread_s
-        self.within_s = within_s
+        self._within_s = within_s
         self._ends_at = now + spread_s
+        self._gone_at = now + within_s
 
     def undo(self) -> None:
         self.is_set = False
@@ -90,6 +92,12 @@ class Drain:
         """Seconds until a reader ends that begins now."""
         left_s = self._ends_at - now
         return rng.uniform(left_s / 2, left_s) if left_s > 0 else rng.uniform(0, self.spread_s)
+
+    def within_s(self, now: float) -> float:
+        """Seconds within which a reader must end that begins now: by the end of the drain, or as long as that took if
+        the gateway still serves after it."""
+        left_s = self._gone_at - now
+        return left_s if left_s > 0 else self._within_s
 
 
 class StreamEnded(Exception):

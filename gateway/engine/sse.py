@@ -122,7 +122,8 @@ class Sse:
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s, subscription.first)
         if self._reads.drain.is_set:
-            subscriber.leave(self.drain.delay_s(self.clock.now(), self._reads.rng), self.drain.within_s)
+            now = self.clock.now()
+            subscriber.leave(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, head: bytes, wall: float) -> SseOpening | None:
