@@ -170,6 +170,13 @@ class ShortOfMemory(GatewayError):
     text = "Short of memory"
 
 
+class Stopping(GatewayError):
+    """The gateway stops before an SSE answer could last as long as clients expect of one."""
+
+    status = 503
+    text = "Gateway stopping"
+
+
 class UpstreamUnreachable(GatewayError):
     """The connection to the origin failed, or was lost before the answer."""
 

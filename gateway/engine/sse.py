@@ -20,8 +20,8 @@ from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.sse_opening import MOST_BYTES, MOST_HEAD_BYTES, SseOpening
-from gateway.errors import GatewayError
-from gateway.live.subscriber import Subscriber, Wire
+from gateway.errors import GatewayError, Stopping
+from gateway.live.subscriber import SHORTEST_S, Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
@@ -49,6 +49,8 @@ class Sse:
     async def open(self, read: Read) -> Subscription | Answer:
         """A subscription, whose `close` the caller must call, or an answer that refuses one.  Raises Uncacheable or a
         GatewayError."""
+        if self._is_too_late():
+            raise Stopping
 
         async def subscribe(stream: Stream) -> Subscription | Answer:
             try:
@@ -64,8 +66,14 @@ class Sse:
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
         """A subscription if it needs no answer from the origin, else None; `start` or `close` must be called."""
+        if self._is_too_late():
+            return None
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
+
+    def _is_too_late(self) -> bool:
+        """Whether a reader that begins now would have to end so soon that clients take SSE to be broken."""
+        return self.drain.is_set and self.drain.within_s(self.clock.now()) < SHORTEST_S
 
     def _held(self, read: Read, stream: Stream) -> Subscription | None:
         """A subscription that begins with held bytes, if it may begin without the origin's answer."""

@@ -181,3 +181,11 @@ async def test_a_drain_that_is_undone_leaves_nothing_behind(edge: Edge, counters
         assert (answer.body, closes(answer.headers)) == (b"hello!", False)
     remembered = edge.gateway.clients.remembered
     assert remembered is None or remembered.served
+
+
+async def test_an_sse_reader_that_could_not_last_a_second_is_asked_to_come_back(edge: Edge) -> None:
+    await edge.put("/s", b"abc")
+    edge.gateway.engine.begin_drain(0.2, 0.5)
+    refused = await edge.get("/s?offset=-1&live=sse")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    assert (await edge.get("/s?offset=-1")).body == b"abc"
