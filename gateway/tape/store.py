@@ -282,7 +282,7 @@ class TapeStore:
         self._unpin(self.pinned.prefer((), 0))
         self.pinned.prefer(pinned, int(self.budget_bytes * share))
         for key in self.pinned.preferred:
-            stream = self.find(key)
+            stream = self._paths.find(key)
             if stream is not None:
                 self._admit(stream, stream.cost)
         self._not_stored = frozenset(not_stored)
@@ -294,7 +294,7 @@ class TapeStore:
     def _unpin(self, keys: Iterable[StreamKey]) -> None:
         """Make these streams evictable again."""
         for key in keys:
-            if self.find(key) is not None:
+            if self._paths.find(key) is not None:
                 self._eviction.admit(key)
 
     def _unpin_last(self) -> bool:
@@ -423,7 +423,11 @@ class TapeStore:
         if (borrower.cost if borrower is not None else 0) + self.lent + size > self.budget_bytes:
             return False
         self.lent += size
-        self._make_room(borrower, may_shorten=False)
+        try:
+            self._make_room(borrower, may_shorten=False)
+        except BaseException:
+            self.take_back(size)
+            raise
         if self.cost + self.lent > self.budget_bytes:
             self.take_back(size)
             return False
@@ -483,8 +487,10 @@ class TapeStore:
                 self._metrics.eviction(1, stream.key.route)
                 self.withdraw(stream)
             else:
-                victim = self.find(key)
-                assert victim is not None
+                # A victim that sleeps is not woken: waking could drop it, or put others to sleep.
+                victim = self._paths.find(key)
+                if victim is None:
+                    continue
                 self._metrics.eviction(1, key.route)
                 if victim.holds:
                     self._drop_bytes(victim)

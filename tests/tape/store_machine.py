@@ -1,14 +1,19 @@
 """A library in every order of events, against a recount of what it holds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from itertools import count
+from unittest import mock
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape import crowd, paths
 from gateway.tape.costs import TAPE_COST
+from gateway.tape.crowd import Event
 from gateway.tape.eviction import POLICIES, USE_S, Eviction
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -40,13 +45,35 @@ def fill(store: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
     stream.tape.reached(end)
 
 
+class Told:
+    """An event that applies `change` to each stream, and is kept as one of its own."""
+
+    def __init__(self, change: Callable[[Stream], object]) -> None:
+        self.change = change
+
+    def __call__(self, stream: Stream, /) -> None:
+        self.change(stream)
+
+    def with_earlier(self, earlier: Event, /) -> Event | None:
+        return None
+
+
 class StoreAgainstRecount(RuleBasedStateMachine):
-    keys = st.sampled_from([key("a"), key("a", "p"), key("b")])
+    """Two streams of a path are awake, and two events of it are kept for the others."""
+
+    keys = st.sampled_from([key("a"), key("a", "p"), key("b"), key("a", "q"), key("a", "r")])
 
     policy = next(iter(POLICIES))
 
     def __init__(self) -> None:
         super().__init__()
+        self.patches = [
+            mock.patch.object(crowd, "MOST_AWAKE", 2),
+            mock.patch.object(paths, "MOST_AWAKE", 2),
+            mock.patch.object(crowd, "MOST_EVENTS", 2),
+        ]
+        for patch in self.patches:
+            patch.start()
         self.now = 0.0
         self.order: Eviction[StreamKey] = POLICIES[self.policy]()
         self.tapes, self.recorder = new_store(7_500, order=self.order)
@@ -115,6 +142,15 @@ class StoreAgainstRecount(RuleBasedStateMachine):
         assert stream.tape.block_count == 0
         assert self.tapes.find(key) is None
 
+    @rule(key=keys, change=st.sampled_from(["nothing", "forget", "drop"]))
+    def tell(self, key: StreamKey, change: str) -> None:
+        changes: dict[str, Callable[[Stream], object]] = {
+            "nothing": lambda stream: None,
+            "forget": self.tapes.forget_bytes,
+            "drop": lambda stream: self.tapes.drop(stream, End.DELETED),
+        }
+        self.tapes.tell(key.group, Told(changes[change]))
+
     @rule(key=keys)
     def forget_bytes(self, key: StreamKey) -> None:
         stream = self.tapes.find(key)
@@ -161,6 +197,8 @@ class StoreAgainstRecount(RuleBasedStateMachine):
         assert len(order) == len(held)
 
     def teardown(self) -> None:
+        for patch in self.patches:
+            patch.stop()
         for stream in self.pinned:
             self.tapes.release(stream)
         for stream in list(self.tapes):

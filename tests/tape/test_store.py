@@ -8,11 +8,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import block as block_module
+from gateway.tape import crowd, paths
 from gateway.tape.eviction import POLICIES, USE_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from tests.effort import examples
-from tests.tape.store_machine import BLOCK_OVERHEAD, FOR_EVER, StoreAgainstRecount, fill, key, new_store
+from tests.tape.store_machine import BLOCK_OVERHEAD, FOR_EVER, StoreAgainstRecount, Told, fill, key, new_store
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -24,6 +25,38 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
 
     Against.policy = policy
     run_state_machine_as_test(Against, settings=settings(max_examples=examples(30, 100), stateful_step_count=40))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_streams_that_sleep_are_evicted_like_others(
+    policy: str, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (crowd, paths):
+        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    monkeypatch.setattr(crowd, "MOST_EVENTS", 2)
+    store, _ = new_store(10 * (BLOCK_OVERHEAD + 1_000), policy)
+    for number in range(8):
+        fill(store, store.open(key("s", str(number)), 0.0), 1_000)
+    for _ in range(3):
+        store.tell(key("s").group, Told(lambda stream: is_deleted and store.drop(stream, End.DELETED)))
+    for number in range(20):
+        fill(store, store.open(key(f"other {number}"), 1.0), 1_000)
+        assert store.cost <= store.budget_bytes
+    assert not store.group(key("s").group)
+
+
+def test_a_loan_is_taken_back_if_an_eviction_fails() -> None:
+    store, _ = new_store(3 * (BLOCK_OVERHEAD + 1_000))
+    fill(store, store.open(key("a"), 0.0), 1_000)
+
+    def fail(stream: Stream) -> None:
+        raise RuntimeError
+
+    store.on_forget = fail
+    with pytest.raises(RuntimeError):
+        store.lend(store.budget_bytes, None)
+    assert store.lent == 0
 
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:
