@@ -11,7 +11,7 @@ from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, IncomingReply
 
 def test_a_body_in_tiny_pieces_takes_little_more_than_its_bytes() -> None:
     """An origin may send each byte pair in a chunk or frame of its own, and the reader may be slow."""
-    incoming = IncomingReply(cast("Carrier", SimpleNamespace(line=None)))
+    incoming = IncomingReply(cast("Carrier", SimpleNamespace(line=None, is_reading=True)))
     pieces = [number.to_bytes(2) for number in range(HIGH_WATER_BYTES // 4)]
     body = b"".join(pieces)
     del pieces
