@@ -487,6 +487,27 @@ def test_a_gateway_serves_with_closed_standard_descriptors(origin: str, closed: 
             command.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "closed", "status", "error"),
+    [
+        ("check --json FILE", ">&-", 0, ""),
+        ("check --json FILE", "<&- >&- 2>&-", 0, ""),
+        ("purge --all", "<&-", 1, None),
+    ],
+)
+def test_commands_need_no_open_standard_descriptors(
+    tmp_path: Path, arguments: str, closed: str, status: int, error: str | None
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[route]]\norigin = "http://127.0.0.1:1"\n')
+    words = arguments.replace("FILE", str(file)).split()
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "gateway", *words]
+    done = subprocess.run(shell, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert error is None or done.stderr == error
+
+
 # -- dev ---------------------------------------------------------------------------------------------------------------
 
 

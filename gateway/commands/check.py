@@ -28,6 +28,7 @@ from gateway.config.errors import ConfigError, Mistakes
 
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
+    from gateway.config.listener import ListenerConfig
     from gateway.config.origin_tls import OriginTls
     from gateway.config.routes import RouteConfig
     from gateway.config.settings import LoadedConfig, Setting
@@ -145,6 +146,9 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     with mistakes.collected():
         for certificates in load_certificates(loaded.config.every_listener, ()).values():
             shadowed += certificates.shadowed
+    for index, listener in enumerate(loaded.config.every_listener):
+        with mistakes.collected():
+            _check_socket(index, listener)
     with mistakes.collected():
         admin_token(environ, loaded.config.server.admin_address)
     with mistakes.collected():
@@ -153,6 +157,18 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
         check_tracing(loaded.config.tracing)
     mistakes.raise_any()
     return loaded, tls, shadowed
+
+
+def _check_socket(index: int, listener: ListenerConfig) -> None:
+    from gateway.config.listener import UnixAddress
+    from gateway.server.sockets import check_socket_path
+
+    address = listener.bind_address
+    if isinstance(address, UnixAddress):
+        try:
+            check_socket_path(address.path)
+        except OSError as error:
+            raise ConfigError(f"listener[{index}].address: {address}: {error.strerror or error}") from None
 
 
 def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
 HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NUMBERS: Final = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]+|[0-9]+)){0,3}")
+"""An IPv4 address in any form that inet_aton(3) takes."""
 MAX_PORT: Final = 65_535
 DEFAULT_ADMIN: Final = "127.0.0.1:9437"
 """The admin port's address unless it is configured."""
@@ -26,7 +29,7 @@ class Address:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts to bind, one after the other: IPv4 first, and IPv6 if the machine has it."""
-        return _EVERY[""] if not self.host else (self.host,)
+        return EVERY[""] if not self.host else (self.host,)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -42,15 +45,39 @@ def parse_address(text: str) -> Address:
         raise ValueError(f"a port is 0 to {MAX_PORT}, got {port}")
     if host.startswith("[") and host.endswith("]"):
         try:
-            return Address(str(ipaddress.IPv6Address(host[1:-1])), int(port))
+            return Address(normal_host(str(ipaddress.IPv6Address(host[1:-1]))), int(port))
         except ValueError:
             raise ValueError(f"{host!r} is not an IPv6 address") from None
     if host and not HOST_NAME.fullmatch(host.lower()):
         raise ValueError(expected)
-    return Address(host.lower(), int(port))
+    return Address(normal_host(host), int(port))
 
 
-_EVERY: Final[Mapping[str, tuple[str, ...]]] = {"": ("0.0.0.0", "::"), "localhost": ("127.0.0.1", "::1")}
+def normal_host(host: str) -> str:
+    """The one spelling of a host without brackets: `127.1` and `::ffff:127.0.0.1` are 127.0.0.1.
+
+    A name is in lower case.
+    """
+    host = host.lower()
+    if _NUMBERS.fullmatch(host):
+        with suppress(ValueError):
+            return str(_ipv4(host.split(".")))
+    if ":" in host:
+        with suppress(ValueError):
+            address = ipaddress.IPv6Address(host)
+            return str(address.ipv4_mapped or address)
+    return host
+
+
+def _ipv4(parts: list[str]) -> ipaddress.IPv4Address:
+    """An address of one to four numbers, the last of which fills the rest.  Raises ValueError if one is too large."""
+    *first, last = (int(part, 16 if part.startswith("0x") else 8 if part.startswith("0") else 10) for part in parts)
+    if any(part > 0xFF for part in first) or last >= 1 << 8 * (4 - len(first)):
+        raise ValueError("a number is too large")
+    return ipaddress.IPv4Address(sum(part << 8 * (3 - at) for at, part in enumerate(first)) + last)
+
+
+EVERY: Final[Mapping[str, tuple[str, ...]]] = {"": ("0.0.0.0", "::"), "localhost": ("127.0.0.1", "::1")}
 """Hosts that stand for an address of each family."""
 
 
@@ -60,6 +87,6 @@ def overlap(one: Address, other: Address) -> bool:
         return False
     return any(
         first == second or ((":" in first) == (":" in second) and ({first, second} & {"0.0.0.0", "::"}))
-        for first in _EVERY.get(one.host, (one.host,))
-        for second in _EVERY.get(other.host, (other.host,))
+        for first in EVERY.get(one.host, (one.host,))
+        for second in EVERY.get(other.host, (other.host,))
     )

@@ -6,13 +6,15 @@ Each warning is one line: the source of the setting, its key, and the reason.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.config.addresses import Address, overlap
+from gateway.config.addresses import EVERY, Address, normal_host, overlap
 from gateway.config.certificate_files import read_certificate
 from gateway.config.gateway import GatewayConfig
 from gateway.config.sections import SECTIONS, TABLES
@@ -59,6 +61,7 @@ def warnings(loaded: LoadedConfig, environ: Mapping[str, str], wall: float) -> I
     yield from _unused_variables(environ)
     yield from _without_effect(loaded)
     yield from _routes(loaded)
+    yield from _log(loaded)
     yield from _memory(loaded)
     yield from _expired(loaded.config, wall)
 
@@ -99,10 +102,26 @@ def _without_effect(loaded: LoadedConfig) -> Iterator[str]:
                 yield f"{source}: {key}: has no effect {need.what}"
 
 
+def _own_addresses(config: GatewayConfig) -> list[Address]:
+    own = [one.bind_address for one in config.every_listener] + [config.server.admin_address]
+    return [one for one in own if isinstance(one, Address)]
+
+
+def _log(loaded: LoadedConfig) -> Iterator[str]:
+    log = loaded.config.log
+    if log.sink == "stream" and any(
+        _leads_to(_address_of(log.stream_url), one) for one in _own_addresses(loaded.config)
+    ):
+        source = source_of(loaded.sources, ("log", "stream_url")) or "default"
+        yield (
+            f"{source}: log.stream_url: {_authority_of(log.stream_url)} is an address of this gateway: "
+            "each write of the log would be logged in turn"
+        )
+
+
 def _routes(loaded: LoadedConfig) -> Iterator[str]:
     config = loaded.config
-    own = [one.bind_address for one in config.every_listener] + [config.server.admin_address]
-    addresses = [one for one in own if isinstance(one, Address)]
+    addresses = _own_addresses(config)
     for index, route in enumerate(config.routes):
 
         def source(field: str, at: int = index) -> str:
@@ -120,12 +139,35 @@ def _routes(loaded: LoadedConfig) -> Iterator[str]:
             key = f"{source('origin_tls')}: route.{route.name}.origin_tls"
             yield f"{key}: has no effect: no origin of the route is https"
         for url in urls:
-            if any(overlap(_address_of(url), one) for one in addresses):
+            if any(_leads_to(_address_of(url), one) for one in addresses):
                 field = "origin" if route.origin else "origins"
                 yield (
                     f"{source(field)}: route.{route.name}.{field}: {_authority_of(url)} is an address of this gateway: "
                     "requests would loop"
                 )
+
+
+def _leads_to(target: Address, listener: Address) -> bool:
+    """Whether a connection to `target` arrives at a listener of this machine.
+
+    Names other than localhost are not looked up: they lead elsewhere unless the listener has the same name.
+    """
+    if not overlap(target, listener):
+        return False
+    is_every = not listener.host or listener.host in EVERY[""]
+    return not is_every or any(_is_of_this_machine(host) for host in EVERY.get(target.host, (target.host,)))
+
+
+def _is_of_this_machine(host: str) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        ipaddress.ip_address(host)
+        # Only an address of this machine can be bound.
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _authority_of(url: str) -> str:
@@ -135,7 +177,7 @@ def _authority_of(url: str) -> str:
 
 def _address_of(url: str) -> Address:
     parts = urlsplit(url)
-    return Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    return Address(normal_host(parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80))
 
 
 def _memory(loaded: LoadedConfig) -> Iterator[str]:

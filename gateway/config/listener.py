@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -64,7 +65,8 @@ def parse_bind_address(text: str) -> BindAddress:
             raise ValueError(f"expected an absolute path such as unix:/run/durable-gateway.sock, got {text!r}")
         if len(rest.encode("utf-8", "surrogateescape")) > _LONGEST_UNIX_PATH:
             raise ValueError(f"a socket's path has {_LONGEST_UNIX_PATH} bytes at most")
-        return UnixAddress(rest)
+        # One spelling for each path: without empty and `.` parts.
+        return UnixAddress(str(PurePosixPath("/", rest.lstrip("/"))))
     return parse_address(text)
 
 

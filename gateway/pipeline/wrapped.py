@@ -20,8 +20,9 @@ _LINE: Final = re.compile(rb"[^\n]*\n")
 _MARKS: Final = (b" stdout ", b" stderr ", b'"stdout"', b'"stderr"')
 """Each wrapped line has one of them."""
 _INSIDE: Final = (
-    # A prefix, such as syslog's; a torn line before another one has quotes.
-    re.compile(rb'[^{"]+\{"time":[0-9.]+,"id":'),
+    # A prefix, such as syslog's.  A torn line before another one has quotes, and a file that was truncated under its
+    # writer begins with NULs.
+    re.compile(rb'[^{"\0]+\{"time":[0-9.]+,"id":'),
     re.compile(rb'\{.*\{\\"time\\":[0-9.]+,\\"id\\":'),
 )
 

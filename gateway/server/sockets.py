@@ -65,6 +65,18 @@ class UnixSocket:
                 self.path.unlink()
 
 
+def check_socket_path(path: str) -> None:
+    """Raise OSError if no Unix socket could be made at `path`.
+
+    Nothing is made, and another process may listen on a socket that is there.
+    """
+    where = Path(path)
+    if not _is_socket(where):
+        where.parent.stat()
+        if not os.access(where.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> asyncio.Server:
     """Accept connections on a socket; the file of a Unix socket stays where it is when the server closes."""
     loop = asyncio.get_running_loop()
@@ -119,13 +131,20 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _remove_stale(path: Path) -> None:
+def _is_socket(path: Path) -> bool:
+    """Whether a socket is at `path`, rather than nothing.  Raises OSError for any other file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(mode):
         raise FileExistsError(errno.EEXIST, "a file that is not a socket is there", str(path))
+    return True
+
+
+def _remove_stale(path: Path) -> None:
+    if not _is_socket(path):
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # With a full backlog, connect() has to fail at once instead of blocking.
         probe.setblocking(False)

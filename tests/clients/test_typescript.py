@@ -244,15 +244,20 @@ async def during_a_restart(edge: Edge, work: Coroutine[Any, Any, dict[str, Any]]
     return await working
 
 
+def guides_fetch() -> str:
+    """The guide's `retrying`, in JavaScript."""
+    blocks: list[str] = re.findall(r"```ts\n(.*?)```", GUIDE, re.DOTALL)
+    (wrapper,) = (block for block in blocks if "retrying: typeof" in block)
+    return wrapper.replace(": typeof fetch", "").replace("<void>", "")
+
+
 @pytest.mark.parametrize("is_wrapped", [True, False], ids=["with the guide's fetch", "bare"])
 async def test_a_producer_with_the_guides_fetch_loses_nothing_at_a_restart(
     edge: Edge, typescript: TypeScript, path: str, is_wrapped: bool
 ) -> None:
     at: dict[str, Any] = {"url": edge.url + path, "contentType": JSON}
     await typescript.do("create", **at)
-    (wrapper,) = (block for block in re.findall(r"```ts\n(.*?)```", GUIDE, re.DOTALL) if "retrying: typeof" in block)
-    plain = wrapper.replace(": typeof fetch", "")
-    await typescript.do("begin", producer="p", wrapper=plain if is_wrapped else None, **at)
+    await typescript.do("begin", producer="p", wrapper=guides_fetch() if is_wrapped else None, **at)
     bodies = [json.dumps({"n": number}) for number in range(3)]
     assert (await typescript.do("push", bodies=bodies[:1]))["errors"] == []
     between = await during_a_restart(edge, typescript.do("push", bodies=bodies[1:2]))
@@ -265,6 +270,49 @@ async def test_a_producer_with_the_guides_fetch_loses_nothing_at_a_restart(
         # The client's own fault, of which the guide warns: once it is mended, the guide may forget it.
         assert len(after["errors"]) == 2
         assert read["content"] == [json.loads(bodies[0])]
+
+
+async def test_the_guides_fetch_settles_where_no_repeat_helps_and_repeats_any_body() -> None:
+    program = f"""{guides_fetch()}
+import http from "node:http"
+let calls = 0, answered = () => {{}}
+const server = http.createServer(async (request, response) => {{
+  const parts = []
+  for await (const part of request) parts.push(part)
+  const isAbsent = request.url === "/absent" || calls++ === 0
+  response.writeHead(isAbsent ? 503 : 200, request.url === "/absent" ? {{ "retry-after": "100000" }} : {{}})
+  response.end(isAbsent ? "" : Buffer.concat(parts), () => answered())
+}})
+await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve))
+const url = `http://127.0.0.1:${{server.address().port}}/`
+const said = (made) => made.then((response) => response.text(), (error) => error.name)
+const abort = new AbortController()
+answered = () => setTimeout(() => abort.abort(), 100)
+const out = [
+  await said(retrying("http://[bad")),
+  await said(retrying(url, {{ headers: {{ "x\\n": "1" }} }})),
+  await said(retrying(url + "absent", {{ method: "POST", body: "x", signal: abort.signal }})),
+]
+answered = () => {{}}
+out.push(await said(retrying(new Request(url, {{ method: "POST", body: "request" }}))))
+calls = 0
+out.push(await said(retrying(url, {{ method: "POST", body: new Blob(["stream"]).stream(), duplex: "half" }})))
+calls = 0
+out.push(await said(retrying(url)))
+console.log(JSON.stringify([...out, calls]))
+process.exit(0)
+"""
+    node = await asyncio.create_subprocess_exec(
+        "node", "--input-type=module", "-e", program, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(BOUND_S):
+            out, _ = await node.communicate()
+    finally:
+        if node.returncode is None:
+            node.kill()
+            await node.wait()
+    assert json.loads(out) == ["TypeError", "TypeError", "AbortError", "request", "stream", "", 2]
 
 
 async def test_a_missing_stream_is_an_error_at_once(edge: Edge, typescript: TypeScript, path: str) -> None:

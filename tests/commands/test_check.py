@@ -163,15 +163,38 @@ ROUTE = f'[[route]]\norigin = "{NOWHERE}"\n'
 
 def test_a_log_that_cannot_be_written_is_a_mistake(file: Path, tmp_path: Path) -> None:
     nowhere, folder = tmp_path / "nowhere" / "access.log", tmp_path
-    for path, why in ((nowhere, "No such file or directory"), (folder, "Is a directory")):
+    link, long = tmp_path / "link", tmp_path / ("a" * 300)
+    link.symlink_to("missing/access.log")
+    for path, why in (
+        (nowhere, "No such file or directory"),
+        (folder, "Is a directory"),
+        (link, "No such file or directory"),
+        (long, "File name too long"),
+    ):
         written(file, f'[log]\nsink = "file"\npath = "{path}"\n{ROUTE}')
         said = f"durable-gateway: log.path: {path} cannot be written: {why}\n"
         assert run_here("check", str(file)) == (2, "", said)
+    written(file, f'[log]\nsink = "file"\npath = "a\\u0000b"\n{ROUTE}')
+    said = "durable-gateway: log.path: 'a\\x00b' cannot be written: embedded null byte\n"
+    assert run_here("check", str(file)) == (2, "", said)
     # A check leaves nothing behind, and a gateway that runs is no mistake.
     path = tmp_path / "access.log"
     written(file, f'[log]\nsink = "file"\npath = "{path}"\n{ROUTE}')
     assert run_here("check", "-q", str(file)) == (0, "", "")
     assert not path.exists()
+
+
+def test_a_unix_socket_that_cannot_be_made_is_a_mistake(file: Path, tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "missing" / "a.sock", "No such file or directory"),
+        (file / "a.sock", "Not a directory"),
+        (file, "a file that is not a socket is there"),
+    ):
+        written(file, f'[[listener]]\naddress = "unix:{path}"\n{ROUTE}')
+        status, _, err = run_here("check", str(file))
+        assert (status, err.count("\n")) == (2, 1)
+        assert err.startswith(f"durable-gateway: listener[0].address: unix:{path}: ")
+        assert why in err
 
 
 def test_tracing_without_its_package_is_a_mistake(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +219,9 @@ def test_tracing_without_its_package_is_a_mistake(file: Path, monkeypatch: pytes
         ('admin = "127.0.0.1:7"', ["0.0.0.0:7"], "server.admin: a listener is at 0.0.0.0:7"),
         ("", ["127.0.0.1:9437"], "server.admin: a listener is at 127.0.0.1:9437"),
         ("", ["unix:/a", "unix:/a"], "listener[1].address: another listener is at unix:/a"),
+        ("", ["unix:/a", "unix:/.//a"], "listener[1].address: another listener is at unix:/a"),
+        ("", ["127.0.0.1:7", "127.1:7"], "listener[1].address: another listener is at 127.0.0.1:7"),
+        ("", ["127.0.0.1:7", "[::ffff:127.0.0.1]:7"], "listener[1].address: another listener is at 127.0.0.1:7"),
     ],
 )
 def test_two_sockets_on_one_address_are_a_mistake(file: Path, server: str, listeners: list[str], said: str) -> None:
@@ -286,6 +312,22 @@ def warned(file: Path, text: str, **environ: str) -> list[str]:
 )
 def test_what_has_no_effect_or_cannot_work_is_warned_of(file: Path, text: str, said: str) -> None:
     assert warned(file, text) == [said.format(file=file)]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:4437", ":4437"])
+def test_an_origin_of_another_machine_with_the_same_port_is_not_warned_of(file: Path, listen: str) -> None:
+    server = f'[server]\nlisten = "{listen}"\n'
+    for host in ("203.0.113.7", "origin.example"):
+        assert warned(file, f'{server}[[route]]\norigin = "http://{host}:4437"\n') == []
+    for host in ("127.0.0.2", "LOCALHOST", "0.0.0.0", "127.1"):
+        (said,) = warned(file, f'{server}[[route]]\norigin = "http://{host}:4437"\n')
+        assert said.endswith("is an address of this gateway: requests would loop")
+
+
+def test_a_log_stream_at_the_gateway_itself_is_warned_of(file: Path) -> None:
+    server, log = '[server]\nlisten = ":7"\n', '[log]\nsink = "stream"\nstream_url = "http://127.0.0.1:7/log"\n'
+    (said,) = warned(file, server + log + ROUTE)
+    assert said.startswith(f"{file}:5: log.stream_url: http://127.0.0.1:7 is an address of this gateway")
 
 
 def test_a_certificate_that_has_expired_is_warned_of(file: Path, tmp_path: Path) -> None:

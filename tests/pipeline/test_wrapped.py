@@ -129,6 +129,12 @@ def test_lines_inside_another_format_are_refused_once(reading: Reading, tmp_path
     assert said.startswith(f"{reading.log}: its lines hold the gateway's inside another format")
 
 
+def test_nuls_of_a_truncated_file_spoil_one_line_only(reading: Reading) -> None:
+    line = '{"time":1795262400.0,"id":"a.0","v":1}'
+    reading.log.write_text("\0" * 1_000 + f"{line}\n" * 3)
+    assert reading.new() == ["\0" * 1_000 + line, line, line]
+
+
 def test_a_line_of_the_gateway_that_names_a_stream_of_a_container_is_no_wrapped_line(reading: Reading) -> None:
     lines = [line.replace("reader/1", 'a stdout F {\\"log\\": 1} \\"stdout\\"') for line in WANTED]
     reading.log.write_text("".join(f"{line}\n" for line in lines))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from errno import EACCES, EISDIR, ENOENT, ENOTDIR
+import stat
+from errno import EACCES, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import assert_never
 
@@ -21,13 +22,32 @@ def check_log(config: LogConfig) -> None:
     """Raise ConfigError if the configured file could not be written.  Nothing is made, and no lock is taken."""
     if config.sink != "file":
         return
-    path = Path(config.path)
-    # Asking for a file in a folder that is missing, or is none, fails with the error that opening it would.
-    why = EISDIR if path.is_dir() else None
-    if why is None and not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = EACCES if path.parent.is_dir() else ENOTDIR if path.parent.exists() else ENOENT
-    if why is not None:
-        raise ConfigError(f"log.path: {config.path} cannot be written: {os.strerror(why)}")
+    try:
+        _check_writable(Path(config.path))
+    except (OSError, ValueError) as error:
+        raise _unwritable(config, error) from None
+
+
+def _check_writable(path: Path) -> None:
+    """Raise the OSError or ValueError that opening this file for writing would."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        # The file would be made: where a link leads, if the path is one.
+        path, is_folder = Path(os.path.realpath(path)).parent, False
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR)) from None
+    if is_folder:
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+    if not os.access(path, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES))
+
+
+def _unwritable(config: LogConfig, error: OSError | ValueError) -> ConfigError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # A NUL, the reason for a ValueError, is not printed as it is.
+    path = config.path if config.path.isprintable() else repr(config.path)
+    return ConfigError(f"log.path: {path} cannot be written: {why}")
 
 
 def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
@@ -46,8 +66,8 @@ def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) ->
                     rotate_s=config.rotate_s,
                     keep_files=config.keep_files,
                 )
-            except OSError as error:
-                raise ConfigError(f"log.path: {config.path} cannot be written: {error.strerror or error}") from None
+            except (OSError, ValueError) as error:
+                raise _unwritable(config, error) from None
         case "stream":
             authorization = config.stream_authorization.get_secret_value()
             return StreamSink(config.stream_url, clock, rng, node=node, authorization=authorization)
