@@ -3,11 +3,15 @@
 A stream that was deleted and created again past the gateway numbers its records from 0 anew, and an append through the
 gateway may be what shows that first: records can only be appended after the ones that were held when it was sent.
 It is noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
+
+Of a path with a crowd of streams (`gateway.tape.crowd`) only those that are awake are looked at for each append.  The
+others hold the same while they sleep, so they are looked at when there is an acknowledgement: refused appends, which
+anyone can send, cost little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.engine.s2.request import plain
@@ -35,12 +39,17 @@ class Before(NamedTuple):
 class Acknowledgements:
     """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
 
-    __slots__ = ("_before", "_bytes", "_coding", "_frames", "_is_protobuf", "_length", "_store")
+    __slots__ = ("_before", "_bytes", "_coding", "_frames", "_held", "_is_over", "_is_protobuf", "_length", "_store")
 
-    def __init__(self, store: TapeStore, before: Sequence[Before]) -> None:
+    def __init__(
+        self, store: TapeStore, before: Sequence[Before], held: Callable[[], Iterable[Stream]] = tuple
+    ) -> None:
+        """`before` are the streams that were awake when the append was sent; `held` returns all that are held then."""
         self._store = store
         self._before = before
-        """Empty once there is nothing more to see."""
+        self._held = held
+        self._is_over = False
+        """Whether there is nothing more to see."""
         self._bytes = b""
         """What has come, of a session until its first frame is complete."""
         self._length = _MOST_BYTES
@@ -66,7 +75,7 @@ class Acknowledgements:
 
     def see(self, chunk: bytes) -> None:
         """A part of the body has come."""
-        if not self._before:
+        if self._is_over:
             return
         self._bytes += chunk
         if self._frames is not None:
@@ -86,7 +95,7 @@ class Acknowledgements:
 
     def finish(self) -> None:
         """The body has ended."""
-        if not self._before or self._frames is not None:
+        if self._is_over or self._frames is not None:
             return
         try:
             body = plain(self._bytes, self._coding)
@@ -95,7 +104,7 @@ class Acknowledgements:
             self._stop()
 
     def _judge(self, ack: AppendAck) -> None:
-        before = self._before
+        before, held = self._before, self._held
         self._stop()
         if ack.end.seq_num <= ack.start.seq_num:
             # Bytes that are not of S2 decode too: an empty body is a message of zeros.
@@ -106,7 +115,15 @@ class Acknowledgements:
                     self._store.drop(stream, End.RECREATED)
                 else:
                     self._store.doubt_records(stream)
+        seen = {stream for stream, _, _ in before}
+        others = [stream for stream in held() if stream not in seen]
+        # If none sleeps, the others have been begun since and may hold what was appended.
+        if not all(stream.is_awake for stream in others):
+            for stream in others:
+                if stream.records is not None and ack.start.seq_num < stream.records.end:
+                    self._store.doubt_records(stream)
 
     def _stop(self) -> None:
         """There is nothing more to see."""
-        self._before, self._bytes, self._frames = (), b"", None
+        self._is_over = True
+        self._before, self._held, self._bytes, self._frames = (), tuple, b"", None

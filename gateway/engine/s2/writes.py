@@ -31,12 +31,42 @@ from gateway.engine.s2.request import (
     parse_path,
 )
 from gateway.protocol.mode import Mode
-from gateway.protocol.stream_key import Group
+from gateway.protocol.stream_key import Group, StreamKey
+from gateway.tape.crowd import Event
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 _GONE: Final = frozenset({404, 409, 410})
 """What a stream that is gone, or about to be (409), is answered with."""
+
+_MOST_QUERIES: Final = 8
+"""Queries that one event of a crowd names; more are all."""
+
+
+class Doubted:
+    """A `gateway.tape.crowd.Event`: the streams of a path with these queries are in doubt; None is for all."""
+
+    __slots__ = ("_queries", "_store")
+
+    def __init__(self, store: TapeStore, queries: set[str] | None) -> None:
+        self._store = store
+        self._queries = queries
+
+    def __repr__(self) -> str:
+        return f"<Doubted {self._queries or 'in any basin'}>"
+
+    def __call__(self, stream: Stream, /) -> None:
+        if _is_of(stream, self._queries):
+            self._store.doubt_records(stream)
+
+    def with_earlier(self, earlier: Event, /) -> Event | None:
+        """Both: doubts may be raised again."""
+        if not isinstance(earlier, Doubted):
+            return None
+        if self._queries is None or earlier._queries is None:
+            return Doubted(self._store, None)
+        queries = self._queries | earlier._queries
+        return Doubted(self._store, queries if len(queries) <= _MOST_QUERIES else None)
 
 
 class S2Writes:
@@ -53,12 +83,25 @@ class S2Writes:
         which anything is held."""
         if request.mode is not Mode.APPEND:
             return None
+        group = _appended_to(request)
+        if group is None:
+            return None
+        queries = _queries(request.headers)
+        # The writer's own are looked up, so they are awake.
+        own = self._own(request, group, queries)
+        streams = dict.fromkeys([*own, *self._store.awake(group)])
+        if not streams and not self._store.group(group):
+            return None
         before = [
             Before(stream, stream.records.end, stream.key.partition == request.partition)
-            for stream in self._appended_to(request)
-            if stream.records is not None and stream.records.end
+            for stream in streams
+            if stream.records is not None and (queries is None or stream.key.query in queries)
         ]
-        return Acknowledgements(self._store, before) if before else None
+        return Acknowledgements(
+            self._store,
+            before,
+            lambda: (stream for stream in self._store.group(group) if _is_of(stream, queries)),
+        )
 
     def written(self, request: RelayedRequest, status: int | None) -> None:
         """Record what the origin has done, by the status of its answer; without one it may have done it."""
@@ -66,20 +109,20 @@ class S2Writes:
             case Mode.APPEND:
                 if status in (None, 201):
                     self._created(request)
-                elif status in _GONE:
-                    self._doubt(self._appended_to(request))
+                elif status in _GONE and (group := _appended_to(request)) is not None:
+                    self._doubt_at(request, group)
             case Mode.DELETE | Mode.CREATE:
                 is_done = status is not None and (status == 201 if request.mode is Mode.CREATE else status < 300)
                 if status is None:
-                    self._apply(request, self._at_path(request), Stream.may_be_another)
+                    self._change_at(request, request.group, Stream.may_be_another)
                 elif is_done:
-                    self._drop(request, self._at_path(request))
+                    self._change_at(request, request.group, self._deleted)
                 basin = parse_basin(request.group.path)
                 if basin is not None and (is_done or status is None):
                     self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
                     # Not for a basin: to look for its streams takes long, and anyone can ask for it in this way.
-                    self._doubt(self._at_path(request))
+                    self._doubt_at(request, request.group)
 
     def _created(self, request: RelayedRequest) -> None:
         """A POST has, or may have, created what its body names."""
@@ -92,26 +135,32 @@ class S2Writes:
                 self._doubt(self._of_basins(group.origin, None))
         match created_stream(group.path, body, coding):
             case str(path):
-                self._drop(request, self._at_path(request._replace(group=Group(group.origin, path))))
+                self._change_at(request, Group(group.origin, path), self._deleted)
             case Unnamed():
                 self._doubt(self._of_basins(group.origin, _queries(headers)))
 
-    def _at_path(self, request: RelayedRequest) -> Iterator[Stream]:
-        """What is held of the stream that a request names by its path and by its basin.
+    def _own(self, request: RelayedRequest, group: Group, queries: set[str] | None) -> list[Stream]:
+        """What is held for the writer's own partition of the streams of a path.  If the request names no single basin,
+        its streams in basins that others name by a header are left out while they sleep: they are doubted as they wake.
+        """
+        partition = request.partition
+        found = [self._store.find(StreamKey(group, query, partition)) for query in sorted(queries or {""})]
+        if queries is None:
+            found += [one for one in self._store.awake(group) if one.key.partition == partition and one not in found]
+        return [one for one in found if one is not None and one.records is not None]
+
+    def _change_at(self, request: RelayedRequest, group: Group, change: Callable[[Stream], object]) -> None:
+        """Change the writer's own streams of a path, and doubt the others.
 
         It is the same stream for all credentials, or another: only the origin knows.
         """
-        queries = _queries(request.headers)
-        for stream in self._store.group(request.group):
-            if stream.records is not None and (queries is None or stream.key.query in queries):
-                yield stream
+        for stream in self._own(request, group, _queries(request.headers)):
+            change(stream)
+        self._doubt_at(request, group)
 
-    def _appended_to(self, request: RelayedRequest) -> Iterator[Stream]:
-        """What is held of the stream that a POST appends to; nothing if it is no append."""
-        path = parse_path(request.group.path)
-        if path is None or not path.is_records:
-            return iter(())
-        return self._at_path(request._replace(group=Group(request.group.origin, path.stream)))
+    def _doubt_at(self, request: RelayedRequest, group: Group) -> None:
+        """Doubt the streams of a path: at once, or as they wake."""
+        self._store.tell(group, Doubted(self._store, _queries(request.headers)))
 
     def _of_basins(self, origin: str, queries: set[str] | None) -> Iterator[Stream]:
         """What is held of the streams of these basins; None is for all."""
@@ -120,20 +169,31 @@ class S2Writes:
             if stream.records is not None and key.group.origin == origin and (queries is None or key.query in queries):
                 yield stream
 
-    def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
-        self._apply(request, streams, lambda stream: self._store.drop(stream, End.DELETED))
+    def _deleted(self, stream: Stream) -> None:
+        self._store.drop(stream, End.DELETED)
 
-    def _apply(self, request: RelayedRequest, streams: Iterable[Stream], change: Callable[[Stream], object]) -> None:
-        """Change the writer's own streams, and doubt the others."""
+    def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
+        """Drop the writer's own streams, and doubt the others."""
         for stream in streams:
             if stream.key.partition == request.partition:
-                change(stream)
+                self._deleted(stream)
             else:
                 self._store.doubt_records(stream)
 
     def _doubt(self, streams: Iterable[Stream]) -> None:
         for stream in streams:
             self._store.doubt_records(stream)
+
+
+def _appended_to(request: RelayedRequest) -> Group | None:
+    """The path of the stream that a POST appends to; None if it is no append."""
+    path = parse_path(request.group.path)
+    return Group(request.group.origin, path.stream) if path is not None and path.is_records else None
+
+
+def _is_of(stream: Stream, queries: set[str] | None) -> bool:
+    """Whether it is an S2 stream with one of these queries; None is for any."""
+    return stream.records is not None and (queries is None or stream.key.query in queries)
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:
