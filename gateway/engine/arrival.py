@@ -43,15 +43,20 @@ async def receive(
             inner = chunk if unwrapper is None else unwrapper.feed(chunk)
             if inner:
                 stream.tape.check(start, end, has_bytes=True)
+                spooled = flight.spools
                 if flight.is_passing or flight.size + len(inner) > flight.keep_bytes:
                     arriving.release()
                     flight.spools = False
                 elif not arriving.grow(len(inner)):
                     flight.spools = False
+                if spooled and not flight.spools:
+                    # There was room for less than was read on: others still wait for the connection.
+                    flight.must_go = True
                 flight.charged_bytes = arriving.size
                 flight.add(inner)
                 if not (flight.is_wanted or flight.spools):
-                    await reply.hold(flight.until_wanted())
+                    if not flight.must_go:
+                        await reply.hold(flight.until_wanted())
                     if flight.must_go:
                         raise UpstreamCongested
         if unwrapper is not None and (rest := unwrapper.finish()):
