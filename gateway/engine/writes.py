@@ -185,24 +185,26 @@ class Writes:
     def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
         request, tail, is_closed = write.request, _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         change, is_doubted, now = self._change(write), False, self._clock.now()
+        # The change may be kept for long, and must not keep the write with its body.
+        own, asked_at = write.stream, write.asked_at
         acknowledged = None
         if tail is not None:
             acknowledged = Acknowledged(
-                self._live, tail, request.query, now, self._clock.wall(), write.asked_at, is_closed=is_closed
+                self._live, tail, request.query, now, self._clock.wall(), asked_at, is_closed=is_closed
             )
 
         def reached(stream: Stream) -> None:
             nonlocal is_doubted
             if self._may_be_remade(stream, change, now):
                 self._doubt(stream)
-                is_doubted |= stream is write.stream
-                stream.contacted(write.asked_at)
+                is_doubted |= stream is own
+                stream.contacted(asked_at)
             elif acknowledged is not None:
                 acknowledged(stream)
             else:
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
-                stream.contacted(write.asked_at)
+                stream.contacted(asked_at)
 
         if acknowledged is not None and not (may_remake(change) or change & CREATES):
             self._store.tell(request.group, acknowledged)
@@ -212,8 +214,8 @@ class Writes:
             self._pending.settle(request.group)
         # Other partitions may name another stream by this path, so only the client's own takes the facts.
         is_own = not request.route.sharing.varies(reply.headers)
-        if write.stream is not None and write.stream.ended is None and not is_doubted and is_own:
-            self._reached(write.stream, reply)
+        if own is not None and own.ended is None and not is_doubted and is_own:
+            self._reached(own, reply)
 
     def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
         """Record a write whose answer may concern the stream before or the one now, whose offsets may coincide."""
@@ -303,11 +305,11 @@ class Writes:
                 return
             self._remember(write)
             self._pending.overtake(request.group)
-            now = self._clock.now()
+            now, is_creation = self._clock.now(), request.mode is Mode.CREATE
 
             def may_be_done(stream: Stream) -> None:
                 is_remade = self._may_be_remade(stream, change, now)
-                if is_remade or (request.mode is Mode.CREATE and stream.may_have_ended):
+                if is_remade or (is_creation and stream.may_have_ended):
                     # The stream that is there now may have equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any, Final
 
 import pytest
 
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Partition, StreamKey
 from gateway.tape import crowd, paths
@@ -111,6 +113,17 @@ async def test_a_stream_that_has_missed_more_than_is_kept_is_dropped(start: Star
     latest = bench.engine.store.find(keys[-1])
     assert latest is not None, "one that was awake has heard of each"
     assert latest.acks == EVENTS
+
+
+@pytest.mark.parametrize(("mode", "status"), [(Mode.APPEND, 204), (Mode.CREATE, 502), (Mode.DELETE, 204)])
+async def test_what_is_kept_of_a_write_for_sleeping_streams_is_not_its_request(
+    start: Start, mode: Mode, status: int
+) -> None:
+    bench, _ = await crowded(start)
+    await write(bench, mode, status)
+    bench.upstream.asked.clear()
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, RelayedRequest)]
 
 
 async def test_a_stream_in_use_does_not_sleep(start: Start) -> None:
