@@ -2,8 +2,9 @@
 
 An origin whose answers are empty and never say that they reach the tail would be asked again as fast as it answers,
 for as long as one reader waits.  Each such fetch of a stream delays the next one, all its readers' fetches being
-shared: the first few are free, then the pause doubles.  Answers that bring next to nothing are paced in the same way,
-later and less.  Bytes in a usual number, or an answer that reaches the tail, end it.
+shared: the first few are free, then the pause doubles.  An answer with few bytes is progress, and lawful where messages
+are small: such answers are bounded by their rate alone.  Bytes in a usual number, or an answer that reaches the tail,
+end either pause.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from gateway.tape.stream import Stream
 
 LITTLE_BYTES: Final = 256
 """An answer short of the tail with fewer bytes is little progress."""
+LITTLE_PER_S: Final = 200.0
+"""Such answers a second that a stream's fetches may bring, after the first `LITTLE_BURST`."""
+LITTLE_BURST: Final = 256
+"""Such answers at once that delay nothing."""
 _FREE: Final = 8
 """Empty answers in a row that delay nothing."""
-_FREE_LITTLE: Final = 64
-"""The same for answers with little in them."""
 _FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
-_LONGEST_LITTLE_S: Final = 0.1
-"""The longest pause after an answer with little in it."""
 _FORGET_S: Final = 10.0
 """After so long without a fetch the next one is the first."""
 _MOST_STREAMS: Final = 4_096
@@ -33,8 +34,8 @@ _MOST_STREAMS: Final = 4_096
 class _Walk:
     empty: int = 0
     """Empty answers in a row."""
-    little: int = 0
-    """Answers in a row with little in them, or nothing."""
+    little: float = 0.0
+    """The level of a bucket of answers with little in them, or nothing, that leaks `LITTLE_PER_S`."""
     at: float = 0.0
     """When the latest of them ended (monotonic seconds)."""
     pause_s: float = 0.0
@@ -64,14 +65,12 @@ class WalkPace:
         if walk is None or now - walk.at > _FORGET_S:
             walk = _Walk()
         walk.empty = walk.empty + 1 if not size else 0
-        walk.little += 1
+        walk.little = max(0.0, walk.little - (now - walk.at) * LITTLE_PER_S) + 1
+        walk.little = min(walk.little, LITTLE_BURST + LITTLE_PER_S * LONGEST_PAUSE_S)
         walk.at = now
+        walk.pause_s = max(0.0, (walk.little - LITTLE_BURST) / LITTLE_PER_S)
         if walk.empty > _FREE:
             walk.pause_s = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(walk.empty - _FREE - 1, 10))
-        elif walk.little > _FREE_LITTLE:
-            walk.pause_s = min(_LONGEST_LITTLE_S, _FIRST_PAUSE_S / 10 * 2 ** min(walk.little - _FREE_LITTLE - 1, 10))
-        else:
-            walk.pause_s = 0.0
         self._walks[stream] = walk
         if len(self._walks) > _MOST_STREAMS:
             del self._walks[next(iter(self._walks))]

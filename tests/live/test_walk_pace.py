@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.live.walk_pace import LITTLE_BYTES, LONGEST_PAUSE_S, WalkPace
+from gateway.live.walk_pace import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
@@ -30,11 +30,25 @@ def test_empty_answers_are_asked_for_once_a_second_after_the_first_few() -> None
     assert fetches(WalkPace(), stream, 13, 0) < 3 * LONGEST_PAUSE_S
 
 
-def test_answers_with_little_in_them_are_paced_later_and_less() -> None:
+def test_answers_with_little_in_them_are_bounded_by_their_rate() -> None:
     stream = a_stream()
-    assert fetches(WalkPace(), stream, 64, 1) == 0
-    assert 5 < fetches(WalkPace(), stream, 164, 1) < 20
-    assert fetches(WalkPace(), stream, 164, LITTLE_BYTES) == 0
+    assert fetches(WalkPace(), stream, LITTLE_BURST, 1) == 0
+    assert fetches(WalkPace(), stream, LITTLE_BURST + 1_000, 1) == pytest.approx(1_000 / LITTLE_PER_S)
+    assert fetches(WalkPace(), stream, LITTLE_BURST + 1_000, LITTLE_BYTES) == 0
+
+
+def test_answers_with_little_in_them_at_a_lawful_rate_are_not_paced() -> None:
+    pace, stream = WalkPace(), a_stream()
+    for number in range(2_000):
+        pace.ended(stream, 1, number / LITTLE_PER_S, is_up_to_date=False)
+        assert pace.pause_s(stream, (number + 1) / LITTLE_PER_S) == 0
+
+
+def test_fetches_at_once_cannot_add_up_to_a_longer_pause_than_the_longest() -> None:
+    pace, stream = WalkPace(), a_stream()
+    for _ in range(10_000):
+        pace.ended(stream, 1, 100.0, is_up_to_date=False)
+    assert pace.pause_s(stream, 100.0) == LONGEST_PAUSE_S
 
 
 @pytest.mark.parametrize(("size", "is_up_to_date"), [(LITTLE_BYTES, False), (0, True)])

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.live.walk_pace import LITTLE_BURST
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -408,9 +409,9 @@ async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge,
 
 
 @pytest.mark.parametrize("way", ["-1&live=sse", "-1&live=long-poll", "-1"])
-@pytest.mark.parametrize("body", [b"", b"x"])
+@pytest.mark.parametrize(("body", "at_once", "in_two_seconds"), [(b"", 20, 25), (b"x", LITTLE_BURST + 20, 500)])
 async def test_a_stream_that_is_never_up_to_date_is_asked_for_at_a_pace(
-    start: Start, hostile: Hostile, way: str, body: bytes
+    start: Start, hostile: Hostile, way: str, body: bytes, at_once: int, in_two_seconds: int
 ) -> None:
     steps = 0
 
@@ -427,11 +428,11 @@ async def test_a_stream_that_is_never_up_to_date_is_asked_for_at_a_pace(
     # The gateway's clock stands still, so pauses last.
     await asked_out(origin)
     first = len(origin.reads)
-    assert first <= 80
+    assert first <= at_once
     async with edge.time_passing():
-        await pass_time(edge, 10.0)
+        await pass_time(edge, 2.0)
     await asked_out(origin)
-    assert len(origin.reads) - first <= 250
+    assert len(origin.reads) - first <= in_two_seconds
     await (await reading).closed()
 
 
