@@ -5,7 +5,8 @@ A path has a stream for each query and for each credential partition, and client
 counts what happens to its path and keeps the latest of it; a sleeping stream knows how much it has heard, and hears the
 rest when it is looked up.  One that has missed more than is kept is dropped, as if it had been evicted.
 
-While a stream sleeps nothing refers to it: no fetch, no live reader, no remembered answer.
+While a stream sleeps no fetch and no live reader refers to it.  Its remembered answers stay valid until the next event,
+which drops them: until then they are found without a look at the stream.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ MOST_AWAKE: Final = 512
 """Streams of one path that are told of each write at once, besides those that are in use."""
 MOST_EVENTS: Final = 64
 """The latest events of a path that are kept for its sleeping streams."""
+MOST_DOZING: Final = 4_096
+"""Sleeping streams of one path that keep their remembered answers until the next event."""
 _LOOKS: Final = 8
-"""Streams looked at for one that is not in use."""
+"""Streams looked at in one call for those that are not in use."""
 
 
 class Event(Protocol):
@@ -42,6 +45,9 @@ class Crowd:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
         """The streams that are told at once; the one used last is the last."""
+        self._dozing: dict[Stream, None] = {}
+        """The sleeping streams that have heard every event, and may have remembered answers; the one that fell asleep
+        last is the last."""
         self._version = 0
         self._events: deque[tuple[int, Event]] = deque()
         self._complete_from = 0
@@ -50,37 +56,56 @@ class Crowd:
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
-    def told(self, event: Event) -> None:
-        """Keep an event, of which the awake streams are told by the caller."""
+    def told(self, event: Event) -> Iterable[Stream]:
+        """Keep an event, of which the awake streams are told by the caller; returns the streams whose remembered
+        answers are not valid any more."""
         self._version += 1
+        dozing, self._dozing = self._dozing, {}
         if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
             self._events[-1] = self._version, both
-            return
+            return dozing
         self._events.append((self._version, event))
         if len(self._events) > MOST_EVENTS:
             self._complete_from, _ = self._events.popleft()
+        return dozing
 
     def wake(self, stream: Stream) -> list[Event] | None:
         """Count a stream that slept as awake: returns what it has missed, or None if that is not known any more."""
         stream.is_awake = True
         self.awake[stream] = None
+        self._dozing.pop(stream, None)
         if stream.heard < self._complete_from:
             return None
         return [event for version, event in self._events if version > stream.heard]
 
-    def put_to_sleep(self, spared: Stream) -> Stream | None:
-        """Let the stream sleep that was used the longest ago, but not `spared`, if more are awake than need be; returns
-        it."""
-        awake = self.awake
-        for _ in range(_LOOKS if len(awake) > MOST_AWAKE else 0):
+    def put_to_sleep(self, spared: Stream) -> list[Stream]:
+        """Let the streams sleep that were used the longest ago, but not `spared`, while more are awake than need be;
+        returns the streams whose remembered answers are too many to keep."""
+        awake, dozing = self.awake, self._dozing
+        for _ in range(_LOOKS):
+            if len(awake) <= MOST_AWAKE:
+                break
             stream = next(iter(awake))
-            if not stream.holds and stream is not spared:
-                del awake[stream]
-                stream.is_awake = False
-                stream.heard = self._version
-                return stream
-            awake.move_to_end(stream)
-        return None
+            if stream.holds or stream is spared:
+                awake.move_to_end(stream)
+                continue
+            del awake[stream]
+            stream.is_awake = False
+            stream.heard = self._version
+            # A write may begin meanwhile.
+            stream.forget_beyond()
+            dozing[stream] = None
+        dropped = []
+        while len(dozing) > MOST_DOZING:
+            oldest = next(iter(dozing))
+            del dozing[oldest]
+            dropped.append(oldest)
+        return dropped
+
+    def remove(self, stream: Stream) -> None:
+        """A stream is no longer in memory."""
+        self.awake.pop(stream, None)
+        self._dozing.pop(stream, None)
 
     def touch(self, stream: Stream) -> None:
         """An awake stream was used."""

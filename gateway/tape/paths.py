@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.crowd import MOST_AWAKE, Crowd, Event
@@ -43,8 +43,8 @@ class Paths:
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
 
-    def add(self, stream: Stream) -> Stream | None:
-        """Add a stream, which is awake; returns the one that falls asleep for it, if any."""
+    def add(self, stream: Stream) -> Iterable[Stream]:
+        """Add a stream, which is awake; returns the streams whose remembered answers must be dropped for it."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:
@@ -52,7 +52,7 @@ class Paths:
             self._origins[group.origin] = self._origins.get(group.origin, 0) + 1
         streams[stream.key] = stream
         if len(streams) <= MOST_AWAKE and group not in self._crowds:
-            return None
+            return ()
         crowd = self._crowds.get(group)
         if crowd is None:
             crowd = self._crowds[group] = Crowd(streams.values())
@@ -65,7 +65,7 @@ class Paths:
         streams = self._groups[group]
         del streams[stream.key]
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
-            crowd.awake.pop(stream, None)
+            crowd.remove(stream)
         if not streams:
             self._crowds.pop(group, None)
             del self._groups[group]
@@ -82,16 +82,22 @@ class Paths:
         crowd = self._crowds.get(group)
         return list(crowd.awake) if crowd is not None else self.group(group)
 
-    def told(self, group: Group, event: Event) -> None:
-        """Keep an event for the streams of the path that sleep."""
-        if (crowd := self._crowds.get(group)) is not None:
-            crowd.told(event)
+    def told(self, group: Group, event: Event) -> Iterable[Stream]:
+        """Keep an event for the streams of the path that sleep; returns those whose remembered answers it ends."""
+        crowd = self._crowds.get(group)
+        return crowd.told(event) if crowd is not None else ()
 
-    def wake(self, stream: Stream) -> tuple[list[Event] | None, Stream | None]:
-        """Wake a stream: returns what it has missed, None if that is not known any more, and the stream that falls
-        asleep for it."""
+    def wake(self, stream: Stream) -> tuple[list[Event] | None, Iterable[Stream]]:
+        """Wake a stream: returns what it has missed, None if that is not known any more, and the streams whose
+        remembered answers must be dropped for it."""
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)
+
+    def released(self, stream: Stream) -> Iterable[Stream]:
+        """A stream is not in use any more; returns the streams whose remembered answers must be dropped."""
+        if self._crowds and (crowd := self._crowds.get(stream.key.group)) is not None:
+            return crowd.put_to_sleep(stream)
+        return ()
 
     def touch(self, stream: Stream) -> None:
         """A stream was used."""

@@ -100,20 +100,19 @@ class TapeStore:
         """Tell a stream that slept what has happened to its path meanwhile, which may end it."""
         if stream.is_awake or stream.ended is not None:
             return
-        missed, sleeping = self._paths.wake(stream)
-        # A write may have been begun.
-        stream.forget_beyond()
+        missed, dropped = self._paths.wake(stream)
         if missed is None:
             self.drop(stream, End.EVICTED)
         for event in missed or ():
             if stream.ended is None:
                 event(stream)
-        if sleeping is not None:
-            self.on_forget(sleeping)
+        for other in dropped:
+            self.on_forget(other)
 
     def tell(self, group: Group, event: Event) -> None:
         """Tell every stream of the path what has happened to it: at once, or as it wakes."""
-        self._paths.told(group, event)
+        for stream in self._paths.told(group, event):
+            self.on_forget(stream)
         for stream in self.awake(group):
             if stream.ended is None:
                 event(stream)
@@ -177,8 +176,8 @@ class TapeStore:
         if stream is None:
             stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
             stream.facts_cost = stream.weigh()
-            if (sleeping := self._paths.add(stream)) is not None:
-                self.on_forget(sleeping)
+            for other in self._paths.add(stream):
+                self.on_forget(other)
             self._count += 1
             self._account(stream, 1, 0, 0)
             self._admit(stream, 0)
@@ -411,6 +410,8 @@ class TapeStore:
         # While pinned it may have left the eviction order together with its bytes.
         self._admit(stream, stream.cost)
         self._charge(stream, 0)
+        for other in self._paths.released(stream):
+            self.on_forget(other)
 
     def lend(self, size: int, borrower: Stream | None) -> bool:
         """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, or for bytes that are no stream's

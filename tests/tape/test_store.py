@@ -46,6 +46,50 @@ def test_streams_that_sleep_are_evicted_like_others(
     assert not store.group(key("s").group)
 
 
+def crowded_store(
+    monkeypatch: pytest.MonkeyPatch, count: int, most_dozing: int
+) -> tuple[TapeStore, list[Stream], list[Stream]]:
+    """A store with so many streams of one path, two of them awake; the streams; those whose answers were dropped."""
+    for module in (crowd, paths):
+        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    monkeypatch.setattr(crowd, "MOST_DOZING", most_dozing, raising=False)
+    store, _ = new_store(1 << 20)
+    dropped: list[Stream] = []
+    store.on_forget = dropped.append
+    return store, [store.open(key("s", str(number)), 0.0) for number in range(count)], dropped
+
+
+def test_streams_that_sleep_keep_what_is_remembered_until_the_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, streams, dropped = crowded_store(monkeypatch, 8, 100)
+    for stream in streams * 3:
+        assert store.find(stream.key) is stream
+    assert not dropped
+    sleeping = [stream for stream in streams if not stream.is_awake]
+    assert len(sleeping) == 6
+    for _ in range(2):
+        store.tell(key("s").group, Told(lambda stream: None))
+    assert sorted(map(id, dropped)) == sorted(map(id, sleeping))
+
+
+def test_only_so_many_streams_that_sleep_keep_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, streams, dropped = crowded_store(monkeypatch, 8, 4)
+    assert dropped == streams[:2]
+
+
+def test_streams_that_were_in_use_together_fall_asleep_when_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _, _ = crowded_store(monkeypatch, 0, 100)
+    held = []
+    for number in range(60):
+        stream = store.open(key("s", str(number)), 0.0)
+        fill(store, stream, 1)
+        stream.hold()
+        held.append(stream)
+    assert len(store.awake(key("s").group)) == 60
+    for stream in held:
+        store.release(stream)
+    assert len(store.awake(key("s").group)) == 2
+
+
 def test_a_loan_is_taken_back_if_an_eviction_fails() -> None:
     store, _ = new_store(3 * (BLOCK_OVERHEAD + 1_000))
     fill(store, store.open(key("a"), 0.0), 1_000)
