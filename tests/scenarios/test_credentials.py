@@ -166,6 +166,24 @@ async def test_under_bypass_a_404_with_credentials_keeps_the_public_tape(
     assert len(origin.reads) == reads + (method == "DELETE")
 
 
+async def test_answers_of_a_deleted_stream_are_forgotten_however_many_streams_of_the_path_are_held(
+    start: Start, origin: RunningOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (crowd, paths):
+        monkeypatch.setattr(module, "MOST_AWAKE", 2)
+    edge = await start(origin.url)
+    closed = {"Content-Type": "text/plain", "Stream-Closed": "true"}
+    assert (await edge.send("PUT", "/s", closed, b"first")).status == 201
+    tokens = [{"Authorization": f"Bearer {number}"} for number in range(8)]
+    for token in tokens * 3:
+        for _ in range(2):
+            assert (await edge.get("/s?offset=-1", token)).body == b"first"
+    await edge.send("DELETE", "/s")
+    assert (await edge.send("PUT", "/s", closed, b"other")).status == 201
+    for token in tokens:
+        assert (await edge.get("/s?offset=-1", token)).body == b"other"
+
+
 async def test_a_read_after_a_write_has_it_however_many_streams_of_the_path_are_held(
     start: Start, origin: RunningOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
