@@ -315,6 +315,8 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
+            # A block that was dropped may have ended where this one does.
+            self._ending.setdefault(block.end, block)
         for held in (self._index, self._hops):
             for known in [known for known in held if is_dropped(known)]:
                 self.has_lost_start |= known == START
