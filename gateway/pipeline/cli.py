@@ -170,7 +170,7 @@ def ingest(
     lines = LateLines() if late else _source(source or [], option, lake)
     if again and (follow or not isinstance(lines, Files)):
         raise typer.BadParameter("is for files, and not with --follow", param_hint="--again")
-    with working(lake, master, conf, is_long=follow or _is_large(lines)) as steps:
+    with working(lake, master, conf, is_long=follow or _is_large(lines, lake)) as steps:
         steps.ingest(lines, follow=follow, again=again)
 
 
@@ -350,7 +350,7 @@ def run(
 ) -> None:
     """Run all steps: ingest, aggregate, curve, plan, report.  The report is written even if no plan can be made."""
     lines, min_span_s = _source(source, option, lake), _seconds(min_span, "--min-span")
-    with working(lake, master, conf, is_long=_is_large(lines)) as steps:
+    with working(lake, master, conf, is_long=_is_large(lines, lake)) as steps:
         steps.ingest(lines)
         is_planned = steps.gold_and_plan(plan, target, policy, min_span_s, rate)
         chosen = plan if is_planned else None
@@ -389,19 +389,23 @@ def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
         with failing():
             source.check()
         return source
-    with failing():
-        from gateway.pipeline.lake import Lake
-
-        its_folder = Lake(lake).store.local
-    # Outside: an error of a log file is not one of the lake's store.
-    source.found(its_folder)
+    source.found(_folder_of(lake))
     return source
 
 
-def _is_large(source: Source) -> bool:
-    """Whether the source is large; False for a stream, whose size is not known."""
+def _folder_of(lake: str) -> Path | None:
+    """The lake's folder; None if it is in an object store."""
+    # An error of the lake's store is told as such; one of a log file is not.
+    with failing():
+        from gateway.pipeline.lake import Lake
+
+        return Lake(lake).store.local
+
+
+def _is_large(source: Source, lake: str) -> bool:
+    """Whether the source is large, the lake's own files aside; False for a stream, whose size is not known."""
     with suppress(OSError):  # rotation may remove a file meanwhile
-        return isinstance(source, Files) and source.size() > MANY_BYTES
+        return isinstance(source, Files) and source.size(_folder_of(lake)) > MANY_BYTES
     return False
 
 
