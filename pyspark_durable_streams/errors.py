@@ -94,5 +94,6 @@ def each_in_one_line(method: Callable[_P, Iterator[_T]]) -> Callable[_P, Iterato
 def _hide_traceback() -> None:
     # Not in other processes, which live on and may start a Spark.
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name.startswith("pyspark."):
+    # A worker may be forked by a daemon that is not Spark's own, but begins it.
+    if (spec is not None and spec.name.startswith("pyspark.")) or "pyspark.daemon" in sys.modules:
         os.environ[_HIDES_TRACEBACK] = "1"

@@ -27,7 +27,7 @@ class Program:
     def workers(self) -> set[int]:
         """Spark's Python workers."""
         processes = self._processes()
-        daemons = {pid for pid, (_, command) in processes.items() if "pyspark.daemon" in command}
+        daemons = {pid for pid, (_, command) in processes.items() if _is_of_daemon(command)}
         return {pid for pid in daemons if processes[pid][0] in daemons}
 
     def kill_workers(self) -> int:
@@ -44,7 +44,7 @@ class Program:
     def kill(self) -> None:
         """SIGKILL to the driver: its Python and its Java.  Their workers are left to find out."""
         for pid, (_, command) in self._processes().items():
-            if "pyspark.daemon" not in command:
+            if not _is_of_daemon(command):
                 _kill(pid)
         self._process.wait(BOUND_S)
 
@@ -89,3 +89,8 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def _is_of_daemon(command: str) -> bool:
+    """Whether this is the daemon that forks Spark's Python workers, or one of them."""
+    return "pyspark.daemon" in command or "gateway.pipeline.worker_daemon" in command

@@ -97,13 +97,13 @@ def test_a_filter_on_the_stream_reads_no_other_stream(spark: SparkSession, origi
 
 
 def test_a_table_of_the_catalogue_needs_options_in_the_query(spark: SparkSession, origin: Beside) -> None:
-    fill(origin, "c/1", 7)
-    spark.sql(f"CREATE TABLE c USING durable_streams OPTIONS (url '{origin.url}', stream 'c/1')")
+    fill(origin, "table/1", 7)
+    spark.sql(f"CREATE TABLE c USING durable_streams OPTIONS (url '{origin.url}', stream 'table/1')")
     try:
         # Spark does not give the table's options to a Python data source.
         with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
             spark.sql("SELECT * FROM c").collect()
-        rows = spark.sql(f"SELECT value FROM c WITH (url = '{origin.url}', stream = 'c/1')")
+        rows = spark.sql(f"SELECT value FROM c WITH (url = '{origin.url}', stream = 'table/1')")
         assert [row["value"] for row in rows.collect()] == ["7"]
     finally:
         spark.sql("DROP TABLE c")

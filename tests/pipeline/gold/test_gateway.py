@@ -62,7 +62,7 @@ async def traffic(edge: Edge, origin: RunningOrigin) -> None:
     tail = (await edge.post("/s", b'[{"a":3}]', JSON)).headers["Stream-Next-Offset"]
     while (event := await follower.event()) is not None and tail not in event.data:
         pass
-    await follower.closed()
+    follower.reset()
     await edge.send("POST", "/s", {"Content-Type": JSON, "Stream-Closed": "true"}, b"")
     for _ in range(LOOPS):
         assert (await edge.get(f"/s?live=long-poll&offset={tail}")).status == 204
