@@ -93,4 +93,5 @@ def _kill(pid: int) -> None:
 
 def _is_of_daemon(command: str) -> bool:
     """Whether this is the daemon that forks Spark's Python workers, or one of them."""
-    return "pyspark.daemon" in command or "gateway.pipeline.worker_daemon" in command
+    # Java's command line names the module too, among its settings.
+    return any(f" -m {module} " in command for module in ("pyspark.daemon", "gateway.pipeline.worker_daemon"))
