@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -346,7 +347,7 @@ class Tape:
         if self._ending.get(block.end) is block:
             self._ending[block.end] = rest
         shift = block.size - rest.size
-        for known in (*(token for _, token in block.marks), *block.leads):
+        for known, is_lead in chain(((token, False) for _, token in block.marks), zip(block.leads, repeat(True))):
             holder, at = self._index.get(known, (None, 0))
             if holder is not block:
                 continue
@@ -356,7 +357,7 @@ class Tape:
                 self.cost -= token_cost(known)
             else:
                 self._index[known] = (rest, max(0, at - shift))
-                if known in block.leads:
+                if is_lead:
                     rest.leads.append(known)
         self.cost -= shift
 

@@ -170,3 +170,28 @@ def test_an_offset_that_a_client_made_up_is_no_place_to_stop_at(asked: str) -> N
     cost = tape.cost
     assert tape.drop_oldest() == cost - TAPE_COST
     assert not tape.knows_after(asked)
+
+
+class Counted(str):
+    """An offset that counts how often offsets are compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_trim_looks_at_each_offset_that_clients_made_up_once() -> None:
+    tape, size = Tape("i"), 400
+    for at in range(size):
+        tape.store(Counted(f"{at:04d}"), Counted(f"{at + 1:04d}"), [b"x"], 1.0)
+    for at in range(size):
+        # Clients ask after positions in between, and the origin takes them for the one before.
+        tape.store(Counted(f"{at:04d}z"), Counted(f"{size:04d}"), [b"x" * (size - at)], 1.0)
+    Counted.comparisons = 0
+    tape.drop_before(Counted("0001"))
+    assert Counted.comparisons < 20 * size
+    assert read(tape, Counted("0007z")) == (b"x" * (size - 7), f"{size:04d}")
