@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import pytest
 
 from gateway.engine.comparison import MOST_COMPARED, Comparison
@@ -80,6 +84,8 @@ def test_bytes_agree_if_they_lead_to_the_same_offset(held: list[bytes], body: by
         ([b'{"a":2,"a":1}', b"2"], b'[{"a":1}, 2]', 2, False),
         ([b'"\xff"', b"2"], b'["\xfe", 2]', 2, False),
         ([b"12"], b"[1 2]", 1, False),
+        ([b"1", b'"' + b"x" * 100_000 + b' y"'], b'[1 , "' + b"x" * 100_000 + b' z"]', 2, False),
+        ([b"1", b'"' + b"x" * 100_000 + b' y"'], b'[1 , "' + b"x" * 100_000 + b' y"]', 2, True),
     ],
 )
 @pytest.mark.parametrize("step", [1, 300_000])
@@ -113,3 +119,32 @@ def test_only_the_beginning_is_compared() -> None:
     size = len(body)
     assert agrees([body], body[:-1] + b"y", is_whole=False, step=1 << 15, length=size)
     assert not agrees([body], b"y" + body[1:], is_whole=False, step=1 << 15, length=size)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions `work` calls: a measure of how long it keeps the event loop, whatever the machine is doing."""
+    count = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_long_body_with_other_white_space_is_compared_in_few_steps(is_same: bool) -> None:
+    messages = [b"[[[]]]"] * 20_000
+    tape = Tape("a", is_json=True)
+    tape.store("0", "1", [b",".join(messages)], 0.0)
+    comparison = Comparison(tape, "0", "1", None)
+    comparison.feed(b"[" + b" , ".join(messages if is_same else [b"1", *messages[1:]]) + b"]")
+    comparison.finish()
+    found: list[bool] = []
+    assert calls(lambda: found.append(comparison.agrees)) < 250_000
+    assert found == [is_same]
