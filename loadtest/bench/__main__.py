@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.bench import catchup, chart, growth, live, report, s2, secure, turnover
+from loadtest.bench import catchup, chart, growth, live, production, report, s2, secure, turnover
 from loadtest.bench.figures import Growth
 from loadtest.bench.machine import BenchError, Cores, description
 from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, all_running
@@ -55,7 +55,8 @@ def _options() -> argparse.Namespace:
 
 
 def _benchmarks() -> list[Benchmark]:
-    return [*catchup.benchmarks(), *live.benchmarks(), *turnover.benchmarks(), *secure.benchmarks(), *s2.benchmarks()]
+    kinds = (catchup, live, turnover, production, secure, s2)
+    return [benchmark for kind in kinds for benchmark in kind.benchmarks()]
 
 
 def _measure(options: argparse.Namespace) -> report.Result:

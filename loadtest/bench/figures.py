@@ -35,6 +35,13 @@ class Target:
     relation: Relation
     value: float = 1.0
     reference: str = ""
+    of: str = GATEWAY
+    """The peer whose figure is judged, for a target of processor time: the gateway, or the gateway otherwise set."""
+
+    @property
+    def shown_at(self) -> str:
+        """The peer next to which a table shows the target."""
+        return self.of if self.of != GATEWAY else self.reference or GATEWAY
 
     def text(self) -> str:
         """The target as a table shows it."""
@@ -57,7 +64,7 @@ class Target:
     def is_reached(self, row: Row) -> bool | None:
         """Whether the row's gateway reaches it; None if either was not measured."""
         if self.relation is Relation.AT_MOST_CPU:
-            ratio = row.cpu_ratio_to(self.reference)
+            ratio = _ratio(row.cpu_us_of(self.of), row.cpu_us_of(self.reference))
             return None if ratio is None else ratio <= self.value
         gateway = row.median_of(GATEWAY)
         other = row.median_of(self.reference) if self.reference else 0.0

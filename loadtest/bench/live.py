@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,10 +83,20 @@ def _delay(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 @contextmanager
-def _held(stage: Stage, peer: str, server: Child, mode: str, count: int, secure: Path | None) -> Iterator[Sample]:
-    """That many idle live readers, until the end of the block; yields the rate at which they were accepted."""
+def held(
+    stage: Stage,
+    peer: str,
+    server: Child,
+    mode: str,
+    count: int,
+    secure: Path | None = None,
+    *,
+    more: Sequence[str] = (),
+) -> Iterator[Sample]:
+    """That many idle live readers, until the end of the block; yields the rate at which they were accepted.  `more`
+    are further arguments of the client."""
     argv = live_client.arguments(stage, peer, server, is_long_poll=mode == "longpoll", is_secure=secure is not None)
-    argv += ["--mode", mode, "--subscribers", str(count)]
+    argv += ["--mode", mode, "--subscribers", str(count), *more]
     with pinned(stage.cores.load):
         process = subprocess.Popen(
             [str(secure or stage.tools.live), "idle", *argv],
@@ -120,10 +130,10 @@ def memory_each(stage: Stage, peer: str, mode: str, most: int, secure: Path | No
     count = min(most, stage.max_files - _SPARE_FILES)
     # A process of its own: memory freed by earlier benchmarks would be reused, and hide the cost of this one.
     with fresh(peer, stage.tools, stage.cores, stage.peers, stage.folder) as server:
-        with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS, secure):
+        with held(stage, peer, server, mode, _WARM_UP_CONNECTIONS, secure):
             pass
         before = memory(server.pids)
-        with _held(stage, peer, server, mode, count, secure) as opened:
+        with held(stage, peer, server, mode, count, secure) as opened:
             after = memory(server.pids)
     return Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)
 

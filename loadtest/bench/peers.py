@@ -62,6 +62,21 @@ class Peers:
     """The certificate of all servers that speak TLS; None if TLS is not measured."""
 
 
+@dataclass(frozen=True, slots=True)
+class More:
+    """Further lines of the gateway's configuration."""
+
+    server: str = ""
+    """Keys of `[server]`."""
+    route: str = ""
+    """Keys of each route of the Durable Streams."""
+    tables: str = ""
+    """Further tables."""
+
+
+PLAIN: Final = More()
+
+
 def closed_stream(size: int) -> bytes:
     """An origin's answer to a read of a closed stream of that many bytes."""
     head = (
@@ -93,6 +108,7 @@ def gateway_config(
     fast_path: bool | None,
     cache: str = _CACHE,
     tls: str = "",
+    more: More = PLAIN,
 ) -> str:
     """The gateway's TOML.  With `fast_path` None that key is left out; `tls` has the lines of a listener."""
     switch = "" if fast_path is None else f"fast_path = {str(fast_path).lower()}\n"
@@ -104,7 +120,7 @@ prefix = "/{name}"
 origin = "http://127.0.0.1:{port}"
 strip_prefix = false
 credential_headers = ["authorization"]
-"""
+{more.route}"""
         for name, port in origins.items()
         if name != S2
     )
@@ -123,7 +139,7 @@ origin_http = "2"
 listen = "127.0.0.1:{listen}"
 admin = "127.0.0.1:{admin}"
 shutdown_timeout_s = 1
-{switch}
+{switch}{more.server}
 [limits]
 cache_bytes = "{cache}"
 max_connections = {MAX_CONNECTIONS}
@@ -141,11 +157,14 @@ sse_lifetime_s = 3600
 heartbeat_s = 300
 long_poll_timeout_s = 300
 live_first_byte_timeout_s = 600
-{tls}"""
+{more.route}{tls}{more.tables}"""
 
 
-def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path, tls: str = "") -> str:
-    """nginx as a caching proxy; paths below /pass, and below another's /cold, are relayed."""
+def nginx_config(
+    listen: int, origins: dict[str, int], folder: Path, store: Path, tls: str = "", *, logs: bool = False
+) -> str:
+    """nginx as a caching proxy; paths below /pass, and below another's /cold, are relayed.  `logs`: it writes an access
+    log."""
     upstreams = "".join(
         f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
     )
@@ -157,7 +176,7 @@ def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path
     )
     return f"""{_nginx_head(folder)}
 http {{
-{_NGINX_HTTP}
+{_nginx_http(folder, logs=logs)}
   proxy_cache_path {store} levels=1:2 keys_zone=store:32m max_size=1g inactive=1h use_temp_path=off;
   open_file_cache max=20000 inactive=600s;
   open_file_cache_valid 600s;
@@ -174,12 +193,12 @@ http {{
 """
 
 
-def nchan_config(listen: int, folder: Path, module: Path, tls: str = "") -> str:
+def nchan_config(listen: int, folder: Path, module: Path, tls: str = "", *, logs: bool = False) -> str:
     """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to future messages."""
     return f"""load_module {module};
 {_nginx_head(folder)}
 http {{
-{_NGINX_HTTP}
+{_nginx_http(folder, logs=logs)}
   nchan_shared_memory_size 256m;
   nchan_message_buffer_length {BUFFERED_MESSAGES};
   nchan_message_timeout 10m;
@@ -199,8 +218,15 @@ http {{
 """
 
 
-_NGINX_HTTP: Final = """\
-  access_log off;
+def _nginx_http(folder: Path, *, logs: bool) -> str:
+    log = "off"
+    if logs:
+        # What the gateway's lines have: client, request, status, bytes, times, user agent.
+        log = f"{folder}/access.log production buffer=256k flush=1s"
+    return f"""\
+  log_format production '$http_x_forwarded_for [$time_iso8601] "$request" $status $body_bytes_sent $request_time '
+                        '"$http_referer" "$http_user_agent"';
+  access_log {log};
   sendfile on;
   tcp_nodelay on;
   keepalive_requests 1000000000;
@@ -265,8 +291,19 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
 
 
 @contextmanager
-def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path, *, cache: str = _CACHE) -> Iterator[Child]:
-    """Another gateway with a cache of that size, or another nchan, unaffected by earlier measurements."""
+def fresh(
+    peer: str,
+    tools: Tools,
+    cores: Cores,
+    peers: Peers,
+    folder: Path,
+    *,
+    cache: str = _CACHE,
+    more: More = PLAIN,
+    logs: bool = False,
+) -> Iterator[Child]:
+    """Another server, unaffected by earlier measurements: a gateway with a cache of that size and `more`
+    configuration, or nginx or nchan, with an access log if `logs`."""
     home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
     origins = {name: child.port for name, child in peers.origins.items()}
     match peer:
@@ -280,9 +317,12 @@ def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path, *, 
                 fast_path=None,
                 cache=cache,
                 certificate=peers.certificate,
+                more=more,
             )
+        case "nginx":
+            starting = _nginx(tools, origins, cores.server, home, peers.certificate, logs=logs)
         case "nchan":
-            starting = _nchan(tools, cores.server, home, peers.certificate)
+            starting = _nchan(tools, cores.server, home, peers.certificate, logs=logs)
         case _:
             raise ValueError(peer)
     with starting as child:
@@ -299,12 +339,14 @@ def _gateway(
     fast_path: bool | None,
     cache: str = _CACHE,
     certificate: Certificate | None = None,
+    more: More = PLAIN,
 ) -> _Running:
     listen, admin, secure = free_ports(3)
     tls = "" if certificate is None else gateway_tls(secure, certificate)
     config = folder / f"{name}.toml"
     config.write_text(
-        gateway_config(listen, admin, origins, live, fast_path=fast_path, cache=cache, tls=tls), encoding="utf-8"
+        gateway_config(listen, admin, origins, live, fast_path=fast_path, cache=cache, tls=tls, more=more),
+        encoding="utf-8",
     )
     argv: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--config", config]
     return running(name, argv, listen, core, folder / f"{name}.log", secure if tls else 0)
@@ -323,21 +365,23 @@ def _s2_origin(core: int, folder: Path) -> _Running:
     return running("origin-s2", [*argv, "--listen", f"127.0.0.1:{listen}"], listen, core, folder / "origin-s2.log")
 
 
-def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate) -> _Running:
+def _nginx(
+    tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate, *, logs: bool = False
+) -> _Running:
     listen, secure = free_ports(2)
     tls = nginx_tls(secure, certificate)
     # A cache on a disk would measure the disk.
     shared = Path("/dev/shm")
     store = Path(tempfile.mkdtemp(prefix="nginx-", dir=shared if shared.is_dir() else folder))
-    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store, tls))
+    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store, tls, logs=logs))
     log = folder / "nginx.log"
     return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, log, secure))
 
 
-def _nchan(tools: Tools, core: int, folder: Path, certificate: Certificate) -> _Running:
+def _nchan(tools: Tools, core: int, folder: Path, certificate: Certificate, *, logs: bool = False) -> _Running:
     listen, secure = free_ports(2)
     tls = nginx_tls(secure, certificate)
-    home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module, tls))
+    home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module, tls, logs=logs))
     return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log", secure)
 
 

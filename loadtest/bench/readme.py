@@ -58,13 +58,15 @@ def _row(row: dict[str, Any]) -> list[str]:
     own = peers.pop(_GATEWAY, None)
     if own is None:
         return []
-    left = {target["target"]: target["is_reached"] for target in row["targets"]}
+    left = list(row["targets"])
     lines: list[str] = []
     for name, peer in (peers or {"": {}}).items():
-        # A target without a peer is shown next to the first peer.
-        aims = [text for text in left if _is_of(text, name) or not (lines or any(_is_of(text, one) for one in peers))]
-        aim = aims[0] if aims else ""
-        reached = {True: "yes", False: "**no**", None: ""}[left.pop(aim, None)]
+        # A target without a peer, or of one that was not measured, is shown next to the first peer.
+        aims = [one for one in left if one["peer"] == name or not (lines or one["peer"] in peers)]
+        aim, reached = "", ""
+        if aims:
+            left.remove(aims[0])
+            aim, reached = aims[0]["target"], {True: "yes", False: "**no**", None: ""}[aims[0]["is_reached"]]
         cells = [
             f"{row['title']}, {row['unit']}" if not lines else "",
             _number(own["median"]) if not lines else "",
@@ -79,10 +81,6 @@ def _row(row: dict[str, Any]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
-
-
-def _is_of(aim: str, peer: str) -> bool:
-    return bool(peer) and (aim.endswith(peer) or f"{peer} +" in aim)
 
 
 def _point(point: dict[str, Any]) -> str:

@@ -16,6 +16,12 @@ PEERS: Final = (
     "fast path off",
     "none stalled",
     "inside the tape",
+    "nothing set",
+    "access log",
+    "trusted proxy",
+    "shared tokens",
+    "browsers",
+    "rate limit",
     "nginx",
     "varnish",
     "nchan",
@@ -69,7 +75,10 @@ def _row(row: Row) -> dict[str, Any]:
             }
             for peer, samples in row.samples.items()
         },
-        "targets": [{"target": target.text(), "is_reached": target.is_reached(row)} for target in row.targets],
+        "targets": [
+            {"target": target.text(), "peer": target.shown_at, "is_reached": target.is_reached(row)}
+            for target in row.targets
+        ],
     }
 
 
@@ -102,7 +111,7 @@ def _line(*cells: str) -> str:
 def _cells(row: Row, peer: str) -> list[tuple[str, ...]]:
     """A peer's line under a row's title, and one more for each further target."""
     value = row.median_of(peer) or 0.0
-    own = [target for target in row.targets if (target.reference or GATEWAY) == peer]
+    own = [target for target in row.targets if target.shown_at == peer]
     musts = [(target.text(), verdict(target.is_reached(row))) for target in own] or [("", "")]
     is_other = peer != GATEWAY
     first = (

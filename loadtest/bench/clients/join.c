@@ -6,6 +6,8 @@
  * stream is followed and joining is joining.  With --origin the stream has one message and they join behind it; nchan's
  * channel has none and says its greeting.  Who leaves resets the connection: thousands in TIME_WAIT would use up the ports.
  *
+ * With --sections the clients' headers differ: they are read from a file (sections.h), and each join takes the next.
+ *
  * Prints, as one line of JSON, the joins and the processor time of the server and of this process in the window. */
 #include <getopt.h>
 
@@ -14,6 +16,7 @@
 #include "origin.h"
 #include "processor.h"
 #include "publish.h"
+#include "sections.h"
 
 #define PATIENCE_NS 20000000000
 
@@ -31,17 +34,18 @@ static int epoll;
 static struct reader resident, *places;
 static int is_resident_there;
 static uint64_t joins;
-static char request[512];
-static size_t request_size;
-
-static void set_request(const char *offset) {
-    static const char *same = "Host: bench\r\nUser-Agent: bench\r\nAccept: text/event-stream\r\nCache-Control: no-cache\r\n";
-    request_size = (size_t)(origin_port ? snprintf(request, sizeof request, "GET %s?live=sse&offset=%s HTTP/1.1\r\n%s\r\n",
-                                                   path, offset, same)
-                                        : snprintf(request, sizeof request, "GET %s HTTP/1.1\r\n%s\r\n", path, same));
-}
+static const char *offset;
+static int came;
 
 static void come(struct reader *r) {
+    static const char *same = "Host: bench\r\nUser-Agent: bench\r\nAccept: text/event-stream\r\nCache-Control: no-cache\r\n";
+    char request[2048];
+    struct section own = section_of(came++, same);
+    size_t request_size = (size_t)(origin_port ? snprintf(request, sizeof request, "GET %s?live=sse&offset=%s HTTP/1.1\r\n%.*s\r\n",
+                                                          path, offset, own.size, own.text)
+                                               : snprintf(request, sizeof request, "GET %s HTTP/1.1\r\n%.*s\r\n", path, own.size,
+                                                          own.text));
+    if (request_size >= sizeof request) die("a header section is too long");
     r->fd = connect_to(port, 0);
     r->size = 0;
     watch(epoll, EPOLL_CTL_ADD, r->fd, EPOLLIN, r);
@@ -86,13 +90,13 @@ static void step(int timeout_ms) {
 
 static void open_all(void) {
     if (origin_port) publish();
-    set_request("-1");
+    offset = "-1";
     come(&resident);
     for (int64_t began = now_ns(); !is_resident_there || (origin_port && !origin_is_followed());) {
         step(5);
         if (now_ns() - began > PATIENCE_NS) die("the first reader was not let in");
     }
-    set_request("0000000000000001"); /* behind the one message, as origin.c names it */
+    offset = "0000000000000001"; /* behind the one message, as origin.c names it */
     places = calloc((size_t)concurrency, sizeof *places);
     for (int i = 0; i < concurrency; i++) come(&places[i]);
 }
@@ -101,7 +105,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},   {"concurrency", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},     {"pid", 1, 0, 'P'},    {"core", 1, 0, 'c'},
-        {0, 0, 0, 0}};
+        {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 1, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -115,6 +119,7 @@ int main(int argc, char **argv) {
         case 'W': warmup = atof(optarg); break;
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
+        case 'H': sections_load(optarg); break;
         default: return 2;
         }
     }

@@ -30,6 +30,7 @@
 #include "origin.h"
 #include "processor.h"
 #include "publish.h"
+#include "sections.h"
 
 #define BATCH 256
 #define STILL_NS 8000000 /* of processor time in a quarter of a second: its timers */
@@ -76,11 +77,13 @@ static void arrive(struct subscriber *s, const char *at, int64_t now) {
 }
 
 static void request(struct subscriber *s) {
-    char text[512];
+    char text[2048];
     int size;
+    static int asked;
+    struct section own = section_of(asked++, "Host: bench\r\n");
     if (origin_port)
-        size = snprintf(text, sizeof text, "GET %s?offset=%s&live=%s HTTP/1.1\r\nHost: bench\r\n\r\n", path, s->offset,
-                        is_long_poll ? "long-poll" : "sse");
+        size = snprintf(text, sizeof text, "GET %s?offset=%s&live=%s HTTP/1.1\r\n%.*s\r\n", path, s->offset,
+                        is_long_poll ? "long-poll" : "sse", own.size, own.text);
     else
         size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: bench\r\nAccept: %s\r\n%s%s%s\r\n", path,
                         is_long_poll ? "*/*" : "text/event-stream", basin ? "s2-basin: " : "", basin ? basin : "",
@@ -271,7 +274,7 @@ int main(int argc, char **argv) {
         {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'W'}, {"gap-us", 1, 0, 'g'},  {"pid", 1, 0, 'P'},         {"rounds", 1, 0, 'r'},
         {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {"tls", 0, 0, 'T'},
-        {"basin", 1, 0, 'B'},  {"batch", 1, 0, 'N'},   {0, 0, 0, 0}};
+        {"basin", 1, 0, 'B'},  {"batch", 1, 0, 'N'},   {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
     if (argc < 2) die("usage: live fanout|wake|idle --port PORT ...");
     const char *work = argv[1];
     struct publisher publisher = {.post_path = "/", .message_bytes = 100};
@@ -296,6 +299,7 @@ int main(int argc, char **argv) {
         case 'T': links_use_tls("http/1.1"); break;
         case 'B': basin = publisher.basin = optarg; break;
         case 'N': publisher.batch = atoi(optarg); break;
+        case 'H': sections_load(optarg); break;
         case 'm': is_long_poll = strcmp(optarg, "longpoll") == 0; break;
         default: return 2;
         }

@@ -10,6 +10,8 @@
  * Last-Modified and Etag come back as If-Modified-Since and If-None-Match.  That no message is skipped or repeated is checked
  * in every answer, which is why no coding is asked for.
  *
+ * With --sections the clients' headers differ: they are read from a file (sections.h).
+ *
  * Prints, as one line of JSON, the answers with messages, the messages in them, the delay from publishing to arrival and the
  * processor time of the server and of this process in the window. */
 #include <getopt.h>
@@ -20,6 +22,7 @@
 #include "origin.h"
 #include "processor.h"
 #include "publish.h"
+#include "sections.h"
 
 #define BATCH 256
 #define STILL_NS 8000000 /* of processor time in a quarter of a second: its timers */
@@ -51,18 +54,19 @@ static int first_answers;
 static int is_counting;
 
 static void ask(struct reader *r) {
-    char text[768];
+    char text[2048];
     int size;
-    static const char *same = "Host: bench\r\nUser-Agent: bench\r\nAccept: */*\r\n";
+    struct section own = section_of((int)(r - all), "Host: bench\r\nUser-Agent: bench\r\nAccept: */*\r\n");
     if (origin_port)
-        size = snprintf(text, sizeof text, "GET %s?%s%.*s%slive=long-poll&offset=%.*s HTTP/1.1\r\n%s\r\n", path,
+        size = snprintf(text, sizeof text, "GET %s?%s%.*s%slive=long-poll&offset=%.*s HTTP/1.1\r\n%.*s\r\n", path,
                         r->second.size ? "cursor=" : "", (int)r->second.size, r->second.text, r->second.size ? "&" : "",
-                        (int)r->position.size, r->position.text, same);
+                        (int)r->position.size, r->position.text, own.size, own.text);
     else if (r->has_read)
-        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n%sIf-Modified-Since: %.*s\r\nIf-None-Match: %.*s\r\n\r\n", path,
-                        same, (int)r->position.size, r->position.text, (int)r->second.size, r->second.text);
+        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n%.*sIf-Modified-Since: %.*s\r\nIf-None-Match: %.*s\r\n\r\n", path,
+                        own.size, own.text, (int)r->position.size, r->position.text, (int)r->second.size, r->second.text);
     else
-        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n%s\r\n", path, same);
+        size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n%.*s\r\n", path, own.size, own.text);
+    if (size >= (int)sizeof text) die("a header section is too long");
     if (send(r->fd, text, (size_t)size, MSG_NOSIGNAL) != size) die("a request could not be sent: %s", strerror(errno));
 }
 
@@ -180,7 +184,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},
         {"post-path", 1, 0, 'u'}, {"seconds", 1, 0, 's'}, {"warmup", 1, 0, 'W'},      {"gap-us", 1, 0, 'g'}, {"pid", 1, 0, 'P'},
-        {"core", 1, 0, 'c'},    {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},    {"sections", 1, 0, 'H'}, {0, 0, 0, 0}};
     struct publisher publisher = {.posts = 4, .post_path = "/", .message_bytes = 100};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -195,6 +199,7 @@ int main(int argc, char **argv) {
         case 'g': gap_ns = atoll(optarg) * 1000; break;
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
+        case 'H': sections_load(optarg); break;
         default: return 2;
         }
     }

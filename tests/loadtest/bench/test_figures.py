@@ -85,3 +85,12 @@ def test_the_load_was_the_limit_where_the_servers_core_had_time_left() -> None:
     assert not made.is_load_bound(GATEWAY)
     assert made.is_load_bound("nginx")
     assert not made.is_load_bound("bare")
+
+
+def test_a_target_may_judge_another_peer_than_the_gateway() -> None:
+    target = Target(Relation.AT_MOST_CPU, 1.3, "nginx", of="varnish")
+    made = row(target)
+    made.add("nginx", Sample(1.0, cpu_us=10.0))
+    made.add("varnish", Sample(1.0, cpu_us=14.0))
+    assert target.shown_at == "varnish"
+    assert target.is_reached(made) is False

@@ -9,6 +9,7 @@ from gateway.server.listeners import load_certificates
 from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.fetch import header, status
 from loadtest.bench.peers import SIZES, closed_stream, gateway_config, nchan_config, nginx_config, varnish_config
+from loadtest.bench.production import ALL, CLIENTS, SETTINGS, Setting
 from tests.debian import program
 
 CERTIFICATE = Certificate(Path("/c.pem"), Path("/k.pem"))
@@ -34,6 +35,23 @@ def test_the_gateways_s2_route_is_one(tmp_path: Path) -> None:
     assert route.strip_prefix
 
 
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_the_gateways_configuration_with_a_setting_of_production_is_one(setting: Setting, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None, more=setting.more), encoding="utf-8")
+    config = load_config(file, environ={}).config
+    assert bool(config.server.trusted_proxies) is setting.has_proxy
+    assert all((route.credentials == "shared") is setting.has_tokens for route in config.routes)
+    assert all((route.cors is not None) is setting.has_browsers for route in config.routes)
+
+
+def test_clients_in_production_differ_in_their_header_sections() -> None:
+    sections = [ALL.section(client, "*/*") for client in range(CLIENTS)]
+    assert len(set(sections)) == CLIENTS
+    assert max(map(len, sections)) < 1_536
+    assert all(section.endswith("\r\n\r\n") and section.count("\r\n\r\n") == 1 for section in sections)
+
+
 @pytest.mark.parametrize("text", [nginx_config(80, ORIGINS, Path("/f"), Path("/s")), varnish_config(ORIGINS)])
 def test_what_is_relayed_is_cached_by_no_peer(text: str) -> None:
     for name in SIZES:
@@ -45,6 +63,7 @@ def test_braces_of_server_configurations_are_balanced() -> None:
     texts = (
         nginx_config(80, ORIGINS, Path("/f"), Path("/s")),
         nchan_config(80, Path("/f"), Path("/m.so")),
+        nchan_config(80, Path("/f"), Path("/m.so"), logs=True),
         nchan_config(80, Path("/f"), Path("/m.so"), nginx_tls(443, CERTIFICATE)),
         varnish_config(ORIGINS),
     )

@@ -13,6 +13,7 @@ from loadtest.bench import chart
 from loadtest.bench.catchup import benchmarks as catchup_benchmarks
 from loadtest.bench.figures import GATEWAY, Growth, GrowthPoint, Relation, Row, Sample, Target
 from loadtest.bench.live import benchmarks as live_benchmarks
+from loadtest.bench.production import benchmarks as production_benchmarks
 from loadtest.bench.readme import keep, tables
 from loadtest.bench.report import PEERS, Result, foreign_share, show, to_json
 from loadtest.bench.s2 import benchmarks as s2_benchmarks
@@ -102,6 +103,7 @@ def every_benchmark() -> list[Benchmark]:
         *catchup_benchmarks(),
         *live_benchmarks(),
         *turnover_benchmarks(),
+        *production_benchmarks(),
         *every_secure_benchmark(),
         *s2_benchmarks(),
     ]
@@ -123,6 +125,7 @@ def test_names_of_benchmarks_and_rows_are_unique_and_targets_name_measured_peers
     for benchmark in every:
         for row in benchmark.rows:
             assert {target.reference for target in row.targets} <= {"", *benchmark.peers}
+            assert {target.of for target in row.targets} <= {GATEWAY, *benchmark.peers}
 
 
 def test_the_pages_table_has_rates_processor_time_and_aims(result: Result) -> None:
