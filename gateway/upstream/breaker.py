@@ -300,6 +300,9 @@ class Breaker:
                 # It is there.  Whether it serves streams, only a stream's request can tell.
                 self._let_clients_in(now)
                 return
+            if self._probes:
+                # A client's request is under way, and its result has to count: clients may ask for what takes longer.
+                return
         if permit.is_probe:
             self._move(Event.RELAPSED, now, is_own=permit.is_own)
             if self._is_vouched:

@@ -330,6 +330,17 @@ def test_a_silent_origin_is_probed_by_one_client_in_two_seconds() -> None:
     assert admitted == list(range(0, 40, 2))
 
 
+def test_a_client_that_is_answered_after_an_own_probe_was_not_closes_it() -> None:
+    breaker, clock = tripped()
+    clock.advance(10)
+    slow = breaker.admit(clock.now())
+    assert slow is not None
+    probe(breaker, clock, is_good=False)
+    clock.advance(3)
+    breaker.succeeded(slow, clock.now())
+    assert breaker.state is CLOSED
+
+
 def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
     breaker, clock = tripped()
     clock.advance(10)
