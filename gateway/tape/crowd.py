@@ -12,7 +12,7 @@ which drops them: until then they are found without a look at the stream.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
 from gateway.tape.stream import Stream
@@ -23,6 +23,8 @@ MOST_EVENTS: Final = 64
 """The latest events of a path that are kept for its sleeping streams."""
 MOST_DOZING: Final = 4_096
 """Sleeping streams of one path that keep their remembered answers until the next event."""
+MOST_QUERIES: Final = 64
+"""Queries of an S2 path whose sleeping streams are told apart by how far their records reach."""
 _LOOKS: Final = 8
 """Streams looked at in one call for those that are not in use."""
 
@@ -52,6 +54,8 @@ class Crowd:
         self._events: deque[tuple[int, Event]] = deque()
         self._complete_from = 0
         """A stream that has heard at least so many events can hear the rest."""
+        self._records_to: dict[str | None, int] = {}
+        """For each query of an S2 path the end of the furthest records of a stream that has slept; None is for all."""
 
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
@@ -94,6 +98,7 @@ class Crowd:
             stream.heard = self._version
             # A write may begin meanwhile.
             stream.forget_beyond()
+            self._holds_records(stream)
             dozing[stream] = None
         dropped = []
         while len(dozing) > MOST_DOZING:
@@ -101,6 +106,26 @@ class Crowd:
             del dozing[oldest]
             dropped.append(oldest)
         return dropped
+
+    def records_to(self, queries: Collection[str] | None) -> int:
+        """The end of the furthest records that a sleeping stream with one of these queries may hold; None: any."""
+        known = self._records_to.items()
+        return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
+
+    def looked_at(self, streams: Iterable[Stream]) -> None:
+        """All streams of an S2 path have been looked at: those with records that are not the origin's are in doubt."""
+        self._records_to.clear()
+        for stream in streams:
+            self._holds_records(stream)
+
+    def _holds_records(self, stream: Stream) -> None:
+        tape = stream.records
+        if tape is not None and tape.block_count and not tape.is_doubted:
+            held = self._records_to
+            query = None if None in held else stream.key.query
+            held[query] = max(held.get(query, 0), tape.end)
+            if len(held) > MOST_QUERIES:
+                self._records_to = {None: max(held.values())}
 
     def remove(self, stream: Stream) -> None:
         """A stream is no longer in memory."""

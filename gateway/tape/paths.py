@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gateway.protocol.stream_key import Group, StreamKey
 from gateway.tape.crowd import MOST_AWAKE, Crowd, Event
@@ -86,6 +86,16 @@ class Paths:
         """Keep an event for the streams of the path that sleep; returns those whose remembered answers it ends."""
         crowd = self._crowds.get(group)
         return crowd.told(event) if crowd is not None else ()
+
+    def records_to(self, group: Group, queries: Collection[str] | None) -> int:
+        """The end of the furthest records that a sleeping S2 stream of the path may hold; 0 if there is none."""
+        crowd = self._crowds.get(group)
+        return crowd.records_to(queries) if crowd is not None else 0
+
+    def looked_at(self, group: Group) -> None:
+        """All S2 streams of the path have been looked at."""
+        if (crowd := self._crowds.get(group)) is not None:
+            crowd.looked_at(self.group(group))
 
     def wake(self, stream: Stream) -> tuple[list[Event] | None, Iterable[Stream]]:
         """Wake a stream: returns what it has missed, None if that is not known any more, and the streams whose

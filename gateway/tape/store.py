@@ -15,7 +15,7 @@ by a follower that stores what its live readers need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
@@ -253,6 +253,22 @@ class TapeStore:
         if stream.ended is None and stream.records is not None:
             stream.records.doubts += 1
             self.withdraw(stream)
+
+    def doubt_replaced(
+        self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
+    ) -> None:
+        """The S2 stream at this path with one of these queries, or None for all, goes on at `start`: doubt what is held
+        of later records, but for the streams `seen`.
+
+        All streams of the path are looked at, so only if one that has slept may hold such records.
+        """
+        if start >= self._paths.records_to(group, queries):
+            return
+        for stream in self.group(group):
+            tape, is_of_it = stream.records, queries is None or stream.key.query in queries
+            if is_of_it and tape is not None and start < tape.end and stream not in seen:
+                self.doubt_records(stream)
+        self._paths.looked_at(group)
 
     def weigh(self, stream: Stream) -> None:
         """Charge what the record has learned since it was last weighed: headers, surrogate keys, queries.  Does nothing

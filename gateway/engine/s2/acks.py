@@ -5,16 +5,17 @@ gateway may be what shows that first: records can only be appended after the one
 It is noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
 
 Of a path with a crowd of streams (`gateway.tape.crowd`) only those that are awake are looked at for each append.  The
-others hold the same while they sleep, so they are looked at when there is an acknowledgement: refused appends, which
-anyone can send, cost little.
+others hold the same while they sleep.  They are looked at when an acknowledgement lies before the end of what one of
+them may hold, which shows that the stream is another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.engine.s2.request import plain
+from gateway.protocol.stream_key import Group
 from gateway.s2 import protobuf, session
 from gateway.s2.json_format import BadJson, decode_append_ack
 from gateway.s2.records import AppendAck
@@ -39,15 +40,28 @@ class Before(NamedTuple):
 class Acknowledgements:
     """Looks at the answer to one append, or to one session, whose first acknowledgement tells as much as all."""
 
-    __slots__ = ("_before", "_bytes", "_coding", "_frames", "_held", "_is_over", "_is_protobuf", "_length", "_store")
+    __slots__ = (
+        "_before",
+        "_bytes",
+        "_coding",
+        "_frames",
+        "_group",
+        "_is_over",
+        "_is_protobuf",
+        "_length",
+        "_queries",
+        "_store",
+    )
 
     def __init__(
-        self, store: TapeStore, before: Sequence[Before], held: Callable[[], Iterable[Stream]] = tuple
+        self, store: TapeStore, before: Sequence[Before], group: Group, queries: Collection[str] | None
     ) -> None:
-        """`before` are the streams that were awake when the append was sent; `held` returns all that are held then."""
+        """`before` are the streams that were awake when the append was sent, of those at this path with these queries;
+        None is for all."""
         self._store = store
         self._before = before
-        self._held = held
+        self._group = group
+        self._queries = queries
         self._is_over = False
         """Whether there is nothing more to see."""
         self._bytes = b""
@@ -104,7 +118,7 @@ class Acknowledgements:
             self._stop()
 
     def _judge(self, ack: AppendAck) -> None:
-        before, held = self._before, self._held
+        before = self._before
         self._stop()
         if ack.end.seq_num <= ack.start.seq_num:
             # Bytes that are not of S2 decode too: an empty body is a message of zeros.
@@ -116,14 +130,9 @@ class Acknowledgements:
                 else:
                     self._store.doubt_records(stream)
         seen = {stream for stream, _, _ in before}
-        others = [stream for stream in held() if stream not in seen]
-        # If none sleeps, the others have been begun since and may hold what was appended.
-        if not all(stream.is_awake for stream in others):
-            for stream in others:
-                if stream.records is not None and ack.start.seq_num < stream.records.end:
-                    self._store.doubt_records(stream)
+        self._store.doubt_replaced(self._group, self._queries, ack.start.seq_num, seen)
 
     def _stop(self) -> None:
         """There is nothing more to see."""
         self._is_over = True
-        self._before, self._held, self._bytes, self._frames = (), tuple, b"", None
+        self._before, self._bytes, self._frames = (), b"", None

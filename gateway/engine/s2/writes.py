@@ -97,11 +97,7 @@ class S2Writes:
             for stream in streams
             if stream.records is not None and (queries is None or stream.key.query in queries)
         ]
-        return Acknowledgements(
-            self._store,
-            before,
-            lambda: (stream for stream in self._store.group(group) if _is_of(stream, queries)),
-        )
+        return Acknowledgements(self._store, before, group, queries)
 
     def written(self, request: RelayedRequest, status: int | None) -> None:
         """Record what the origin has done, by the status of its answer; without one it may have done it."""

@@ -78,10 +78,9 @@ def acknowledge(store: TapeStore, token: str, start: int) -> None:
     acks.finish()
 
 
-@pytest.mark.parametrize("status", [403, 404, 409])
-def test_a_refused_append_looks_at_a_bounded_number_of_streams(
-    store: TapeStore, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many streams have been looked at."""
     looks: Counter[str] = Counter()
     end, doubt = RecordTape.end.fget, TapeStore.doubt_records  # type: ignore[attr-defined]
 
@@ -95,9 +94,30 @@ def test_a_refused_append_looks_at_a_bounded_number_of_streams(
 
     monkeypatch.setattr(RecordTape, "end", property(counted_end))
     monkeypatch.setattr(TapeStore, "doubt_records", counted_doubt)
+    return looks
+
+
+@pytest.mark.parametrize("status", [403, 404, 409])
+def test_a_refused_append_looks_at_a_bounded_number_of_streams(
+    store: TapeStore, looks: Counter[str], status: int
+) -> None:
+    looks.clear()
     writes = S2Writes(store)
     assert writes.appends(request(Mode.APPEND)) is not None
     writes.written(request(Mode.APPEND), status)
+    assert looks["end"] > 0
+    assert max(looks.values()) <= AWAKE + 1, looks
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_an_append_to_the_stream_that_is_held_looks_at_a_bounded_number_of_streams(
+    store: TapeStore, looks: Counter[str], is_created_again: bool
+) -> None:
+    if is_created_again:
+        # This once, all have to be looked at.
+        acknowledge(store, "stranger", 0)
+    looks.clear()
+    acknowledge(store, "stranger", 1)
     assert looks["end"] > 0
     assert max(looks.values()) <= AWAKE + 1, looks
 
@@ -147,6 +167,27 @@ def test_an_acknowledgement_of_a_stream_created_again_is_seen_by_streams_that_sl
 def test_an_acknowledgement_behind_what_is_held_doubts_nothing(store: TapeStore) -> None:
     acknowledge(store, OWN, 1)
     assert [is_doubted(store, token) for token in (OWN, FIRST)] == [False, False]
+
+
+def test_records_that_are_read_after_a_doubt_are_doubted_again(store: TapeStore) -> None:
+    acknowledge(store, "stranger", 0)
+    stream = store.find(key(FIRST))
+    assert stream is not None
+    assert stream.records is not None
+    stream.records.settled = stream.records.doubts
+    for number in range(STREAMS):
+        store.find(key(f"token {number}"))
+    acknowledge(store, "stranger", 0)
+    assert is_doubted(store, FIRST)
+
+
+def test_streams_of_many_basins_are_doubted_by_an_acknowledgement_in_theirs(store: TapeStore) -> None:
+    for number in range(2 * crowd.MOST_QUERIES):
+        stream, _ = store.open_records(key("reader", f"basin-{number}"), 0.0)
+        store.store_records(stream, 0, (Record(0, 1, (), b"x"),), 0.0)
+    acknowledge(store, "stranger", 0)
+    assert is_doubted(store, FIRST)
+    assert is_doubted(store, "reader", "basin-0") is False
 
 
 def test_a_stream_that_wakes_between_the_append_and_its_acknowledgement_is_looked_at(store: TapeStore) -> None:
