@@ -67,7 +67,7 @@ test-pythons: ## the same on each newer Python of PATH (PYTHONS="python3.13 /pat
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
 
-chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")
+chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants", ARGS="--rules")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 linearizability: $(INSTALLED) ## S2 streams under faults, every history judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")

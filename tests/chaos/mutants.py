@@ -14,3 +14,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES)
 
 FAST_PATH_MUTANTS: Final[tuple[Mutant, ...]] = tuple(HITS)
 """The same traffic for two gateways is to tell these (`tests/server/fast_and_strict.py`)."""
+
+RARE: Final = ("overtaken-flight-is-laid", "late-404-is-believed", "delete-404-raises-no-doubt")
+"""Of the first, mutants that a minute of chaos seldom tells, because they need several rare events in one order.  The
+tests of their rules tell them (`tests/chaos/rules.py`)."""

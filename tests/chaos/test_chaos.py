@@ -6,7 +6,8 @@ import pytest
 
 from tests.chaos.chaos import Size, chaos
 from tests.chaos.mutant import Mutant
-from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS
+from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS, RARE
+from tests.chaos.rules import hunted
 
 _QUICK = ("cut-body-ends-cleanly", "credentials-share-a-tape", "offset-runs-ahead")
 
@@ -25,6 +26,10 @@ def test_a_gateway_with_a_fault_is_found_out(name: str) -> None:
     with mutant.at_work():
         result = chaos(1, 60.0, most_violations=1)
     assert result.violations
+
+
+def test_faults_that_chaos_seldom_meets_fail_the_tests_of_their_rules() -> None:
+    assert hunted(RARE) == 0
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *FAST_PATH_MUTANTS], ids=lambda mutant: mutant.name)

@@ -45,6 +45,26 @@ async def test_a_read_at_the_tail_is_one_look_and_no_bytes(start: Start) -> None
     assert asked_of(bench) == [("GET", "-1"), ("GET", "0004")]
 
 
+async def test_an_answer_that_stops_short_of_the_tail_is_not_up_to_date(start: Start) -> None:
+    """The origin itself had stopped there; what follows is not known."""
+    part = {**TEXT, "Stream-Next-Offset": "0002"}
+    bench = start(lambda asked: asked.answer(200, part, b"ab" if asked.method == "GET" else b""))
+    for outcome in (Outcome.MISS, Outcome.HIT):
+        answer = await bench.engine.catch_up(bench.read("/s"))
+        assert (answer.outcome, answer.headers["Stream-Next-Offset"]) == (outcome, "0002")
+        assert "Stream-Up-To-Date" not in answer.headers
+        answer.close()
+
+
+async def test_an_open_stream_is_not_closed_at_its_tail(start: Start) -> None:
+    bench = start(BinaryOrigin(b"abcd"), tail_fresh_s=60)
+    for offset in ("-1", "0004", "0004"):
+        answer = await bench.engine.catch_up(bench.read(f"/s?offset={offset}"))
+        assert answer.headers["Stream-Up-To-Date"] == "true"
+        assert "Stream-Closed" not in answer.headers
+        answer.close()
+
+
 async def test_a_closed_stream_is_answered_from_memory_for_as_long_as_it_is_trusted(start: Start) -> None:
     origin = BinaryOrigin(b"abcd")
     origin.is_closed = True

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import UpstreamTimeout
+from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
@@ -110,6 +111,19 @@ async def test_bytes_that_were_forgotten_meanwhile_are_asked_for_again(start: St
     assert stream.tape.read("-1", 100).pieces == (b"new!",)
 
 
+async def test_a_fetch_that_a_purge_has_overtaken_lays_nothing(start: Start) -> None:
+    bench = start()
+    stream = opened(bench)
+    look = await looking(bench, stream, "-1")
+    overtaken = await bench.until(1)
+    bench.engine.store.forget_bytes(stream)
+    bench.upstream.script = part_of_stream(b"", "0000")
+    part_of_stream(b"old", "0003")(overtaken)
+    await look
+    assert stream.tape.size == 0
+    assert stream.tape.tail == "0000"
+
+
 async def test_an_offset_behind_the_tail_is_told_where_it_is(start: Start) -> None:
     bench = start(part_of_stream(b"", "0002"))
     look = await looking(bench, opened(bench), "0009")
@@ -128,3 +142,28 @@ async def test_a_refusal_is_one_for_all_who_wait(start: Start, status: int) -> N
     assert len({id(head) for head in heads}) == 1
     assert isinstance(heads[0], OriginError)
     assert (heads[0].status, heads[0].body) == (status, b"why")
+
+
+@pytest.mark.parametrize("status", [404, 410])
+@pytest.mark.parametrize("start_at", ["-1", METADATA, "now"])
+async def test_a_refusal_requested_before_an_acknowledged_write_ends_nothing(
+    start: Start, start_at: str, status: int
+) -> None:
+    """The write has found the stream, so the refusal may predate it."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, follow_above_per_s=0)
+    await bench.body()
+    stream = bench.stream
+    bench.upstream.script = lambda asked: None
+    look = await looking(bench, stream, start_at)
+    refused = await bench.until(2)
+    bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0004"})
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    refused.answer(status)
+    assert isinstance(await look, OriginError)
+    assert stream.ended is None
+    assert stream.needs_revalidation
+    origin.body = b"abcd"
+    bench.upstream.script = origin
+    assert await bench.body() == (200, b"abcd")
+    assert bench.stream is stream

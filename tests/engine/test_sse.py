@@ -44,6 +44,18 @@ async def test_a_replay_ends_in_one_control_event_that_says_where_the_tail_is(st
     assert control["streamCursor"].isdigit()
 
 
+async def test_a_reader_is_not_up_to_date_where_an_acknowledged_append_is_still_to_come(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    _, _, live = await subscribed(bench)
+    bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0004"})
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    wire, _ = await bench.subscribe("/s?offset=-1&live=sse")
+    assert [control.get("upToDate", False) for control in controls(wire)] == [False]
+    bring(live, b"cd", "0004")
+    await eventually(lambda: datas(wire) == ["ab", "cd"], look_s=0)
+    assert controls(wire)[-1]["upToDate"]
+
+
 class TestFirstReader:
     """The first reader of a stream, on a route whose live answers have proved to be shareable."""
 

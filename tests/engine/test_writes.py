@@ -64,6 +64,59 @@ async def test_a_delete_ends_the_stream_where_the_origin_has_it_no_more(
     assert before.ended is why
 
 
+async def test_an_append_of_one_party_is_in_the_next_read_of_another(writes: Writes) -> None:
+    await writes.warm()
+    await writes.begin(Mode.APPEND, Authorization="of a writer")
+    writes.origin.body += b"cd"
+    await writes.answer(0, 204, "0004")
+    assert await writes.bench.body() == (200, b"abcd")
+
+
+async def test_a_delete_ends_waiting_readers_at_once(writes: Writes) -> None:
+    await writes.warm()
+    client = await writes.wait()
+    await writes.begin(Mode.DELETE)
+    await writes.answer(0, 204)
+    await pass_turns()
+    assert [answer.status for answer in client.answers] == [404]
+
+
+async def test_a_stream_made_again_has_tags_of_its_own(writes: Writes) -> None:
+    """Its offsets and its length are those of the one before."""
+    tags = []
+    for body in (b"ab", b"cd"):
+        writes.origin.body = body
+        answer = await writes.bench.engine.catch_up(writes.bench.read("/s"))
+        tags.append(answer.headers["ETag"])
+        answer.close()
+        assert await writes.bench.body() == (200, body)
+        await writes.begin(Mode.CREATE)
+        await writes.answer(len(tags) - 1, 201, "0002")
+    assert tags[0] != tags[1]
+
+
+async def test_a_delete_drops_the_tapes_of_all_parties(writes: Writes) -> None:
+    assert await writes.bench.body() == (200, b"ab")
+    record = writes.held
+    await writes.begin(Mode.DELETE, Authorization="of a writer")
+    await writes.answer(0, 204)
+    # The path may name another stream to the writer, so this one is not said to have been deleted.
+    assert record.ended is End.PURGED
+
+
+async def test_a_delete_that_finds_nothing_has_all_parties_ask_the_origin(writes: Writes) -> None:
+    """An earlier attempt may have done it, and its answer was lost."""
+    await writes.warm()
+    record, asked = writes.held, len(writes.bench.upstream.asked)
+    await writes.begin(Mode.DELETE, Authorization="of a writer")
+    await writes.answer(0, 404)
+    assert record.ended is None
+    assert record.may_have_ended
+    assert await writes.bench.body() == (200, b"ab")
+    # The write, and then the read.
+    assert len(writes.bench.upstream.asked) > asked + 1
+
+
 @pytest.mark.parametrize(("status", "doubts"), [(400, 0), (409, 0), (413, 0), (500, 1), (502, 1), (504, 1)])
 async def test_a_write_that_may_have_been_done_is_doubted(start: Start, status: int, doubts: int) -> None:
     bench = await known(start)

@@ -34,3 +34,16 @@ def test_a_stream_whose_readers_have_left_is_not_counted() -> None:
     for frames in found:
         all_kept.forget(frames)
     assert all_kept.size == 0
+
+
+def test_readers_at_two_places_are_sent_frames_of_their_own() -> None:
+    stream = Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape("i"))
+    stream.learn_type("application/octet-stream")
+    stream.tape.store("-1", "0001", (b"a",), 0.0)
+    stream.tape.store("0001", "0002", (b"b",), 0.0)
+    frames = Frames(stream, KeptFrames(1_000))
+
+    def frame(start: str) -> object:
+        return frames.frame(start, stream.tape.read(start, 10), is_current=True, is_closed=False, cursor="1")
+
+    assert frame("-1") != frame("0001")

@@ -85,6 +85,13 @@ def test_a_reading_stops_at_the_last_known_offset_within_the_limit_after_at_leas
     assert [read(tape, "-1", limit)[1] for limit in (1, 2, 3, 4, 8, 9)] == ["2", "2", "2", "4", "4", "9"]
 
 
+def test_a_reading_ends_where_its_bytes_do() -> None:
+    tape = Tape("i")
+    tape.store("-1", "2", [b"ab"], 1.0)
+    tape.reached("9")
+    assert read(tape, "-1") == (b"ab", "2")
+
+
 def test_a_sealed_block_takes_no_more_and_the_oldest_is_dropped_first() -> None:
     tape = Tape("i")
     tape.store("-1", "1", [b"a" * SEAL_BYTES], 1.0)
