@@ -7,11 +7,11 @@ share a stream that has no parts, and a task that runs again reads the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -19,8 +19,7 @@ from pyspark_durable_streams.batch_slice import Allowance
 from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import BadOption, DataLost, each_in_one_line, in_one_line
-from pyspark_durable_streams.filters import StreamFilter
-from pyspark_durable_streams.formats import Format, Rows, check_schema
+from pyspark_durable_streams.formats import Rows, check_schema
 from pyspark_durable_streams.news import News, Target
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, split_evenly
@@ -40,7 +39,6 @@ class BatchReader(DataSourceReader):
         check_schema(options.format, schema, options.corrupt)
         self._schema = schema
         self._options = options
-        self._wanted = StreamFilter()
 
     @in_one_line
     def partitions(self) -> Sequence[InputPartition]:
@@ -60,8 +58,9 @@ class BatchReader(DataSourceReader):
         surveyor.begin(spool)
         found: dict[str, News] = {}
         try:
-            streams = filter(self._wanted.allows, listing_of(options, client, admin).tails())
-            surveyor.each(streams, lambda stream: self._look(surveyor, stream, found))
+            surveyor.each(
+                listing_of(options, client, admin).tails(), lambda stream: self._look(surveyor, stream, found)
+            )
         finally:
             client.close()
             if admin is not None:
@@ -104,16 +103,6 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         return rows_of(partition, self._options, self._schema)
-
-
-class FilteringReader(BatchReader):
-    """A batch reader that takes filters.  Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is set."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
-        """Read only streams that the filters allow; Spark still evaluates all filters."""
-        column = "_stream" if self._options.format is Format.TYPED else "stream"
-        self._wanted.add(filters, column)
-        return filters
 
 
 def rows_of(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ have lately had misfits are looked at, unless Arrow then still refuses the block
 number of misfits.  Within an array nothing is overwritten: an array with a misfit is one as a whole.
 
 Lines that are no objects are taken out first.  If Arrow refuses the others after all that, values that it cannot
-represent are overwritten too, wherever they are (`extremes`).  What it refuses even then is found by bisection.
+represent are overwritten too, wherever they are (`extremes`).  Lines that it refuses even then are found by bisection.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptio
         raise BadOption("option endingOffsets: latest or a token for each stream is expected, not earliest")
     max_rows, min_rows = _count(found, "maxRowsPerTrigger"), _count(found, "minOffsetsPerTrigger")
     if max_rows is not None and min_rows is not None and min_rows > max_rows:
-        raise BadOption("option minOffsetsPerTrigger exceeds maxRowsPerTrigger")
+        raise BadOption("option minOffsetsPerTrigger exceeds maxRowsPerTrigger (or maxOffsetsPerTrigger)")
     if "maxtriggerdelay" in found and min_rows is None:
         raise BadOption("option maxTriggerDelay requires minOffsetsPerTrigger")
     return ReadOptions(

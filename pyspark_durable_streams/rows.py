@@ -2,7 +2,8 @@
 
 As in Spark's Kafka sink, the option `stream` takes precedence over the column `stream`, and a column `value` of text or
 bytes is the message.  Without it, all other columns of a row become one JSON object: null columns are left out, times
-are in RFC 3339, bytes in base64, decimals are numbers, NaN is null.  A key of a map is the text of its JSON value.
+are in RFC 3339, bytes in base64, decimals are numbers, NaN is null.  A key of a map is the text of its JSON value; NaN
+and the infinities have their names.
 
 An instant is written in UTC at any depth, in keys too.  The session's time zone must not change a message: a replay in
 another zone would cut the POSTs elsewhere, and the origin would take different rows for repetitions.
@@ -18,6 +19,7 @@ import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -202,6 +204,9 @@ def _same(value: Any) -> Any:
 
 def _key_text(key: Any) -> str:
     """A key of a map as text: its JSON value, without the quotes that the value may have."""
+    if isinstance(key, float) and not isfinite(key):
+        # JSON has no number for it, and null would be one key for all three.
+        return "NaN" if isnan(key) else "Infinity" if key > 0 else "-Infinity"
     text = _json(key)
     return str(orjson.loads(text)) if text.startswith(b'"') else text.decode()
 

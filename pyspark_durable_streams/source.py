@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -19,9 +18,6 @@ from pyspark_durable_streams.errors import DurableStreamsError, in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-
-_FILTERING_PLANNER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class DefaultSource(DataSource):
@@ -45,11 +41,10 @@ class DefaultSource(DataSource):
     @in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a batch."""
-        from pyspark_durable_streams.batch import BatchReader, FilteringReader
+        from pyspark_durable_streams.batch import BatchReader
         from pyspark_durable_streams.options import read_options
 
-        kind = FilteringReader if _plans_with_filters() else BatchReader
-        return kind(schema, read_options(self.options, is_streaming=False))
+        return BatchReader(schema, read_options(self.options, is_streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         """Reads streams as they grow."""
@@ -74,16 +69,6 @@ class DefaultSource(DataSource):
         from pyspark_durable_streams.writer import stream_writer
 
         return stream_writer(schema, self.options, overwrite)
-
-
-def _plans_with_filters() -> bool:
-    """Whether this process is the one in which Spark offers filters.
-
-    Spark starts it if `spark.sql.python.filterPushdown.enabled` is set, and otherwise refuses a reader that takes
-    filters.  Nothing else tells a data source about the setting.
-    """
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return _FILTERING_PLANNER in sys.modules or (spec is not None and spec.name == _FILTERING_PLANNER)
 
 
 class _Refusal(DataSourceStreamReader, SupportsTriggerAvailableNow):

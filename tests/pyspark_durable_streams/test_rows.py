@@ -187,6 +187,10 @@ def test_a_message_has_the_same_bytes_in_every_time_zone(drawn: tuple[pa.DataTyp
         (pa.decimal128(10, 2), Decimal("100.00"), "100.00"),
         (pa.binary(), b"\x00\xff", "AP8="),
         (pa.int64(), 7, "7"),
+        (pa.float64(), 1.5, "1.5"),
+        (pa.float64(), float("nan"), "NaN"),
+        (pa.float64(), float("inf"), "Infinity"),
+        (pa.float64(), float("-inf"), "-Infinity"),
         (pa.string(), "seven", "seven"),
     ],
 )
