@@ -146,7 +146,7 @@ class _Events:
         self._asked = asked
         self._at = place
         self.known = known
-        """What was known of the stream when the session was asked for."""
+        """The knowledge of the stream when the session was asked for."""
         position = known.position
         self._overlap = position if position is not None and 0 < place == position.seq_num else None
         """The position after the record that is asked for again, until something has come."""
@@ -161,7 +161,7 @@ class _Events:
         return self._at if self._overlap is None else self._at - 1
 
     def is_doubtful(self, first: ReadBatch) -> bool:
-        """Whether the first batch does not show that the session is of the stream that was read before."""
+        """Whether the first batch leaves open that the session may read a re-created stream."""
         return bool(first.records) and not self.known.is_shown_by(first.records)
 
     def of(self, batch: ReadBatch) -> bytes:

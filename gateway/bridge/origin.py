@@ -134,7 +134,7 @@ class Call:
             if self.sighting.known().incarnation == known.incarnation:
                 if isinstance(outcome, Found):
                     self.sighting.saw_records(known, outcome.records, is_proof=True)
-                    # One record fewer if the one before the first was asked for again.
+                    # One record fewer if the last known record was asked for again.
                     is_full = len(outcome.records) >= MAX_BATCH_RECORDS - 1 or (
                         2 * total_metered_bytes(outcome.records) >= MAX_BATCH_METERED_BYTES
                     )
@@ -148,8 +148,8 @@ class Call:
         raise UpstreamBroken("Stream changes faster than it can be read")
 
     async def _read_joined(self, known: Known, seq_num: int) -> Found | None:
-        """Records from a number on, by a read of the last one that was read before and its successors; None if that is
-        not due, or brings nothing new.  Raises a GatewayError."""
+        """Records from a number on, by a read that begins with the last known record; None if that is not due, or
+        brings nothing new.  Raises a GatewayError."""
         position = known.position
         if position is None or seq_num != position.seq_num or seq_num != self.sighting.full_to:
             return None
@@ -242,7 +242,7 @@ class Call:
         return self.base + self.name.path
 
     def _is_doubtful(self, known: Known, outcome: Found | AtTail | Refused, joined: Found | None) -> bool:
-        """Whether the stream has to be recognised before the outcome is joined to what is known of it; `joined` is the
+        """Whether the stream has to be recognised before the outcome is joined to earlier records; `joined` is the
         outcome if it came together with the record before it."""
         closed_at = self.sighting.closed_at
         match outcome:

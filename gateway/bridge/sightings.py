@@ -5,10 +5,10 @@ tells them apart is the timestamp of a record: a number that had another one bef
 does a tail that lies before a record that was seen, or an append that got such a number.  Each stream found in this way
 is another *incarnation*; entity tags name it, and the engine drops what it holds of the one before.
 
-A reply is compared with what was known when it was asked for, because replies overtake each other.  A reply that says
-nothing of a record that was seen proves nothing: what it brings may be another stream's, so it is not joined to what
-was read before until that record has been asked for again.  A stream that is gone never comes back, so a record that is
-the same before and after a reply shows whose the reply is.
+A reply is compared with the knowledge at the time of its request, because replies overtake each other.  A reply without
+a known record proves nothing: its records may be another stream's.  They are joined to earlier records only after the
+last known record has been asked for again.  A stream that is gone never comes back, so a record that is the same before
+and after a reply shows whose the reply is.
 
 The table is bounded.  A stream that falls out of it is taken for the same when it is seen again.
 """
@@ -85,7 +85,7 @@ class Sighting:
 
     def saw_records(self, known: Known, records: Sequence[Record], *, is_proof: bool = False) -> None:
         """A reply has brought these consecutive records, of which there is at least one.  `is_proof` means that they
-        are known to be of the same stream."""
+        are known to belong to the same stream."""
         last = records[-1]
         is_other = False
         if (position := known.position) is not None:
@@ -120,7 +120,7 @@ class Sighting:
             self._begin_another()
 
     def _saw(self, known: Known, position: StreamPosition, mark: int | None, *, is_other: bool, is_known: bool) -> None:
-        """A record was seen; `is_known` means that it is of the stream that was read before, if it is not another's."""
+        """A record was seen; `is_known` means that it belongs to the known stream unless `is_other`."""
         if known.incarnation != self._incarnation:
             # It was asked for before the stream took the other's place: it may be of either.
             return

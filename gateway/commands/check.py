@@ -2,7 +2,7 @@
 
 It reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
 certificates and the admin port's token, and looks whether the log can be written and tracing is installed.  It prints
-every mistake, one a line, and warns of settings that are valid and have no effect, or not the one that is wanted.  A
+every mistake, one a line, and warns of valid settings that have no effect, or hardly the intended one.  A
 check that depends on other values (a check across fields, a file named by a wrong value) runs only once those are
 right.
 

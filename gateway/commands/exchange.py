@@ -152,7 +152,7 @@ def _retry_after_s(value: str | None) -> float:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        # Its number is OpenSSL's, and would be taken for another error of the system.
+        # Its number is OpenSSL's, and stands for another error among the system's.
         if error.reason in _NO_TLS:
             return "the server does not speak TLS; is it an http:// URL?"
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
@@ -160,7 +160,7 @@ def _reason(error: OSError) -> str:
 
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""What OpenSSL says of an answer in plain HTTP."""
+"""OpenSSL's reasons for refusing an answer in plain HTTP."""
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Warnings about a valid configuration: settings without effect, and settings that will not do what is wanted.
+"""Warnings about a valid configuration: settings without effect, or with another effect than intended.
 
 Each warning is one line: the source of the setting, its key, and the reason.
 """
@@ -33,7 +33,7 @@ class _Needs(NamedTuple):
 
     section: tuple[str, ...]
     keys: frozenset[str] | None
-    """None: all keys of the section but those that are needed."""
+    """None stands for all optional keys of the section."""
     is_met: Callable[[GatewayConfig], bool]
     what: str
 

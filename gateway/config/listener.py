@@ -200,7 +200,7 @@ def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, adm
 
 
 def _taken(wanted: ListenerConfig, seen: Iterable[ListenerConfig]) -> str | None:
-    """The address of the first listener that a wanted one would meet; None if there is none."""
+    """The address of the first listener that has the address of `wanted` already; None if it is free."""
     for one in seen:
         first, second = one.bind_address, wanted.bind_address
         if isinstance(first, Address) and isinstance(second, Address):

@@ -52,7 +52,7 @@ class _InMemory(NamedTuple):
     size: int
     copied: int
     shared: SharedBytes
-    """What the bytes that are not copied belong to."""
+    """The account of the bytes that are not copied."""
 
 
 class _FlightBody(NamedTuple):
@@ -81,8 +81,8 @@ class Parts:
         )
 
     def tag_size(self, is_json: bool) -> int | str:
-        """What stands for the body's length in its entity tag: the length; or else what is in memory and what the
-        origin has announced besides; or else a text that no other body has."""
+        """The body's length, or a text in its place, for its entity tag: the bytes in memory with the length that the
+        origin has announced for the rest, or else a text that no other body has."""
         if (length := self.length(is_json)) is not None:
             return length
         flights = [part.flight.expected for part in self._parts if not isinstance(part, _InMemory)]
@@ -101,8 +101,7 @@ class Parts:
 
     @property
     def shared(self) -> SharedBytes | None:
-        """What the first bytes in memory belong to, and all others unless they are of a flight; None if there are
-        none."""
+        """The account of the bytes in memory, without those of flights; None if there are no such bytes."""
         return next((part.shared for part in self._parts if isinstance(part, _InMemory)), None)
 
     def attach(self, flight: Flight) -> None:
@@ -155,7 +154,7 @@ class Parts:
         return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
 
     def holdings(self) -> Iterator[Holding]:
-        """What the body keeps in memory."""
+        """The bytes that the body keeps in memory."""
         for part in self._parts:
             if isinstance(part, _FlightBody):
                 yield from part.flight.holdings()
@@ -226,7 +225,7 @@ class Answer:
         return b"".join(self.pieces())
 
     def holdings(self) -> Iterator[Holding]:
-        """What its body keeps in memory."""
+        """The bytes that its body keeps in memory."""
         if self.parts is not None:
             yield from self.parts.holdings()
 

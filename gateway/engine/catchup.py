@@ -408,8 +408,8 @@ class _Attempt:
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._at != self._read.start and isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed the bytes before this offset as well, so what it has begins later: ask it for what
-            # the client has asked for.
+            # The origin has trimmed the bytes before this offset as well, so the stream begins later there: ask for the
+            # client's own offset.
             if stream.ended is None and stream.tape.knows_after(self._read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
@@ -422,7 +422,7 @@ class _Attempt:
         raise head.anew()
 
     def held(self) -> Answer | None:
-        """What is held, to a read that has not begun; None if it must not be given without the origin's answer."""
+        """The held bytes for a read that has not begun; None if they must not be given without the origin's answer."""
         self._take_tape()
         if (answer := self._answer_held()) is None:
             self.parts.close()

@@ -69,7 +69,7 @@ class TapeFacts(NamedTuple):
 
     @classmethod
     def of(cls, stream: Stream, start: str, wall: float) -> TapeFacts:
-        """What is known at `wall` (Unix seconds) about a request for the bytes after `start`, which is sent now."""
+        """The facts for a request for the bytes after `start`, which is sent now, at `wall` (Unix seconds)."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         return cls(
@@ -220,8 +220,8 @@ class ReplyClassifier:
 
     def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> None:
         """The origin has answered 404 or 410."""
-        # A 410 for an offset may be of the offset alone, even if no later one is known.  The next request without one,
-        # or for a later one, shows whether it is of the stream.
+        # A 410 for an offset may concern that offset alone, even if no later one is known.  The next request without an
+        # offset, or for a later one, shows whether it concerns the stream.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(source.asker):
             # The live readers' own request shows whether it is gone, and so does the next request of each other.

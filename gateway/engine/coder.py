@@ -119,7 +119,7 @@ class _Kept:
     data: bytes | None
     cost: int
     shared: SharedBytes
-    """What clients that are sent the data refer to."""
+    """The account of the data, for the clients that receive it."""
 
 
 class Coder:
@@ -326,7 +326,7 @@ class Coder:
         return True
 
     def _in_coding(self, answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
-        """Replace the answer's body by `data`; leave the answer as it was if that is None."""
+        """Replace the answer's body by `data`, unless that is None."""
         coding, kept = wanted.job.coding, self._find(wanted.job)
         if data is not None and answer.parts is not None:
             answer.parts.close()

@@ -26,8 +26,8 @@ MOST_COMPARED: Final = 1 << 16
 MOST_COUNTED: Final = 1 << 20
 """Bytes compared if the Content-Length does not show that the reply has as many bytes as are held."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""Bytes of which the white space between messages is told from that inside of them, which takes long.  After these,
-all white space may differ."""
+"""Bytes in which only white space between messages may differ, and none inside of them: to find out takes long.  Behind
+these, all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
 """Bytes of white space between messages that are read, besides one for each byte held."""

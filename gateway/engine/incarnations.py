@@ -66,7 +66,7 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        """The result of `work` on the read's stream, or the remembered error of one that is absent.  Raises Uncacheable
+        """The result of `work` on the read's stream, or the remembered error of an absent stream.  Raises Uncacheable
         or a GatewayError."""
         if (absence := self._absence(read)) is not None:
             if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):

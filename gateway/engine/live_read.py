@@ -123,7 +123,7 @@ class LiveReads:
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
             if isinstance(reply, OriginError) and reply.status == 410 and known != start:
-                # The origin has trimmed the stream beyond what is remembered: begin again with the client's offset.
+                # The origin has trimmed the stream beyond the bytes in memory: begin again with the client's offset.
                 raise TailMovedBack
             is_there = stream.outlasts_failure(self.clock.now(), self.clock.wall())
             if not self.has_failed(reply) or not tape.knows_after(start) or not is_there:

@@ -40,7 +40,7 @@ class Rendered(NamedTuple):
     answer: Answer
     """The answer it was made of."""
     shared: SharedBytes
-    """What a large body belongs to."""
+    """The account of a large body."""
     keeps: bool = True
     """Whether the connection stays open behind it."""
 

@@ -1,7 +1,7 @@
-"""What a write changes of all streams of its path, for those that hear of it at once and those that hear of it later.
+"""The changes that a write makes to all streams of its path, at once or later.
 
-Each is a `gateway.tape.crowd.Event`: it is made when the write is answered, and says then what holds.  A stream that
-may have expired by that time is dropped, because the write may be the first to reach the one that has taken its place.
+Each is a `gateway.tape.crowd.Event`, made when the write is answered, and records the facts of that time.  A stream
+that may have expired by then is dropped, because the write may be the first to reach its successor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.tape.stream import End, Stream
 
 
 class PathChange:
-    """Any change.  Two of one `kind` in a row are as good as the later one; None is like no other."""
+    """Any change.  Of two changes of one `kind` in a row, the later one is enough; a change with None stays apart."""
 
     __slots__ = ("_apply", "_kind", "_live", "_now", "_wall")
 
@@ -37,7 +37,7 @@ class PathChange:
             self._apply(stream)
 
     def with_earlier(self, earlier: Event, /) -> Event | None:
-        """This change, if the one before it was of the same kind."""
+        """This change, if `earlier` is one of the same kind."""
         is_like = self._kind is not None and isinstance(earlier, PathChange) and earlier._kind == self._kind
         return self if is_like else None
 
@@ -73,7 +73,7 @@ class Acknowledged:
         stream.contacted(self._asked_at)
 
     def with_earlier(self, earlier: Event, /) -> Event | None:
-        """The furthest of the two, if both were of one query."""
+        """The further one of the two, if both have the same query."""
         if not isinstance(earlier, Acknowledged) or earlier._query != self._query:
             return None
         return Acknowledged(

@@ -98,7 +98,7 @@ class PendingWrites:
             write.is_overtaken = True
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
-        """What the path's pending writes, without `beside`, which is under way, may do or have done."""
+        """The changes that the path's pending writes, except `beside`, may make or have made."""
         change = self._unanswered.get(group, NO_CHANGE)
         # Not write by write: as many may be under way as clients send.
         for other, count in self._changes.get(group, {}).items():

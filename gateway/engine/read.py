@@ -39,7 +39,7 @@ class Read(NamedTuple):
     """The request's Origin header, if the gateway does not answer for it: the request shares only replies that are the
     same for that web origin."""
     max_age_s: float | None = None
-    """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
+    """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
 
     @property
     def shape(self) -> Shape:

@@ -196,7 +196,7 @@ class Route:
 
     def label(self, host: str) -> str | None:
         """The part of a host, which this route serves, that stands for the `*` of `*.example.org`; None if the route's
-        host is none of that form."""
+        host does not begin with `*.`."""
         return host[: 1 - len(self._host)] if self._host.startswith("*.") else None
 
     def covers(self, path: str) -> bool:

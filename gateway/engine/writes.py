@@ -111,8 +111,8 @@ class Writes:
             self._doubt(stream)
 
     def _look_up(self, write: SentRequest) -> None:
-        """Have the writer's own stream hear what it has missed, and drop it if it may have expired: the write may be
-        the first to reach the stream that has taken its place."""
+        """Apply to the writer's own stream the events that it has missed, and drop it if it may have expired: the write
+        may be the first to reach its successor."""
         stream = write.stream
         if stream is not None:
             self._store.wake(stream)
@@ -120,8 +120,8 @@ class Writes:
                 self._live.drop(stream, End.PURGED)
 
     def _tell(self, group: Group, change: Callable[[Stream], object], kind: str | None = None) -> None:
-        """Change all streams of the path that have not expired.  Two changes of one kind in a row are as good as the
-        later one."""
+        """Change all streams of the path that have not expired.  Of two changes of one kind in a row, the later one is
+        enough."""
         self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
     def _record(self, write: SentRequest, reply: Reply) -> None:
@@ -250,7 +250,7 @@ class Writes:
 
     @staticmethod
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
-        """Whether writes that may have done this by `now` may have made the stream anew, after a deletion or after an
+        """Whether writes that may have made this change by `now` may have re-created the stream, after a deletion or an
         expiry."""
         return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 

@@ -1,8 +1,8 @@
 """Bytes that several clients may hold at once: who is charged for them.
 
 A body that many clients are sent is in memory once.  While the cache holds it too, its budget is charged for it, and
-no client is.  Once the cache has dropped it, it belongs to the clients that have not taken it yet, in equal shares of
-what is held: that a tape or an answer is evicted frees nothing as long as a connection refers to its bytes.
+no client is.  Once the cache has dropped it, it belongs to the clients that have not taken it yet, in proportion to
+what they hold: evicting a tape or an answer frees nothing as long as a connection refers to its bytes.
 
 Nothing is counted where bytes are written.  `gateway.server.shedding` looks from time to time at what connections
 refer to, and `charged` divides it.
@@ -43,8 +43,8 @@ NOTHING: tuple[Holding, ...] = ()
 def charged(holdings: Iterable[tuple[int, Holding]], holders: int) -> Iterator[int]:
     """The bytes that each of `holders` is charged for, in their order.
 
-    `holdings` are what they refer to, by the holder's number.  Bytes that several refer to are divided among them by
-    how many each refers to.
+    `holdings` are the bytes that they refer to, by the holder's number.  Bytes that several refer to are divided among
+    them by how many each refers to.
     """
     charges = [0] * holders
     by_shared: dict[SharedBytes, list[tuple[int, int]]] = {}

@@ -205,7 +205,7 @@ class Follower:
             self._counted_failure = head.anew()
             raise self._counted_failure
         if isinstance(head, NotShareable) and head.is_lasting:
-            # Nor are live answers then, and what they bring could not be fetched.
+            # Nor are live answers then, and the bytes that they announce could not be fetched.
             self._stop_sharing(head)
         if not isinstance(head, StreamHead):
             raise UpstreamBroken

@@ -34,7 +34,7 @@ _Key = tuple[Edition, str, str, bool, bool, str]
 
 
 class KeptFrames:
-    """Which streams have frames that are kept, and how many bytes of them: the ones that were kept first go first."""
+    """The streams with kept frames, and the bytes of these.  The frames that were kept first are dropped first."""
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes

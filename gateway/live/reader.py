@@ -54,7 +54,7 @@ class LargeEvent:
         self.data = data
         self.end = end
         self.shared = SharedBytes(len(data))
-        """What its bytes belong to: the readers that receive it."""
+        """The account of its bytes, for the readers that receive it."""
 
 
 @dataclass(slots=True)

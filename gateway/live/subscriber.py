@@ -125,7 +125,7 @@ class Subscriber:
         return self._established_tick * TICK_S - SHORTEST_S
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What it keeps in memory for its client beside what is written."""
+        """The bytes that it keeps in memory for its client, besides those written."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 

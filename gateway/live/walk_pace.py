@@ -43,7 +43,7 @@ class _Walk:
 
 
 class WalkPace:
-    """What the latest fetches of each stream have brought.  All times are monotonic seconds."""
+    """The progress of the latest fetches of each stream.  All times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._walks: dict[Stream, _Walk] = {}

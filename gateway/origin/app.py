@@ -124,7 +124,7 @@ class _Connection(web.RequestHandler):
             self._last_body = self._messages[-1][1]
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing whole."""
+        """The client has half-closed: answer its request, then close.  False if no whole request is unanswered."""
         if self._has_ended:
             # aiohttp reads on behind a body.
             return self._unanswered > 0

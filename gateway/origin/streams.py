@@ -88,7 +88,7 @@ class Stream:
         self.tail = ZERO
         self.retained_from = ZERO
         self.hides_start = False
-        """Whether a read from the start sentinel is refused because what it names has been trimmed."""
+        """Whether a read from the start sentinel is refused because the first position has been trimmed."""
         self.is_closed = False
         self.closed_by: Claim | None = None
         self.last_seq: str | None = None

@@ -3,7 +3,7 @@
 A day is computed again if its silver has changed since, and so are days that look back on it: the day after it for
 tables that look back one hour, seven days for anomalies.  Each table's days are replaced, never appended to.  Several
 tables are computed at a time.  The last one is committed after all others, with the version of silver that they were
-computed from, so the run after one that was killed computes the same days again.  Gold is a function of silver, except
+computed from, so the run that follows a killed one computes the same days again.  Gold is a function of silver, except
 for the randomness of large sketches (`gateway.pipeline.gold.sketches`).  A day that is no longer in silver loses its
 gold.
 

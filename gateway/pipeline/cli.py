@@ -395,7 +395,7 @@ def _source(texts: list[str], options: list[str] | None, lake: str) -> Source:
 
 def _folder_of(lake: str) -> Path | None:
     """The lake's folder; None if it is in an object store."""
-    # An error of the lake's store is told as such; one of a log file is not.
+    # Here an error is reported as the lake store's; an error of a log file is not.
     with failing():
         from gateway.pipeline.lake import Lake
 

@@ -103,7 +103,7 @@ def make_plan(
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`; short below `min_span_s` seconds.
 
-    `reads` are those that the curve was made from, with their names, if the caller has placed them.
+    `reads` are the curve's reads, with their names, if the caller has placed them.
 
     It is of the lines that the curve was made from.  Raises PipelineFailed for invalid arguments, NothingToPlan if
     there is no traffic, or no curve of lines that silver has.

@@ -56,7 +56,7 @@ _ONE_PROCESS: Final = {
     # Some queries have it whatever is set, and others not; workers that differ in it need a daemon of their own.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
-"""Settings where workers are on this machine, with what is installed on it; those of a local cluster have a zip."""
+"""Settings where workers run with this machine's packages; the workers of a local cluster have a zip."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 # The optimizing compiler takes half of the processor time of a short run.  With one compiler, Java reserves only 48 MB
 # for code unless told otherwise; a minute of queries fills that.

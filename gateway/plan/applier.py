@@ -121,7 +121,7 @@ class PlanApplier:
             self._timer = None
 
     def resume(self) -> None:
-        """Sweep again after `stop`; what is not warm by now is warmed by its readers."""
+        """Sweep again after `stop`; streams that are still cold are warmed by their readers."""
         self._schedule_sweep()
 
     def _warm(self, grants: CachePlanConfig) -> None:

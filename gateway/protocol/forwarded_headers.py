@@ -128,7 +128,7 @@ _LONGEST_KEPT_HOST: Final = 256
 
 
 def joined(headers: Headers, name: str) -> str | None:
-    """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
+    """All lines of a header joined into one, or None without any (RFC 9110 section 5.3)."""
     lines = headers.getall(name, None)
     return ", ".join(lines) if lines is not None else None
 

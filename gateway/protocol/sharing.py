@@ -99,7 +99,7 @@ def _varied(headers: Headers) -> Iterator[str]:
 
 
 def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
-    """What such a reply does, and what to do about it, for the operator; None if there is nothing to configure."""
+    """For the operator: the trouble with such a reply, and its cure; None if there is nothing to configure."""
     match ground:
         case Ground.COOKIE:
             names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]

@@ -66,7 +66,7 @@ class BadFrame(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """What the first `HEAD_BYTES` of a frame say."""
+    """The head of a frame: its first `HEAD_BYTES`."""
 
     size: int
     """Bytes of the body."""

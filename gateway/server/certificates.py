@@ -1,7 +1,7 @@
 """The certificates of a listener, chosen by the server name that the client asks for (SNI, RFC 6066).
 
-Several certificates may have one name.  Of those with the same kind of key the one that is valid longest is used, and
-one of each kind is presented by one `ssl.SSLContext`, from which a client chooses what it can verify.  The contexts
+Several certificates may have one name.  Of two with the same kind of key the one that is valid longer is used.  One
+`ssl.SSLContext` presents a certificate of each kind, from which a client chooses one that it can verify.  The contexts
 differ in nothing else.  The first certificate, or a better one with all its names, also serves clients that send no
 server name or an unknown one.  A context is never changed once it is in use: a reload makes new contexts for later
 handshakes, and open connections keep theirs.
@@ -114,7 +114,7 @@ def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now:
 
 
 def _with_choices(loaded: LoadedCertificates, where: str) -> LoadedCertificates:
-    """The same with its contexts by name, and with what is shadowed."""
+    """The same with its contexts by name, and with the shadowed certificates."""
     served, now = loaded.served, SystemClock().wall()
     by_name: dict[str, list[int]] = {}
     for index, one in enumerate(served):

@@ -390,11 +390,11 @@ class Clients:
             client.begin_leaving()
 
     def undo_drain(self) -> None:
-        """Keep connections again.  Those that were asked to leave go on leaving."""
+        """Keep connections again, except the connections that were asked to leave already."""
         self.is_draining = False
 
     def close_idle(self) -> None:
-        """Admit no more connections, and close those that are idle; the others close after their answers."""
+        """Admit no more connections, and close the idle ones; the others close after their answers."""
         self._is_closing = True
         for client in list(self._open):
             client.begin_leaving()

@@ -234,7 +234,7 @@ class Connection(ReadingConnection, Handling):
         return True
 
     def eof_received(self) -> bool:
-        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing."""
+        """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
         is_asking = self.phase not in (Phase.IDLE, Phase.LINGERING)
         if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
             return False
@@ -414,7 +414,8 @@ class Connection(ReadingConnection, Handling):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # What began this request is on the stack, and takes what was parsed behind it; or `take_turn` will.
+            # The caller that began this request is on the stack, and takes the input parsed behind it; or `take_turn`
+            # will.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.

@@ -176,7 +176,7 @@ class Frontend:
 
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
         """Wait until every connection has left.  Accept none after `accepts_until`, close idle ones at `idle_at`, and
-        drop what is left at `gone_at`, in seconds of the event loop's clock."""
+        drop all others at `gone_at`, in seconds of the event loop's clock."""
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())

@@ -72,8 +72,7 @@ class Handling(ABC):
 
     @abstractmethod
     def _repeated(self, data: bytes | None) -> Request | None:
-        """The request with these bytes, or, without them, the one that was handled last; None if its client has
-        left."""
+        """The request with these bytes, or without bytes the latest request; None if its client has left."""
 
     @abstractmethod
     def _leave_live(self) -> bool:

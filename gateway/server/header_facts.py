@@ -36,7 +36,7 @@ class SharingFacts(NamedTuple):
     web_origin: str | None
     """The Origin header, if neither the gateway answers for it nor the partition holds it."""
     max_age_s: float | None
-    """The age up to which the client accepts what is in memory, in seconds; None if it does not say."""
+    """The age up to which the client accepts bytes in memory, in seconds; None if it states none."""
 
 
 class HeaderFacts:

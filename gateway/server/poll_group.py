@@ -169,7 +169,7 @@ class PollGroup:
             channel.release(keeps=rendered.keeps)
 
     def relay(self, at: str) -> None:
-        """Have each client's request handled again, by itself; what it waited for lies after the offset `at`."""
+        """Have each client's request handled again, by itself, as a read of the bytes after the offset `at`."""
         self._waiter = None
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -len(self._channels), self._route.config.name)
         note, self._note = self._note, None

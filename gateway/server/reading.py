@@ -137,7 +137,7 @@ class ReadingConnection(WritingConnection):
             self._end_input()
 
     def _end_input(self) -> None:
-        """The client sends no more: fail a body that is not whole, and close once all that was asked is answered."""
+        """The client sends no more: fail a body that is not whole, and close once all requests are answered."""
         if self._unparsed or self._pending or self._is_waiting:
             return
         body, self._body = self._body, None

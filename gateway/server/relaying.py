@@ -339,7 +339,7 @@ class Relaying:
     # -- called by either side
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What has been taken from the origin and not written yet."""
+        """The bytes taken from the origin and not written yet."""
         size = len(self._unwritten)
         return (Holding(SharedBytes(size), size),) if size else NOTHING
 

@@ -96,7 +96,7 @@ class RememberedAnswer:
         repeated: Repeated | None,
         shared: SharedBytes | None,
     ) -> None:
-        """`shared` is what the body belongs to; None if that is the answer itself."""
+        """`shared` is the account of the body; None if the answer itself has one."""
         self.stream = run.stream
         self.edition = run.edition
         """The stream's edition when the body was read."""
@@ -122,7 +122,7 @@ class RememberedAnswer:
         """Body bytes held beside the tape."""
         self._is_own = shared is None
         self.shared = SharedBytes(self.body_bytes, in_cache=True) if shared is None else shared
-        """What a large body belongs to."""
+        """The account of a large body."""
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()

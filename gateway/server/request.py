@@ -25,10 +25,10 @@ class Answered(NamedTuple):
 
 
 class Holder(Protocol):
-    """What an answer in progress is made of."""
+    """The source of an answer in progress."""
 
     def holdings(self) -> Iterable[Holding]:
-        """The bytes that it keeps in memory beside what is written."""
+        """The bytes that it keeps in memory, besides those written."""
 
 
 class LiveAnswer(Holder, Protocol):
@@ -208,7 +208,7 @@ class Request:
         self.is_detached = False
         """Whether the request is carried to its end even if its client leaves."""
         self.held: Holder | None = None
-        """What the body of its answer is made of, while that is written."""
+        """The source of its answer's body, while that is written."""
         self.is_alone = False
         """Whether it is a live read that waited for a shared answer, was counted then, and is to be relayed now."""
 

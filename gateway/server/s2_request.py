@@ -60,7 +60,7 @@ def s2_mode(request: Request, query: str, asked: ReadRecords | CheckTail | None)
 
 
 def named_basin(request: Request, target: Target, route: Route, host: str) -> tuple[str | None, bool]:
-    """The basin that a request names, and whether only its host names it, so that the origin has to be told.
+    """The basin that a request names, and whether only its host names it, so that a header must name it to the origin.
 
     Raises BadRequest.
     """

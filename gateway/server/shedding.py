@@ -68,7 +68,7 @@ class Shedding:
         """Drop the connections that hold the most until `excess` bytes fewer are held; return how many were dropped."""
         if excess <= 0:
             return 0
-        # Some have taken, or left, what they held when they were looked at.
+        # Some hold less than when they were looked at.
         costs = {one: min(cost, _most(one)) for cost, one in self._held}
         dropped = victims(((cost, one) for one, cost in costs.items()), excess)
         for one in dropped:

@@ -52,7 +52,7 @@ and then wait for the answer to it, so one with a live read leaves."""
 
 
 def is_refused(transport: asyncio.Transport) -> bool:
-    """Whether the peer has refused what was last written: a client that has half-closed is gone.
+    """Whether the peer has refused the bytes written last: a client that has half-closed is gone.
 
     Nothing else tells it from a client that still reads; reading has ended, so the loop does not look.
     """
@@ -109,7 +109,7 @@ class TimedConnection(asyncio.Protocol):
         self._shared_bytes = 0
         """Bytes of the latest large answer, which are not this client's own."""
         self._shared: SharedBytes | None = None
-        """What these bytes belong to."""
+        """The account of these bytes."""
         self._tick = NEVER
 
     @abstractmethod

@@ -98,7 +98,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         protocol: asyncio.Protocol,
         turns: Turns | None = None,
     ) -> None:
-        """`turns` decides how much input is read in one turn of the loop; None reads all that arrives."""
+        """`turns` decides how much input is read in one turn of the loop; None for all."""
         super().__init__()
         self._turns = turns
         self.use: NetUse | None = None

@@ -194,7 +194,7 @@ class WritingConnection(TimedConnection, ABC):
         self.phase = Phase.LIVE
         self._live = live
         if self._shared is not None and self.transport is not None:
-            # What is written from here on is this client's own.
+            # All bytes written from here on are this client's own.
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self._keeps = keeps
         self._is_chunked = is_chunked

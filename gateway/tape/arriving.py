@@ -12,7 +12,7 @@ _LARGEST_SHARE = 2
 
 
 class Arriving:
-    """What the budget is charged for one body.  `release` must be called."""
+    """The budget's charge for one body.  `release` must be called."""
 
     __slots__ = ("_store", "size")
 

@@ -1,4 +1,4 @@
-"""What an origin's Cache-Control says of a stream's bytes (RFC 9111).
+"""An origin's Cache-Control, as it applies to a stream's bytes (RFC 9111).
 
 A reply that reaches the tail states the tail as well as bytes.  Its `no-cache` is for the tail, which changes: origins
 say so on every such reply.  Its lifetime and `must-revalidate` are for the bytes as well, unless a reply that stops

@@ -4,8 +4,8 @@ An origin removes bytes from the front only.  An origin that has sent the bytes 
 after every later offset as well, at that time.  The start sentinel is no such offset: it names the first position that
 the origin still has, whichever that is.
 
-Offsets are kept in ascending order, each with a later time than the one before it; others would add nothing.  Dropping
-an entry is always safe: the origin is then asked once more.
+Offsets are kept in ascending order, and only if their times ascend as well: an earlier offset with a later time
+includes a later one.  Dropping an entry is always safe: the origin is then asked once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from gateway.protocol.offsets import START
 
 MOST_CONFIRMED: Final = 4
-"""The most offsets that are kept for one stream: the first one that is read, the latest ones, and one between."""
+"""The most offsets that are kept for one stream: the first, the latest, and some between."""
 LEAST_GAP_S: Final = 1.0
 """A confirmation that is newer than the latest one by less than this is not kept: followers store many times a
 second."""
@@ -61,7 +61,7 @@ class Confirmations:
         offsets[place:stop] = [offset]
         times[place:stop] = [at]
         if len(offsets) > MOST_CONFIRMED:
-            # The entry before a dropped one stands for it, so drop the one that adds the least, but not the new one.
+            # The preceding entry stands for a dropped one, so drop the entry that adds the least, but not the new one.
             droppable = [number for number in range(1, len(times)) if number != place]
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]

@@ -1,9 +1,9 @@
 """The streams of one path when there are too many to tell each of every write.
 
-A path has a stream for each query and for each credential partition, and clients invent both.  So only as many as
-`MOST_AWAKE` are *awake*, and those that are in use: these are told of each write at once.  The others sleep.  A crowd
-counts what happens to its path and keeps the latest of it; a sleeping stream knows how much it has heard, and hears the
-rest when it is looked up.  One that has missed more than is kept is dropped, as if it had been evicted.
+A path has a stream for each query and for each credential partition, and clients invent both.  So only `MOST_AWAKE`
+streams are *awake*, and streams in use: they hear of each write at once.  The others sleep.  A crowd numbers the events
+of its path and keeps the latest; a sleeping stream knows the last event that it has heard, and hears the later ones
+when it is looked up.  A stream that has missed more events than are kept is dropped, as if it had been evicted.
 
 While a stream sleeps no fetch and no live reader refers to it.  Its remembered answers stay valid until the next event,
 which drops them: until then they are found without a look at the stream.
@@ -18,27 +18,27 @@ from typing import Final, Protocol
 from gateway.tape.stream import Stream
 
 MOST_AWAKE: Final = 512
-"""Streams of one path that are told of each write at once, besides those that are in use."""
+"""Streams of one path that hear of each write at once, besides streams in use."""
 MOST_EVENTS: Final = 64
 """The latest events of a path that are kept for its sleeping streams."""
 MOST_DOZING: Final = 4_096
 """Sleeping streams of one path that keep their remembered answers until the next event."""
 MOST_QUERIES: Final = 64
-"""Queries of an S2 path whose sleeping streams are told apart by how far their records reach."""
+"""Queries of an S2 path for which the end of the records of sleeping streams is kept apart."""
 _LOOKS: Final = 8
-"""Streams looked at in one call for those that are not in use."""
+"""Streams looked at in one call to find some that are not in use."""
 
 
 class Event(Protocol):
-    """What has happened to all streams of a path.  It is applied to each once, now or later, and must not depend on
-    anything that changes."""
+    """A change of all streams of a path.  It is applied to each once, now or later, and must not depend on anything
+    that changes."""
 
     def __call__(self, stream: Stream, /) -> object:
         """Apply it to a stream."""
 
     def with_earlier(self, earlier: Event, /) -> Event | None:
-        """One event that stands for this one and the one before it, whether a stream has heard that one or not; None
-        if there is none."""
+        """One event in place of `earlier` and this one, right for streams that have heard `earlier` and for those that
+        have not; None if the two stay apart."""
 
 
 class Crowd:
@@ -46,10 +46,10 @@ class Crowd:
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
-        """The streams that are told at once; the one used last is the last."""
+        """The streams that hear of each event at once, in the order of their latest use."""
         self._dozing: dict[Stream, None] = {}
-        """The sleeping streams that have heard every event, and may have remembered answers; the one that fell asleep
-        last is the last."""
+        """The sleeping streams that have heard every event, and may have remembered answers, in the order in which they
+        fell asleep."""
         self._version = 0
         self._events: deque[tuple[int, Event]] = deque()
         self._complete_from = 0
@@ -61,8 +61,8 @@ class Crowd:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
     def told(self, event: Event) -> Iterable[Stream]:
-        """Keep an event, of which the awake streams are told by the caller; returns the streams whose remembered
-        answers are not valid any more."""
+        """Keep an event, which the caller applies to the awake streams; returns the streams whose remembered answers
+        are not valid any more."""
         self._version += 1
         dozing, self._dozing = self._dozing, {}
         if self._events and (both := event.with_earlier(self._events[-1][1])) is not None:
@@ -74,7 +74,8 @@ class Crowd:
         return dozing
 
     def wake(self, stream: Stream) -> list[Event] | None:
-        """Count a stream that slept as awake: returns what it has missed, or None if that is not known any more."""
+        """Count a sleeping stream as awake: returns the events that it has missed, or None if they are not kept any
+        more."""
         stream.is_awake = True
         self.awake[stream] = None
         self._dozing.pop(stream, None)

@@ -1,4 +1,4 @@
-"""Streams by path and key, and which of a path's streams are told at once of what happens to it."""
+"""Streams by path and key, and which of a path's streams hear of its events at once."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class Paths:
         return list(self._groups.get(group, {}).values())
 
     def awake(self, group: Group) -> list[Stream]:
-        """The streams of the path that are told at once of what happens to it: all, unless they are a crowd."""
+        """The streams of the path that hear of its events at once: all, unless they are a crowd."""
         crowd = self._crowds.get(group)
         return list(crowd.awake) if crowd is not None else self.group(group)
 
     def told(self, group: Group, event: Event) -> Iterable[Stream]:
-        """Keep an event for the streams of the path that sleep; returns those whose remembered answers it ends."""
+        """Keep an event for the sleeping streams of the path; returns the streams whose remembered answers it ends."""
         crowd = self._crowds.get(group)
         return crowd.told(event) if crowd is not None else ()
 
@@ -98,8 +98,8 @@ class Paths:
             crowd.looked_at(self.group(group))
 
     def wake(self, stream: Stream) -> tuple[list[Event] | None, Iterable[Stream]]:
-        """Wake a stream: returns what it has missed, None if that is not known any more, and the streams whose
-        remembered answers must be dropped for it."""
+        """Wake a stream: returns the events that it has missed, None if they are not kept any more, and the streams
+        whose remembered answers must be dropped for it."""
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)
 

@@ -54,9 +54,9 @@ class TapeStore:
         self.budget_bytes = budget_bytes
         self.cost = 0
         self.lent = 0
-        """Bytes of the budget taken by what is no tape: data derived from tapes, and bodies that arrive."""
+        """Bytes of the budget taken by data derived from tapes, and by bodies that arrive."""
         self.arriving = 0
-        """Bytes of these that are of bodies that arrive (`gateway.tape.arriving`)."""
+        """The part of `lent` for bodies that arrive (`gateway.tape.arriving`)."""
         self._eviction = eviction
         self._mint = mint
         self._metrics = metrics
@@ -97,7 +97,7 @@ class TapeStore:
         return stream
 
     def wake(self, stream: Stream) -> None:
-        """Tell a stream that slept what has happened to its path meanwhile, which may end it."""
+        """Apply to a sleeping stream the events that it has missed, which may end it."""
         if stream.is_awake or stream.ended is not None:
             return
         missed, dropped = self._paths.wake(stream)
@@ -110,7 +110,7 @@ class TapeStore:
             self.on_forget(other)
 
     def tell(self, group: Group, event: Event) -> None:
-        """Tell every stream of the path what has happened to it: at once, or as it wakes."""
+        """Apply an event to every stream of the path: at once, or as it wakes."""
         for stream in self._paths.told(group, event):
             self.on_forget(stream)
         for stream in self.awake(group):
@@ -118,7 +118,7 @@ class TapeStore:
                 event(stream)
 
     def awake(self, group: Group) -> list[Stream]:
-        """The streams of the path that are told at once of what happens to it; all unless they are a crowd."""
+        """The streams of the path that hear of its events at once; all unless they are a crowd."""
         return self._paths.awake(group)
 
     @property
@@ -257,10 +257,10 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """The S2 stream at this path with one of these queries, or None for all, goes on at `start`: doubt what is held
-        of later records, but for the streams `seen`.
+        """An append to the S2 stream at this path, with one of these queries or any if None, began at `start`: doubt
+        all records held from there on, except in the streams `seen`.
 
-        All streams of the path are looked at, so only if one that has slept may hold such records.
+        That takes a look at all streams of the path, which is left out if no sleeping stream holds such records.
         """
         if start >= self._paths.records_to(group, queries):
             return

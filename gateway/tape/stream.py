@@ -77,7 +77,7 @@ class Stream:
     origins_named_at: float = -math.inf
     """When the latest reply to a shared read showed in `headers` which web origins it allows (monotonic seconds)."""
     caching: Caching = field(default_factory=Caching)
-    """What the origin's Cache-Control says of the stream's bytes."""
+    """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
     """The origin's own name for the incarnation, if its ETag carries one."""
     expiry: Expiry = field(default_factory=Expiry)
@@ -140,7 +140,7 @@ class Stream:
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
     is_awake: bool = True
-    """Whether it is told at once of what happens to its path (`gateway.tape.crowd`)."""
+    """Whether it hears of its path's events at once (`gateway.tape.crowd`)."""
     heard: int = 0
     """How many events of its path it has heard, if it sleeps."""
     holds: int = 0
@@ -224,7 +224,7 @@ class Stream:
             shared.in_cache = False
 
     def shared_bytes(self) -> SharedBytes:
-        """What the bytes belong to that are read from the stream now."""
+        """The account of the bytes that are read from the stream now."""
         shared = self.in_memory
         if shared is None:
             shared = self.in_memory = SharedBytes(0, in_cache=self.ended is None)

@@ -158,7 +158,7 @@ class Tape:
         return bytes(held[:size])
 
     def first(self) -> str | None:
-        """The first token but the start sentinel from which bytes are held; None if there is none."""
+        """The first token, except the start sentinel, from which bytes are held, or None."""
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:

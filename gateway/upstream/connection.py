@@ -250,8 +250,8 @@ class Connection(asyncio.Protocol):
         self._owner.retired(self)
 
     def drop(self) -> None:
-        """Close the connection at once.  An origin need not notice the mere end of what it is sent while it answers, so
-        the connection is reset if a read has no whole answer yet.  A reset could take a write from the origin."""
+        """Close the connection at once.  It is reset if a read is not answered yet: an origin may not notice an orderly
+        close while it answers.  A write is never reset, because the origin might lose it."""
         transport = self._transport
         if transport is not None:
             if self._is_read and self._parser.is_awaited and (sock := transport.get_extra_info("socket")) is not None:

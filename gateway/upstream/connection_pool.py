@@ -184,7 +184,7 @@ class ConnectionPool:
             self._reclaiming = asyncio.get_running_loop().call_later(_RECLAIM_S, self._reclaim)
 
     def _reclaim(self) -> None:
-        """Requests have waited for a while: have replies that nobody reads give their slots back."""
+        """Requests have waited for a while: have unread replies give their slots back."""
         self._reclaiming = None
         if len(self.stalls) and (blocked := self._slots.blocked()):
             self.stalls.reclaim(blocked, asyncio.get_running_loop().time())

@@ -153,7 +153,7 @@ class Health:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
-        """Send a HEAD whose outcome the origin's breaker counts; returns the problem, None if there is none."""
+        """Send a HEAD whose outcome the origin's breaker counts; returns the problem, or None."""
         sent = origin.probe(self._clock.now())
         if sent is None:
             return None

@@ -53,8 +53,8 @@ class IdleConnections:
     def take(
         self, endpoint: Endpoint, now: float, is_usable: Callable[[Connection], bool], *, is_head: bool
     ) -> Connection | None:
-        """The most recently used connection that has rested and is usable; None if there is none.  Connections that are
-        not usable are dropped on the way."""
+        """The most recently used connection that has rested and is usable, or None.  Connections that are not usable
+        are dropped on the way."""
         for key in ((endpoint, True), (endpoint, False)) if is_head else ((endpoint, False),):
             shelf = self._shelves.get(key)
             if shelf is None:
@@ -74,7 +74,7 @@ class IdleConnections:
     def take_resting(
         self, endpoint: Endpoint, is_usable: Callable[[Connection], bool], *, is_head: bool
     ) -> Connection | None:
-        """The usable connection that has rested for longest, though not for its time; None if there is none."""
+        """The usable connection that has rested for longest, though not for its time, or None."""
         for key in ((endpoint, True), (endpoint, False)) if is_head else ((endpoint, False),):
             while (shelf := self._shelves.get(key)) is not None and shelf.resting:
                 connection = next(iter(shelf.resting))

@@ -314,7 +314,7 @@ class OriginRequest:
             origin.succeeded(self._permit, now)
 
     def responded(self) -> None:
-        """The head of its answer has arrived, and what it means is reported later."""
+        """The head of its answer has arrived; its outcome is reported later."""
         self._no_longer_waits()
 
     @property

@@ -4,9 +4,9 @@ A stream that was deleted and created again past the gateway numbers its records
 gateway may be what shows that first: records can only be appended after the ones that were held when it was sent.
 It is noticed before the client has the acknowledgement, because the client's next read must show what it has appended.
 
-Of a path with a crowd of streams (`gateway.tape.crowd`) only those that are awake are looked at for each append.  The
-others hold the same while they sleep.  They are looked at when an acknowledgement lies before the end of what one of
-them may hold, which shows that the stream is another.
+Of a path with a crowd of streams (`gateway.tape.crowd`) only the awake ones are looked at for each append.  Sleeping
+streams do not change.  They are looked at when an acknowledgement lies before the end of the records that one of them
+may hold, which shows that the stream is another.
 """
 
 from __future__ import annotations

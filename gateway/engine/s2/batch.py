@@ -29,7 +29,7 @@ class LargePiece:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.shared = SharedBytes(len(data))
-        """What the data belongs to: the sessions that are being sent it."""
+        """The account of the data, for the sessions that receive it."""
 
     def __repr__(self) -> str:
         return f"<LargePiece {len(self.data)} bytes>"
@@ -96,7 +96,7 @@ class Batch:
         return b"event: batch\nid: %d,%d,%d\ndata: " % (self.batch.records[-1].seq_num, count, size)
 
     def rest_of_event(self, format_: Format) -> LargePiece:
-        """What follows `data: ` in the batch's event.
+        """The rest of the batch's event, behind `data: `.
 
         It is the same for all readers, so that a large batch is in memory once, however many have yet to receive it.
         """

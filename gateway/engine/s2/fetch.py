@@ -12,13 +12,13 @@ from gateway.tape.records import Limits
 
 
 class Fetched(NamedTuple):
-    """What a fetch has brought one reader."""
+    """The result of a fetch for one reader."""
 
     outcome: Outcome
     is_fresh: bool
     """Whether it was sent after the reader's request had arrived."""
     is_all: bool
-    """Whether it is also all that the origin had, within the reader's limits."""
+    """Whether the origin had nothing more within the reader's limits."""
 
 
 @dataclass(slots=True, eq=False)

@@ -405,7 +405,7 @@ class SessionReader:
         self._end(reason, in_order=True)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What it keeps in memory for its client beside what is written."""
+        """The bytes that it keeps in memory for its client, besides those written."""
         large = self._large
         return (Holding(large.shared, len(large.data)),) if large is not None else NOTHING
 

@@ -272,13 +272,14 @@ class S2Stream:
             question.changed.fire()
 
     def _is_joining(self, start: Start) -> bool:
-        """Whether what is read from `start` touches records held before it."""
+        """Whether records read from `start` touch held ones before it."""
         return isinstance(start, FromSeqNum) and start.seq_num > 0 and self.tape.covers(start.seq_num - 1)
 
     async def _read(self, fetch: Fetch, end: int) -> Outcome:
-        """Ask for records, and store those that are of the stream whose records are held; `end` is as for `verify`.
+        """Ask for records, and store them if they belong to the stream whose records are held; `end` is as for
+        `verify`.
 
-        Raises a GatewayError; TailMovedBack if they are of another stream.
+        Raises a GatewayError; TailMovedBack if they belong to another stream.
         """
         start, limits = fetch.start, fetch.limits
         if (held := self._overlap(start, limits)) is not None:

@@ -5,11 +5,11 @@ That is known for the writer's own partition only: under another token the same 
 Appends are no such writes: what they add is found by asking for the tail.  But their acknowledgements may show that the
 stream is another (`Acknowledgements`).
 
-Some answers leave it open whether that has happened: a 404, to an append too, may be due to the credentials of its
-asker, to readers with other credentials any write may be to another stream, and the name of what was created may be in
-a body that was not kept.  Anyone can bring those about.  Then what is held is doubted: it is confirmed at the origin
-before it is read again.  If it has live readers, it is confirmed within some seconds (`confirmations.py`), and they go
-on meanwhile.
+Some answers leave it open whether that has happened.  A 404, also to an append, may be due to the writer's credentials.
+For readers with other credentials any write may be to another stream.  The name of a created stream may be in a body
+that was not kept.  Any client can cause such answers, so the held records are only doubted: they are confirmed at the
+origin before they are read again.  If it has live readers, it is confirmed within some seconds (`confirmations.py`),
+and they go on meanwhile.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class S2Writes:
         return f"<S2Writes to {self._store!r}>"
 
     def appends(self, request: RelayedRequest) -> Acknowledgements | None:
-        """What the answer to this request, which is about to be sent, may show; None if it is no append to a stream of
-        which anything is held."""
+        """The judge of the answer to this request, which is about to be sent; None unless it appends to a stream with
+        held records."""
         if request.mode is not Mode.APPEND:
             return None
         group = _appended_to(request)
@@ -136,7 +136,7 @@ class S2Writes:
                 self._doubt(self._of_basins(group.origin, _queries(headers)))
 
     def _own(self, request: RelayedRequest, group: Group, queries: set[str] | None) -> list[Stream]:
-        """What is held for the writer's own partition of the streams of a path.  If the request names no single basin,
+        """The held streams of a path that belong to the writer's own partition.  If the request names no single basin,
         its streams in basins that others name by a header are left out while they sleep: they are doubted as they wake.
         """
         partition = request.partition

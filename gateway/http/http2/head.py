@@ -116,7 +116,8 @@ class Http2Request:
         if method is None or not _METHOD(method):
             raise _Malformed
         if method == b"CONNECT" or method.upper() != method:
-            # Methods are case-sensitive (RFC 9110 section 9.1): `delete` is none, but some origins take it for DELETE.
+            # Methods are case-sensitive (RFC 9110 section 9.1): `delete` is no method, but some origins read it as
+            # DELETE.
             raise _Refused(Mark.BROKEN)
         if path is None or not path or b":scheme" not in pseudo:
             raise _Malformed

@@ -68,7 +68,7 @@ class Reading(Ending, Generic[Head]):
         self._reader = BlockReader(most_block_bytes, understand)
         self._budget = Budget()
         self.flood: Kind | None = None
-        """The kind of frames of which the peer has sent too many; None if there is none."""
+        """The kind of frames of which the peer has sent too many, or None."""
         self._unparsed = b""
         self._consumed = 0
         """Bytes at the begin of the unparsed input that have been read; 0 unless `has_more`."""

@@ -133,7 +133,7 @@ class Lines:
         return _dumped(fields)
 
     def _add_facts(self, record: Record, fields: dict[str, Any]) -> None:
-        """Add every field except the id, those that tell times, and those that identify the client."""
+        """Add every field except the id, the times, and the fields that identify the client."""
         fields["v"] = VERSION
         fields["node"] = self._node
         if record.route is not None:

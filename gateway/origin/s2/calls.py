@@ -151,9 +151,10 @@ def basin_of(headers: Mapping[str, str]) -> str:
 
 
 def key_of(headers: Mapping[str, str], cipher: str | None) -> bytes | None:
-    """A digest of the encryption key that a request brings to a stream with this cipher; None if the stream has none.
+    """A digest of the encryption key that a request brings to a stream with this cipher; None for a stream without a
+    cipher.
 
-    Raises Refused: 400 if it is no key of 32 bytes in base64, 422 if there is none and the stream needs one."""
+    Raises Refused: 400 unless the key has 32 bytes in base64, 422 if the stream needs a key that is missing."""
     if cipher is None:
         return None
     given = headers.get("s2-encryption-key", "").strip()

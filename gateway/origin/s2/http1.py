@@ -80,7 +80,7 @@ class Http1Connection:
         self._advance()
 
     def half_closed(self) -> bool:
-        """The client sends no more: answer what it has asked, then close.  False if it has asked nothing whole."""
+        """The client sends no more: answer its request, then close.  False if no whole request is unanswered."""
         if self._exchange is None or self._state.their_state is not h11.DONE:
             return False
         self._state.receive_data(b"")

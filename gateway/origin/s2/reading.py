@@ -75,7 +75,7 @@ class Reading:
         if self._count == 0 or self._bytes == 0:
             return Pause.OVER
         if not self._kept:
-            # Retention may have removed what was not read yet.
+            # Retention may have removed records that were not read yet.
             self._next = max(self._next, stream.first_seq_num)
         if self._next < stream.tail.seq_num:
             records = self._take()

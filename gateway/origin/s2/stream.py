@@ -4,7 +4,7 @@ Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no ba
 
 Invariants: sequence numbers of the records that are left have no gap and end at the tail; timestamps never decrease; a
 trim and retention remove records at the beginning only, and never move the tail.  An append happens whole or not at
-all.  Readers at the tail are given every record, also the ones that a trim in the same append removes.
+all.  Readers at the tail are given every record, also records that a trim in the same append removes.
 A deleted stream never comes back; a new one of its name starts at 0.
 """
 

@@ -31,14 +31,14 @@ _ANSWER_TEXTS: Final = 1_400
 """About the bytes charged for the texts of an answer: its head twice, its key, an alias."""
 
 Slot = tuple[int, int]
-"""A body of one tape: the position at which its read starts, and its coding; 0 is none."""
+"""A body of one tape: the position at which its read starts, and its coding; 0 for no coding."""
 
 
 class Lender(Protocol):
     """The budget that copies are charged to."""
 
     def lend(self, size: int, tape: int) -> bool:
-        """Make room for `size` bytes made from a tape, but not at the tape's cost; False if there is none."""
+        """Make room for `size` bytes made from a tape, but not at the tape's cost; False if that fails."""
 
     def take_back(self, size: int) -> None:
         """Return lent bytes."""

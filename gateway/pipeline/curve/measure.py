@@ -117,7 +117,7 @@ def measure_curve(
 
 
 def grid_of(working_bytes: int) -> list[int]:
-    """Cache sizes up to one that has room for the whole working set and all copies, in geometric steps."""
+    """Cache sizes in geometric steps, of which the largest has room for the whole working set and all copies."""
     smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
     largest = int(np.ceil(working_bytes / (1 - 1 / CODED_SHARE - 1 / ANSWER_SHARE)))
     steps = np.geomspace(smallest, largest, _POINTS)[:-1]

@@ -144,7 +144,7 @@ class StreamChannel(Handling):
         self.shared_bytes = 0
         """Bytes of a large answer, which are not this client's own."""
         self.shared: SharedBytes | None = None
-        """What these bytes belong to."""
+        """The account of these bytes."""
 
     @property
     def use(self) -> NetUse | None:

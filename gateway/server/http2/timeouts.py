@@ -162,7 +162,7 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def eof_received(self) -> bool:
-        """The client has half-closed: answer what it has asked, then close.  False if it has asked nothing."""
+        """The client has half-closed: answer its requests, then close.  False if none is unanswered."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.has_failed:
             return False
@@ -178,7 +178,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         return True
 
     def _end_input(self) -> None:
-        """The client sends no more: fail bodies that are not whole, and close once all that was asked is answered."""
+        """The client sends no more: fail bodies that are not whole, and close once all requests are answered."""
         if self.session.has_more:
             return
         for channel in list(self._channels.values()):

@@ -165,7 +165,7 @@ class FileSink:
 
 
 def _lock(descriptor: int) -> None:
-    """Become the file's one writer.  OSError if another process is.  A file system without locks has none to offer."""
+    """Become the file's one writer.  OSError if another process is.  Does nothing on a file system without locks."""
     for left in range(_LOCK_TRIES - 1, -1, -1):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
