@@ -68,7 +68,7 @@ async def cold_bodies(spot: Spot) -> None:
 
 
 async def crowds(spot: Spot) -> None:
-    """Read a stream by invented queries, and write to it what it refuses."""
+    """Read a stream by invented queries, and send it writes that it refuses."""
 
     async def strike() -> None:
         if spot.rng.random() < 0.3:

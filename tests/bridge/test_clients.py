@@ -167,7 +167,7 @@ async def test_python_clients_share_what_the_origin_sends_once(bridged: Bridged,
     sessions = bridged.counters.requests[Call.READ_SESSION]
     # Text is followed by long-poll, because SSE does not tell CR from LF.
     assert sessions == (0 if content_type == TEXT else 1)
-    # Each record once; the one before a session or before the answer to a long-poll, and a small one that may be the
+    # Each record once; the record before a session or before the answer to a long-poll, and a small one that may be the
     # mark of the close, once more.
     polls = len(messages) if content_type == TEXT else 0
     assert sum(bridged.counters.records_sent.values()) <= len(messages) + polls + sessions + 1

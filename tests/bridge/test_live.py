@@ -93,7 +93,7 @@ async def test_a_session_that_is_interrupted_goes_on_with_nothing_lost_or_repeat
             await bridged.writer.append(str(number).encode())
         assert await events.messages(9) == list(range(9))
     assert bridged.counters.requests[Call.READ_SESSION] > 1
-    # The origin may see the next session, on a new connection, before the end of the one that it advised to leave.
+    # The origin may see the next session, on a new connection, before the end of the session that it advised to leave.
     await bridged.counters.sessions_are(Call.READ_SESSION, 1)
     assert bridged.counters.sessions_peak[Call.READ_SESSION] == 1 or how == "reconnect"
     events.close()

@@ -33,7 +33,7 @@ async def test_a_range_is_fetched_once_for_any_number_of_readers(bridged: Bridge
     await bridged.writer.append(b"500")
     assert await bridged.reader.all() == list(range(501))
     assert (await bridged.reader.read(at(500))).json == [500]
-    # The new record, and the one before it, to which it is joined.
+    # The new record, and the preceding one, to which it is joined.
     assert bridged.counters.records_sent[Call.READ] == 502
 
 
@@ -96,7 +96,7 @@ async def test_a_deleted_stream_ends_for_its_live_readers(bridged: Bridged) -> N
 
 @pytest.mark.parametrize("timestamp", [1_000, 2_000])
 @pytest.mark.parametrize("between", [None, "HEAD", "now"])
-async def test_a_stream_that_was_created_again_is_not_joined_to_the_one_before(
+async def test_a_re_created_stream_is_not_joined_to_the_earlier_one(
     bridged: Bridged, between: str | None, timestamp: int
 ) -> None:
     """The gateway did not see the deletion, and the new stream is longer than what it holds of the old one."""

@@ -110,7 +110,7 @@ async def test_many_small_records_take_several_answers(bridged: Bridged) -> None
         await bridged.writer.append(*[b"1"] * 1000)
     before = bridged.counters.requests[Call.READ]
     first = await bridged.reader.read()
-    # Each page but the first begins with the last record of the one before.
+    # Each page but the first begins with the last record of the preceding page.
     assert (len(first.json), first.is_up_to_date) == (999 * MOST_ANSWER_PAGES + 1, False)
     assert bridged.counters.requests[Call.READ] - before == MOST_ANSWER_PAGES
     assert len(await bridged.reader.all()) == 20_000

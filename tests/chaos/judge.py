@@ -64,7 +64,7 @@ class Asked:
     is_calm: bool = False
     """Whether nothing was in trouble when it was sent."""
     is_stale: bool = False
-    """Whether the answer says that the origin has failed, so that it may show what it has trimmed."""
+    """Whether the answer says that the origin has failed, so that it may show trimmed bytes."""
 
     def __str__(self) -> str:
         query = "&".join(

@@ -258,7 +258,7 @@ def test_a_pair_that_cannot_be_used_blames_the_right_file(file: Path, tmp_path: 
 
 
 def warned(file: Path, text: str, **environ: str) -> list[str]:
-    """The warnings about a configuration, which are all that is said of it."""
+    """The warnings about a configuration; nothing else is said about it."""
     written(file, text)
     status, out, err = run_here("check", "-q", str(file), **environ)
     assert (status, out) == (0, "")
@@ -310,7 +310,7 @@ def warned(file: Path, text: str, **environ: str) -> list[str]:
         ),
     ],
 )
-def test_what_has_no_effect_or_cannot_work_is_warned_of(file: Path, text: str, said: str) -> None:
+def test_settings_that_have_no_effect_or_cannot_work_cause_a_warning(file: Path, text: str, said: str) -> None:
     assert warned(file, text) == [said.format(file=file)]
 
 

@@ -80,7 +80,7 @@ def defaults() -> dict[str, set[float]]:
 
 
 def number(text: str, unit: str = "") -> float | None:
-    """A number of seconds or bytes; None if the text is none."""
+    """A number of seconds or bytes; None for other text."""
     try:
         value = parse_bytes(f"{text.replace(',', '')}{unit}") if unit.endswith("iB") or text.endswith("iB") else None
         value = float(text.replace(",", "")) if value is None else value
@@ -99,7 +99,7 @@ def test_every_default_that_a_page_quotes_is_so(page: Path) -> None:
     assert wrong == []
 
 
-def test_the_patterns_find_what_they_judge() -> None:
+def test_the_patterns_find_their_facts() -> None:
     texts = [page.read_text() for page in PAGES]
     assert sum(len(QUOTED.findall(text)) + len(IN_TABLE.findall(text)) for text in texts) > 25
     assert sum(len(KEY.findall(text)) for text in texts) > 100

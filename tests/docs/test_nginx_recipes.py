@@ -1,4 +1,4 @@
-"""The nginx recipes of the pages, as printed, in a real nginx: each does what its page says, and refuses what it must.
+"""The nginx recipes of the pages, as printed, in a real nginx: each works as its page says, and refuses strangers.
 
 Only addresses and paths of files are replaced.  The application that a recipe asks judges paths as most do: it decodes
 them and compares their beginning.

@@ -71,7 +71,7 @@ async def test_a_write_looks_at_a_bounded_number_of_streams(
     assert max(looks.values()) <= AWAKE + 3, looks
 
 
-async def test_a_stream_that_slept_knows_what_was_acknowledged_when_it_is_looked_up(start: Start) -> None:
+async def test_a_sleeping_stream_knows_acknowledged_writes_when_it_is_looked_up(start: Start) -> None:
     bench, keys = await crowded(start)
     await write(bench, Mode.APPEND, 204, "0004")
     for key in keys:
@@ -116,7 +116,7 @@ async def test_a_stream_that_has_missed_more_than_is_kept_is_dropped(start: Star
 
 
 @pytest.mark.parametrize(("mode", "status"), [(Mode.APPEND, 204), (Mode.CREATE, 502), (Mode.DELETE, 204)])
-async def test_what_is_kept_of_a_write_for_sleeping_streams_is_not_its_request(
+async def test_an_event_kept_for_sleeping_streams_does_not_keep_the_request(
     start: Start, mode: Mode, status: int
 ) -> None:
     bench, _ = await crowded(start)

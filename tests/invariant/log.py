@@ -33,7 +33,7 @@ class Incarnation:
     """The furthest tail whose write was acknowledged through the gateway."""
     is_close_acked: bool = False
     trimmed: list[Record] = field(default_factory=list)
-    """What the origin has removed from the front."""
+    """The messages that the origin has removed from the front."""
     trims: list[tuple[float, Position]] = field(default_factory=list)
     """When the origin trimmed the stream (seconds), and to where."""
 

@@ -10,7 +10,7 @@ def test_bytes_in_the_cache_are_charged_to_none() -> None:
     assert list(charged([(0, Holding(shared, 100))], 2)) == [0, 0]
 
 
-def test_holders_divide_what_they_hold_together() -> None:
+def test_holders_divide_shared_bytes() -> None:
     shared = SharedBytes(100)
     held = [(0, Holding(shared, 100)), (1, Holding(shared, 50)), (2, Holding(shared, 50))]
     assert list(charged(held, 3)) == [50, 25, 25]

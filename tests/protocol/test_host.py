@@ -34,6 +34,6 @@ def test_a_host_has_one_spelling(authority: str, host: str) -> None:
         "a\\b", "a?b", "a#b", "a%2eb", "[::1", "::1", "[]", "[g::]", "[127.0.0.1]", "[::1]x", "é", "a" * 300, "a\n",
     ],
 )  # fmt: skip
-def test_what_is_no_host_is_refused(authority: str) -> None:
+def test_text_that_is_no_host_is_refused(authority: str) -> None:
     with pytest.raises(BadHost):
         host_of(authority)

@@ -180,7 +180,7 @@ async def test_answers_to_waiting_clients_of_many_pages_share_their_body(start: 
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # The origin's bytes, the tape's, and what is under way; over TLS and HTTP/2 the beginnings of each answer.
+    # The origin's bytes, the tape's, and bytes under way; over TLS and HTTP/2 the beginnings of each answer.
     assert held < 6 * len(BODY) + clients * (512 << 10)
     await edge.gateway.memory.look()
     assert edge.gateway.memory.client_bytes < clients * (512 << 10)

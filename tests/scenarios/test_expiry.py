@@ -210,7 +210,7 @@ async def test_an_absolute_expiry_counts_by_the_origins_clock(
     "date", [None, "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT", "Sun, 06 Nov 2094 08:49:37 GMT", "9" * 500]
 )
 @pytest.mark.parametrize("after_s", [-300, 300])
-async def test_a_date_that_is_of_no_use_ends_no_stream_that_the_origin_shows(
+async def test_a_useless_date_ends_no_stream_that_the_origin_shows(
     hostile: Hostile, start: Start, clock: ManualClock, settings: dict[str, Any], date: str | None, after_s: float
 ) -> None:
     fields = {"Stream-Expires-At": instant(clock, after_s), **({"Date": date} if date is not None else {})}

@@ -149,7 +149,7 @@ class SecureClient:
         self._tls = tls.wrap_bio(self._in, self._out, server_hostname=EDGE)
 
     async def said(self, url: str, request: bytes, *, says_so: bool) -> bytes:
-        """All that is answered to a request behind which this side ends, with a close_notify if it `says_so`."""
+        """The whole answer to a request after which this side half-closes, with a close_notify if it `says_so`."""
         parts = urlsplit(url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         got, is_ending, has_ended = b"", False, False

@@ -1,4 +1,4 @@
-"""One host has one route, however a client spells it; text that names no host has none."""
+"""One host has one route, however a client spells it; text that names no host is refused."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ async def test_each_spelling_of_a_host_has_its_route(edge: Edge, host: str) -> N
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "events.example.org.other", "[::1]"])
-async def test_another_host_has_none(edge: Edge, host: str) -> None:
+async def test_another_host_has_no_route(edge: Edge, host: str) -> None:
     assert (await edge.get("/s", {"Host": host})).status == 404
 
 
 @pytest.mark.parametrize("host", ["events.example.org..", ".events.example.org", "events..org", "a,b", "[::1]a", "a:b"])
-async def test_what_is_no_host_is_a_400(start: Start, origin: RunningOrigin, counters: Counters, host: str) -> None:
+async def test_text_that_is_no_host_is_a_400(
+    start: Start, origin: RunningOrigin, counters: Counters, host: str
+) -> None:
     edge = await start(origin.url)
     refused = await edge.get("/s", {"Host": host})
     assert (refused.status, refused.is_one_line_of_text) == (400, True)

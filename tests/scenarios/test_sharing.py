@@ -93,7 +93,7 @@ def polled(offset: str = TAIL) -> str:
 
 
 def unshared(edge: Edge, reason: str) -> float:
-    """What the metric says of reads that were relayed for this reason."""
+    """The metric's count of reads that were relayed for this reason."""
     figures = edge.gateway.metrics.routes
     return sum(figures[name].unshared[reason] for name in figures if name != NO_ROUTE)
 
@@ -113,7 +113,7 @@ async def test_long_polls_wait_at_the_origin_if_live_answers_are_personal(
     polls = [edge.asking(polled()) for _ in range(clients)]
     is_judged_at_once = content_type == JSON or is_stored_too
     if is_judged_at_once:
-        # Those that waited for the shared answer are handed over, each with its own request.
+        # The clients that waited for the shared answer are handed over, each with its own request.
         await eventually(lambda: origin.count("live=long-poll") >= clients, state=lambda: origin.asked)
     else:
         await eventually(lambda: origin.count("live=long-poll") >= 1)
@@ -128,7 +128,7 @@ async def test_long_polls_wait_at_the_origin_if_live_answers_are_personal(
 
 @pytest.mark.http_2
 async def test_long_polls_of_one_client_in_order_cost_one_request_each(hostile: Hostile, start: Start) -> None:
-    """Catch-up may be shared and live answers not: what is known of them outlives the topic."""
+    """Catch-up may be shared and live answers not: that is remembered beyond the topic."""
     origin = PersonalOrigin(live={"Cache-Control": "private"})
     edge = await start(await origin.start(hostile))
     read = await edge.get("/s?offset=-1")
@@ -311,7 +311,7 @@ async def test_a_404_for_one_tenant_drops_nothing_of_others(hostile: Hostile, st
         assert (await edge.get("/s?offset=-1")).body == b'"-"'
 
 
-async def test_a_404_for_one_tenant_is_none_for_another(hostile: Hostile, start: Start) -> None:
+async def test_a_404_for_one_tenant_is_not_given_to_another(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         headers = {"Content-Type": TEXT, "Vary": "X-Tenant"}
         if asked.headers.get("X-Tenant") == "a":

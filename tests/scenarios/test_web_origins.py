@@ -28,7 +28,7 @@ class Middleware:
 
     allowed: set[str] = field(default_factory=set)
     always: str | None = None
-    """What requests without an Origin header are allowed."""
+    """The Access-Control-Allow-Origin of replies to requests without an Origin header; None for no such header."""
     served: HostileOrigin | None = None
 
     async def start(self, hostile: Hostile) -> str:

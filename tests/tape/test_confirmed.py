@@ -37,7 +37,7 @@ def test_a_confirmation_counts_at_once_unless_a_recent_one_does(events: list[tup
     assert confirmed.since("9999") > 101.0 - LEAST_GAP_S
 
 
-def test_the_start_sentinel_confirms_only_offsets_after_what_it_names() -> None:
+def test_the_start_sentinel_confirms_only_offsets_after_its_position() -> None:
     confirmed = Confirmations()
     confirmed.start_at = 5.0
     assert confirmed.since("-1") == 5.0

@@ -59,7 +59,7 @@ def crowded_store(
     return store, [store.open(key("s", str(number)), 0.0) for number in range(count)], dropped
 
 
-def test_streams_that_sleep_keep_what_is_remembered_until_the_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleeping_streams_keep_remembered_answers_until_the_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
     store, streams, dropped = crowded_store(monkeypatch, 8, 100)
     for stream in streams * 3:
         assert store.find(stream.key) is stream
@@ -71,7 +71,7 @@ def test_streams_that_sleep_keep_what_is_remembered_until_the_next_event(monkeyp
     assert sorted(map(id, dropped)) == sorted(map(id, sleeping))
 
 
-def test_only_so_many_streams_that_sleep_keep_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_sleeping_streams_keeps_remembered_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     _, streams, dropped = crowded_store(monkeypatch, 8, 4)
     assert dropped == streams[:2]
 

@@ -196,7 +196,7 @@ def test_a_trim_looks_at_each_offset_that_clients_made_up_once() -> None:
     for at in range(size):
         tape.store(Counted(f"{at:04d}"), Counted(f"{at + 1:04d}"), [b"x"], 1.0)
     for at in range(size):
-        # Clients ask after positions in between, and the origin takes them for the one before.
+        # Clients ask after positions in between, and the origin serves them from the preceding position.
         tape.store(Counted(f"{at:04d}z"), Counted(f"{size:04d}"), [b"x" * (size - at)], 1.0)
     Counted.comparisons = 0
     tape.drop_before(Counted("0001"))

@@ -151,7 +151,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
     def trim(self, data: st.DataObject, is_through: bool) -> None:
         token, before = self.token(data), self.tape.cost
         held = {known for known in self.positions if self.tape.knows_after(known)}
-        # A client's own offset is named to no other client, so what is kept of a block cannot begin there.
+        # A client's own offset is named to no other client, so the rest of a block cannot begin there.
         leads = {lead for block in self.tape.blocks() for lead in block.leads}
         freed = self.tape.drop_through(token) if is_through else self.tape.drop_before(token)
         assert freed == before - self.tape.cost

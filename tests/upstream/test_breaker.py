@@ -356,7 +356,7 @@ def test_a_client_that_is_not_answered_does_not_delay_the_recovery() -> None:
 
 @pytest.mark.parametrize("how", ["is_answer", "is_loss"])
 def test_a_client_may_probe_at_once_where_an_own_probe_fails_at_an_origin_that_is_there(how: str) -> None:
-    """The path of own probes may be the one that the origin does not serve."""
+    """Own probes may ask for a path that the origin does not serve."""
     breaker, clock = tripped()
     assert breaker.admit(clock.now()) is None
     permit = breaker.admit(clock.now(), is_own=True)

@@ -164,7 +164,7 @@ def test_an_acknowledgement_of_a_stream_created_again_is_seen_by_streams_that_sl
     assert is_doubted(store, FIRST)
 
 
-def test_an_acknowledgement_behind_what_is_held_doubts_nothing(store: TapeStore) -> None:
+def test_an_acknowledgement_behind_the_held_records_doubts_nothing(store: TapeStore) -> None:
     acknowledge(store, OWN, 1)
     assert [is_doubted(store, token) for token in (OWN, FIRST)] == [False, False]
 

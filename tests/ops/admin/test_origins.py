@@ -51,7 +51,7 @@ async def test_a_healthy_origin(bench: Bench) -> None:
     assert states == {"closed": 1, "open": 0, "half_open": 0}
 
 
-async def test_the_verbose_probe_says_of_an_origin_only_what_is_known(bench: Bench, start: Start) -> None:
+async def test_the_verbose_probe_states_only_known_facts_of_an_origin(bench: Bench, start: Start) -> None:
     dark = await start("http://127.0.0.1:1", breaker_failures=3)
     where = "origin http://127.0.0.1:1"
     assert (await dark.ask("GET", "/readyz?verbose")).body == f"ready\n[+] {where} has not been asked yet\n"

@@ -67,7 +67,8 @@ class Load:
         return out
 
     def reads(self) -> list[tuple[float, int, float, float]]:
-        """Seconds since the read before, stream, and two numbers from 0 to 1: where it begins, and what it accepts."""
+        """Seconds since the preceding read, stream, and two numbers from 0 to 1: its beginning, and its accepted
+        codings."""
         rng = random.Random(11)
         shares = [1 / (rank + 1) ** self.exponent for rank in range(self.streams)]
         streams = rng.choices(range(self.streams), shares, k=READS)

@@ -110,7 +110,7 @@ async def test_sessions_that_are_not_read_hold_little_and_count_whole(
         counted = edge.gateway.memory.client_bytes
     finally:
         tracemalloc.stop()
-    # For each of them what is written and not sent, one batch, and what the test's own client has received.
+    # For each of them: bytes written and not sent, one batch, and the bytes that the test's own client has received.
     assert held < 16 * 950_000
     unsent, _ = edge.gateway.clients.unsent()
     assert unsent < counted < unsent + 16 * 300_000

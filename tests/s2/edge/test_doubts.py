@@ -209,7 +209,7 @@ async def test_a_session_does_not_go_on_in_another_stream_with_the_same_timestam
     assert texts in (["old 0", "old 1"], [*NEW])
 
 
-async def test_a_first_session_at_the_tail_is_of_the_stream_whose_tail_was_asked_for(edge: Edge) -> None:
+async def test_a_first_session_at_the_tail_reads_the_stream_whose_tail_was_asked_for(edge: Edge) -> None:
     await edge.client.append("old 0", "old 1", timestamp=1)
     await edge.client.read("seq_num=0&count=2")
     gate = edge.faults.hold(kind=Call.READ_SESSION)

@@ -174,7 +174,7 @@ async def test_an_origin_that_drains_for_good_is_said_to_and_asked_no_faster(two
 
 
 @pytest.mark.parametrize("kind", ["append", "read", "session", "terminal", "events"])
-async def test_what_is_relayed_leaves_a_draining_origin(two: Two, kind: str) -> None:
+async def test_relayed_requests_leave_a_draining_origin(two: Two, kind: str) -> None:
     """The client is given the origin's answer, and its next request comes to another one."""
     path = f"/v1/streams/{STREAM}/records"
 

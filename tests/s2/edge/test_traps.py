@@ -65,7 +65,7 @@ async def test_a_session_that_is_interrupted_goes_on_with_nothing_lost_or_repeat
             await eventually(lambda number=number: edge.gateway.engine.s2.sessions == 2)
         assert await session.texts(9) == await sse.texts(9) == [str(number) for number in range(9)]
     assert edge.counters.requests[Call.READ_SESSION] > 1
-    # The origin may see the next session, on a new connection, before the end of the one that it advised to leave.
+    # The origin may see the next session, on a new connection, before the end of the session that it advised to leave.
     await edge.counters.sessions_are(Call.READ_SESSION, 1)
     assert edge.counters.sessions_peak[Call.READ_SESSION] == 1 or how == "reconnect"
     session.close()

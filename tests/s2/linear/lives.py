@@ -2,7 +2,7 @@
 
 Two basins have a stream of the same name, and all records have the same timestamp, so that only their content tells the
 lives and the basins apart.  Reads come by the hosts of a zone as S2, and by a bridged route as Durable Streams.  An
-answer may be of an earlier life, because a range that is held is read from memory; but it has no records of two.
+answer may belong to an earlier life, because a held range is read from memory; but it has no records of two lives.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _READERS: Final = 6
 
 @dataclass
 class Lives:
-    """What a run has found."""
+    """The findings of a run."""
 
     answers: int = 0
     wrong: list[str] = field(default_factory=list)

@@ -184,7 +184,7 @@ def test_a_follower_at_the_tail_is_given_a_whole_append_whatever_it_trims(abc: S
     batch = at_tail.advance()
     assert isinstance(batch, ReadBatch)
     assert ([record.seq_num for record in batch.records], batch.tail) == ([3, 4, 5], abc.tail)
-    # A read that comes from behind finds what is left.
+    # A read that comes from behind finds the remaining records.
     late = behind.advance()
     assert isinstance(late, ReadBatch)
     assert [record.seq_num for record in late.records] == [record.seq_num for record in read(abc)] == [5]
