@@ -123,6 +123,7 @@ class RunningGateway:
             resident_bytes,
             return_freed_memory,
             SystemClock(),
+            engine.fetches.inflow,
         )
         metrics.memory.look = self.memory.figures
         self.admin_connections = AdminConnections(self._serve_admin, config.server.admin_connections)

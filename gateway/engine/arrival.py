@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.errors import UpstreamBroken, UpstreamCongested
+from gateway.limits.inflow import Inflow
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
@@ -17,9 +18,16 @@ from gateway.upstream.reply import Reply
 
 
 async def receive(
-    stream: Stream, flight: Flight, head: StreamHead, reply: Reply, store: TapeStore, on_bytes: Callable[[int], None]
+    stream: Stream,
+    flight: Flight,
+    head: StreamHead,
+    reply: Reply,
+    store: TapeStore,
+    inflow: Inflow,
+    on_bytes: Callable[[int], None],
 ) -> None:
-    """Announce the head and add the whole body to the flight; `on_bytes` is called with the size of each piece.
+    """Announce the head and add the whole body to the flight, at the pace that `inflow` allows; `on_bytes` is called
+    with the size of each piece.
 
     Raises UpstreamBroken if the body is not of the stream's type, TailMovedBack if it is another stream's, or another
     GatewayError, as UpstreamCongested if its connection is needed for others while its readers take nothing.
@@ -54,6 +62,8 @@ async def receive(
                     flight.must_go = True
                 flight.charged_bytes = arriving.size
                 flight.add(inner)
+                if not inflow.take(len(chunk)):
+                    await inflow.renewed()
                 if not (flight.is_wanted or flight.spools):
                     if not flight.must_go:
                         await reply.hold(flight.until_wanted())

@@ -58,6 +58,7 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
+from gateway.upstream.incoming import HIGH_WATER_BYTES
 from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 from gateway.upstream.upstream import Upstream
@@ -107,6 +108,7 @@ class FetchTable:
         self._tracer = tracer
         self._access_log = access_log
         self._bodies = FlightBodies(store, clock, metrics, on_stale)
+        self.inflow = self._bodies.inflow
         self._classifier = ReplyClassifier(store, clock, metrics, on_end, on_stale, on_short, is_written)
         self._pending: dict[tuple[Stream, str], Flight] = {}
         self._pace = WalkPace()
@@ -153,6 +155,7 @@ class FetchTable:
             note_fetch(flight, leads=False)
             return flight, False
         flight = Flight(start, self.keep_bytes, source.client, key)
+        flight.inflow = self.inflow
         flight.incarnation = stream.tape.incarnation
         flight.is_passing = self._store.is_not_stored(stream)
         flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
@@ -279,6 +282,9 @@ class FetchTable:
             while (pause_s := self._pace.pause_s(stream, self._clock.now())) > 0:
                 # Until it is sent, others may share it.
                 await pause(self._clock, pause_s)
+            # So much of a body arrives before the first of it is taken.
+            if not self.inflow.take(HIGH_WATER_BYTES):
+                await self.inflow.renewed()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
         if not self._store.may_grow and flight.key not in (METADATA, NOW, CONFIRMATION, stream.tape.tail):

@@ -14,6 +14,7 @@ from gateway.engine.classifier import is_overtaken
 from gateway.engine.comparison import MOST_COMPARED, Comparison
 from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken
+from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness import age_from_headers
 from gateway.protocol.json_array import NotAnArray
 from gateway.protocol.mode import Mode
@@ -27,7 +28,7 @@ from gateway.upstream.reply import Reply
 
 
 class FlightBodies:
-    """Takes the bodies of flights.  Has no state of its own."""
+    """Takes the bodies of flights."""
 
     def __init__(
         self, store: TapeStore, clock: Clock, metrics: MetricsRecorder, on_stale: Callable[[Stream], None]
@@ -37,6 +38,8 @@ class FlightBodies:
         self._clock = clock
         self._metrics = metrics
         self._on_stale = on_stale
+        self.inflow = Inflow()
+        """How many bytes the bodies may add to memory now."""
 
     async def take(
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
@@ -97,7 +100,7 @@ class FlightBodies:
             self._metrics.upstream_bytes(size, Mode.CATCHUP, route)
             flight.fetched += size
 
-        await receive(stream, flight, head, reply, self._store, received)
+        await receive(stream, flight, head, reply, self._store, self.inflow, received)
         start, end = flight.start, head.next_offset
         if start == NOW:
             if flight.size:

@@ -39,7 +39,12 @@ MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIO
 HYSTERESIS: Final = 0.03
 """How far below its mark, in parts of the limit, a level ends."""
 _RISE: Final = 0.01
-"""While clients are dropped, memory that has risen by this part of the limit is not left to the next look."""
+"""While clients are dropped, memory that has risen by this part of the limit is not left to the next look, and fetched
+bodies may not add more between two looks."""
+
+
+_OF_BODIES: Final = 0.5
+"""Bytes of bodies may take this part of the room that is left: pieces are joined, and freed memory stays resident."""
 
 
 class Measures(NamedTuple):
@@ -70,6 +75,14 @@ class MemoryGuard:
         if self.pressure >= Pressure.CLIENTS and used > self._used + _RISE:
             return True
         return _level(self.pressure, used) > self.pressure
+
+    def may_add(self, resident: int, limit: int) -> int:
+        """The bytes that fetched bodies may add until memory is looked at again."""
+        room = max(
+            MARKS[Pressure.CLIENTS] * limit - resident,
+            min(_RISE * limit, MARKS[Pressure.CONNECTIONS] * limit - resident),
+        )
+        return max(0, int(room * _OF_BODIES))
 
     def look(self, resident: int, limit: int, cache_bytes: int, budget_bytes: int) -> Measures:
         """Decide by the process's resident bytes.  The cache holds `cache_bytes` of its configured `budget_bytes`."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, pause
+from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MemoryGuard, Pressure
 from gateway.ops.memory_figures import MemoryState
 from gateway.tape.store import TapeStore
@@ -72,7 +73,8 @@ class MemoryLimits:
 
 
 class MemoryWatch:
-    """`cache_budget` gives the configured budget of the cache; `resident` and `trim` are the system's."""
+    """`cache_budget` gives the configured budget of the cache; `resident` and `trim` are the system's; `inflow` is
+    given a bound near the limit."""
 
     def __init__(
         self,
@@ -83,8 +85,10 @@ class MemoryWatch:
         resident: Callable[[], int],
         trim: Callable[[], None],
         clock: Clock,
+        inflow: Inflow,
     ) -> None:
         self._store = store
+        self._inflow = inflow
         self._clients = clients
         self.limits = limits
         self._cache_budget = cache_budget
@@ -121,27 +125,35 @@ class MemoryWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        while True:
-            has_looked = False
-            try:
-                await self.look()
-                has_looked = True
-            except Exception:
-                # One failure must not end the guard.
-                _log.exception("memory could not be looked at")
-            await self._pause(may_be_called=has_looked)
+        try:
+            while True:
+                has_looked = False
+                try:
+                    await self.look()
+                    has_looked = True
+                except Exception:
+                    # One failure must not end the guard.
+                    _log.exception("memory could not be looked at")
+                await self._pause(may_be_called=has_looked)
+        finally:
+            self._inflow.bound(None)
 
     async def _pause(self, *, may_be_called: bool) -> None:
         """Wait until the next look is due, or the guard calls for it.  After a failed look it would call at once."""
-        clock = self._clock
+        clock, inflow = self._clock, self._inflow
         began = clock.now()
+        has_looked = True
         while (left_s := began + INTERVAL_S - clock.now()) > 0:
             limit = self.limits.memory_max_bytes
             if not limit:
+                inflow.bound(None)
                 await pause(clock, left_s)
                 continue
-            near = _NEAR * limit
-            await pause(clock, min(left_s, _PASSED_S if self._resident() > near else _NEAR_INTERVAL_S))
+            near, resident = _NEAR * limit, self._resident()
+            # After each whole look something may be added, or a process that stays near its limit would fetch no more.
+            inflow.bound(max(self._guard.may_add(resident, limit), int(has_looked)))
+            has_looked = False
+            await inflow.spent.wait_within(clock, min(left_s, _PASSED_S if resident > near else _NEAR_INTERVAL_S))
             if (resident := self._resident()) > near and (
                 clock.now() - began >= _NEAR_INTERVAL_S
                 or (may_be_called and self._guard.calls_for_look(resident, limit))
@@ -159,16 +171,19 @@ class MemoryWatch:
             self._guard_memory(limits.memory_max_bytes)
         self._clients.forget()
         if limits.memory_max_bytes:
-            await self._resize_cache()
+            await self._resize_cache(limits.memory_max_bytes)
 
-    async def _resize_cache(self) -> None:
+    async def _resize_cache(self, limit: int) -> None:
         """Give the cache the budget that the guard allows.  It gives bytes back bit by bit, with turns of the loop
-        between: thousands of small tapes may have to go."""
+        between: thousands of small tapes may have to go.  Where memory rises meanwhile, the next look goes first."""
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):
             in_use = min(store.budget_bytes, store.cost + store.lent)
-            store.resize(max(wanted, in_use - _SHRINK_BYTES))
+            # What is lent comes back by itself: a lower budget takes away only what the cache holds.
+            store.resize(max(wanted, in_use - _SHRINK_BYTES) if store.cost else wanted)
             await asyncio.sleep(0)
+            if self._guard.calls_for_look(self._resident(), limit):
+                return
         if store.budget_bytes < wanted:
             store.resize(wanted)
 

@@ -24,11 +24,13 @@ from multidict import CIMultiDict
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
+from gateway.limits.inflow import Inflow
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.sharing import Ground
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
+_UNBOUNDED: Final = Inflow()
 CONFIRMATION: Final = "?confirmation"
 """The `key` of a flight that compares the bytes after its `start` with those held; no valid offset looks like it."""
 METADATA: Final = "?metadata"
@@ -123,7 +125,11 @@ class FlightReader:
             if self.is_dropped:
                 raise UpstreamBroken("Reader fell too far behind")
             if self.index < flight.base + len(flight.kept):
+                if not flight.inflow.has_room:
+                    await flight.inflow.renewed()
+                    continue
                 chunk = flight.kept[self.index - flight.base]
+                flight.inflow.take(len(chunk))
                 self.index += 1
                 self.position += len(chunk)
                 flight.advanced()
@@ -173,6 +179,8 @@ class Flight:
         """Whether it reads on although no reader takes it, because others wait for its connection."""
         self.must_go = False
         """Whether it is given up for these others."""
+        self.inflow = _UNBOUNDED
+        """How many bytes its arrival, and each of its readers, may add to memory."""
         self.shared = SharedBytes(0)
         """What its bytes belong to: its readers, and the tape once it has them."""
         self.is_kept = True

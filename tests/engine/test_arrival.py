@@ -10,6 +10,7 @@ import pytest
 
 from gateway.engine.arrival import receive
 from gateway.errors import UpstreamCongested
+from gateway.limits.inflow import Inflow
 from gateway.tape.arriving import Arriving
 from gateway.upstream.flight import WINDOW_BYTES, Flight, StreamHead
 from gateway.upstream.reply import Reply
@@ -54,6 +55,7 @@ async def test_a_body_read_on_for_others_leaves_as_soon_as_the_cache_has_no_room
             StreamHead("0009", False, False),
             cast("Reply", reply),
             store,
+            Inflow(),
             lambda size: None,
         )
     )

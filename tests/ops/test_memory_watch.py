@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from gateway.aio.clock import ManualClock
+from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MARKS, Pressure, victims
 from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
@@ -74,7 +75,7 @@ def watching(process: Process) -> tuple[MemoryWatch, Callable[[], None]]:
     """The watch of this process, and a function that lets the time between two looks pass."""
     store = TapeStore(0, S3Fifo(), lambda: "", Metrics())
     limits = MemoryLimits(LIMIT, 0)
-    watch = MemoryWatch(store, process, limits, lambda: 0, process.resident, process.trim, process.clock)
+    watch = MemoryWatch(store, process, limits, lambda: 0, process.resident, process.trim, process.clock, Inflow())
     return watch, lambda: process.clock.advance(0.1)
 
 
@@ -183,7 +184,7 @@ async def test_the_cache_gives_bytes_back_bit_by_bit() -> None:
     while store.cost < budget - 10_000:
         store.open(StreamKey(Group("http://o", f"/{len(store)}"), "", Partition("")), 0.0)
     watch = MemoryWatch(
-        store, process, MemoryLimits(LIMIT, 0), lambda: budget, process.resident, process.trim, process.clock
+        store, process, MemoryLimits(LIMIT, 0), lambda: budget, process.resident, process.trim, process.clock, Inflow()
     )
     process.base = 5 * LIMIT
     turns: list[int] = []
