@@ -57,7 +57,10 @@ class Comparison:
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
+        self._size = 0
+        """Bytes found."""
         self._found = bytearray()
+        """These bytes, as soon as they differ from those held."""
         self._most_found = limit + 1
         if self._is_exact and self._unwrapper is not None:
             self._most_found += limit + _MOST_SPACE
@@ -66,7 +69,7 @@ class Comparison:
     @property
     def is_over(self) -> bool:
         """Whether more of the body would make no difference."""
-        return self._has_ended or self._is_other_length or len(self._found) >= self._most_found
+        return self._has_ended or self._is_other_length or self._size >= self._most_found
 
     def feed(self, chunk: bytes) -> None:
         """A part of the body has arrived.  Raises NotAnArray."""
@@ -78,16 +81,24 @@ class Comparison:
         if not self.is_over:
             if self._unwrapper is not None:
                 self._add(self._unwrapper.finish())
-            self._has_ended = len(self._found) < self._most_found
+            self._has_ended = self._size < self._most_found
 
     def _add(self, found: bytes) -> None:
-        self._found += found[: self._most_found - len(self._found)]
+        at, found = self._size, found[: self._most_found - self._size]
+        self._size += len(found)
+        if not self._found:
+            if self._held.startswith(found, at):
+                # Many comparisons may be under way, and bytes are not kept twice.
+                return
+            self._found += self._held[:at]
+        self._found += found
 
     @property
     def agrees(self) -> bool:
         """Whether the origin has the bytes that are held, as far as both are known; if none are held, there is nothing
         to contradict."""
-        held, found = self._held, bytes(self._found)
+        held = self._held
+        found = bytes(self._found) if self._found else held[: self._size]
         if not held:
             return True
         if not found or self._is_other_length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 
@@ -148,3 +149,21 @@ def test_a_long_body_with_other_white_space_is_compared_in_few_steps(is_same: bo
     found: list[bool] = []
     assert calls(lambda: found.append(comparison.agrees)) < 250_000
     assert found == [is_same]
+
+
+def test_a_body_that_is_as_held_is_not_kept() -> None:
+    body = b",".join([b'"ok"'] * 200_000)
+    tape = Tape("a", is_json=True)
+    tape.store("0", "1", [body], 0.0)
+    comparison = Comparison(tape, "0", "1", None)
+    text = memoryview(b"[" + body + b"]")
+    tracemalloc.start()
+    try:
+        for at in range(0, len(text), 1 << 14):
+            comparison.feed(bytes(text[at : at + (1 << 14)]))
+        comparison.finish()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 17
+    assert comparison.agrees
