@@ -35,7 +35,9 @@ async def receive(
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
     unwrapper = ArrayUnwrapper() if is_json else None
-    arriving = Arriving(store)
+    # It must not evict others for the bytes that come before it proves too large to be stored.
+    is_too_large = (reply.content_length or 0) - 2 * is_json > flight.keep_bytes
+    arriving = Arriving(store, stream)
 
     def make_way() -> None:
         """Others wait for the connection: read on as long as the cache has room for the body, or give up."""
@@ -52,7 +54,7 @@ async def receive(
             if inner:
                 stream.tape.check(start, end, has_bytes=True)
                 spooled = flight.spools
-                if flight.is_passing or flight.size + len(inner) > flight.keep_bytes:
+                if is_too_large or flight.is_passing or flight.size + len(inner) > flight.keep_bytes:
                     arriving.release()
                     flight.spools = False
                 elif not arriving.grow(len(inner)):

@@ -40,6 +40,7 @@ from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.protocol.stream_key import Group
+from gateway.tape.costs import BODY_SHARE
 from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -126,8 +127,8 @@ class FetchTable:
 
     @property
     def keep_bytes(self) -> int:
-        """The most bytes of a flight launched now that may be kept: never more than half of the cache."""
-        return min(self._max_flight_bytes, max(1, self._store.budget_bytes // 2))
+        """The most bytes of a flight launched now that may be kept: never more than their share of the cache."""
+        return min(self._max_flight_bytes, max(1, self._store.budget_bytes // BODY_SHARE))
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
         """The latest flight of each stream and starting token, with its stream."""

@@ -242,7 +242,7 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             size = 0
-            arriving = Arriving(self._store)
+            arriving = Arriving(self._store, self._stream)
             try:
                 async for chunk in reply.chunks():
                     self._received(len(chunk), Mode.LONGPOLL)

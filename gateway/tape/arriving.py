@@ -1,23 +1,26 @@
 """A body on its way to a tape: the cache's budget is charged for it while it arrives.
 
-So a large body evicts others bit by bit, as its bytes come, and not thousands of them at once when it is stored.
+So a large body evicts others bit by bit, as its bytes come, and not thousands of them at once when it is stored.  Its
+own stream makes no room for it.
 """
 
 from __future__ import annotations
 
 from gateway.tape.store import TapeStore
+from gateway.tape.stream import Stream
 
 _LARGEST_SHARE = 2
 """Arriving bodies take up to 1 / this of the budget; what arrives beyond that is its readers' own."""
 
 
 class Arriving:
-    """The budget's charge for one body.  `release` must be called."""
+    """The budget's charge for one body, which is to be stored on `stream`.  `release` must be called."""
 
-    __slots__ = ("_store", "size")
+    __slots__ = ("_store", "_stream", "size")
 
-    def __init__(self, store: TapeStore) -> None:
+    def __init__(self, store: TapeStore, stream: Stream) -> None:
         self._store = store
+        self._stream = stream
         self.size = 0
         """Bytes that are charged."""
 
@@ -27,7 +30,7 @@ class Arriving:
     def grow(self, size: int) -> bool:
         """Charge `size` more bytes; False, with nothing charged, if there is no room for them."""
         store = self._store
-        if store.arriving + size > store.budget_bytes // _LARGEST_SHARE or not store.lend(size, None):
+        if store.arriving + size > store.budget_bytes // _LARGEST_SHARE or not store.lend(size, self._stream):
             return False
         store.arriving += size
         self.size += size

@@ -19,6 +19,10 @@ STREAM_COST: Final = 800
 """Bytes charged for a record in addition to the text it holds: the object, its key, dictionary slots."""
 EMPTY_COST: Final = TAPE_COST + STREAM_COST
 """Bytes charged for a stream of which nothing is held, without the characters of its name."""
+BODY_SHARE: Final = 2
+"""A body of up to 1 / this of the budget is stored,"""
+BODY_USUAL_BYTES: Final = 64 << 20
+"""and of up to this, the default of `limits.max_flight_bytes`."""
 CODED_COST: Final = 400
 """Bytes charged per coded body in addition to its data: keys, dictionary slots, the object."""
 CODED_SHARE: Final = 4

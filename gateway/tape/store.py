@@ -429,15 +429,13 @@ class TapeStore:
         for other in self._paths.released(stream):
             self.on_forget(other)
 
-    def lend(self, size: int, borrower: Stream | None) -> bool:
-        """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, or for bytes that are no stream's
-        yet, and evict others to make room.
+    def lend(self, size: int, borrower: Stream) -> bool:
+        """Lend `size` bytes of the budget for data derived from `borrower`'s bytes, or for bytes that are about to be
+        stored on it, and evict others to make room.
 
-        Returns False and lends nothing if only the borrower's own tape could make room.
+        Returns False and lends nothing if only the borrower's own tape could make room, or if it has ended.
         """
-        if borrower is not None and borrower.ended is not None:
-            return False
-        if (borrower.cost if borrower is not None else 0) + self.lent + size > self.budget_bytes:
+        if borrower.ended is not None or borrower.cost + self.lent + size > self.budget_bytes:
             return False
         self.lent += size
         try:
@@ -507,6 +505,10 @@ class TapeStore:
                 # A victim that sleeps is not woken: waking could drop it, or put others to sleep.
                 victim = self._paths.find(key)
                 if victim is None:
+                    continue
+                if victim.holds and not victim.block_count:
+                    # Its bytes are on their way.  It has lost none, so it is to return as a new stream.
+                    self._eviction.forget(key)
                     continue
                 self._metrics.eviction(1, key.route)
                 if victim.holds:

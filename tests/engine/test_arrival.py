@@ -44,7 +44,7 @@ class Stalling:
 @pytest.mark.parametrize("room", [0, CHUNK // 2, CHUNK, 4 * CHUNK + 1])
 async def test_a_body_read_on_for_others_leaves_as_soon_as_the_cache_has_no_room(room: int) -> None:
     store, _ = new_store(BUDGET)
-    others = Arriving(store)
+    others = Arriving(store, store.open(key("other"), 0.0))
     assert others.grow(BUDGET // 2 - WINDOW_BYTES - room)
     flight, reply = Flight("-1", BUDGET), Stalling()
     reader = flight.attach()

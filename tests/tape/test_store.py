@@ -1,5 +1,6 @@
 """The tape store: the sum of costs, the budget, what eviction may take and what it must leave."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import block as block_module
 from gateway.tape import crowd, paths
+from gateway.tape.arriving import Arriving
 from gateway.tape.eviction import POLICIES, USE_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -99,8 +101,44 @@ def test_a_loan_is_taken_back_if_an_eviction_fails() -> None:
 
     store.on_forget = fail
     with pytest.raises(RuntimeError):
-        store.lend(store.budget_bytes, None)
+        store.lend(store.budget_bytes - BLOCK_OVERHEAD, store.open(key("b"), 0.0))
     assert store.lent == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_body_charged_while_it_arrives_evicts_the_same_streams_as_one_stored_at_once(policy: str) -> None:
+    rng = random.Random(7)
+    sizes = [rng.randrange(500, 30_000) for _ in range(40)]
+    stores = [new_store(100_000, policy)[0] for _ in range(2)]
+    for step in range(600):
+        number = min(int(rng.paretovariate(0.7)), len(sizes)) - 1
+        for arrives, store in enumerate(stores):
+            stream = store.open(key(str(number)), step * USE_S)
+            stream.hold()
+            if not stream.block_count:
+                arriving = Arriving(store, stream)
+                for _ in range(4 * arrives):
+                    assert arriving.grow(sizes[number] // 4)
+                arriving.release()
+                fill(store, stream, sizes[number], step * USE_S)
+            store.release(stream)
+        at_once, bit_by_bit = ({stream.key for stream in store if stream.block_count} for store in stores)
+        assert at_once == bit_by_bit, step
+
+
+def test_a_stream_whose_bytes_are_on_their_way_begins_on_probation() -> None:
+    store, recorder = new_store(3 * (BLOCK_OVERHEAD + 1_100), "s3-fifo")
+    late = store.open(key("late"), 0.0)
+    late.hold()
+    others = [store.open(key(name), 0.0) for name in "abcd"]
+    for other in others:
+        fill(store, other, 1_000)
+    assert recorder.counts["eviction",] == sum(other.ended is End.EVICTED for other in others)
+    fill(store, late, 1_000)
+    store.release(late)
+    for name in "efg":
+        fill(store, store.open(key(name), 10.0), 1_000)
+    assert late.ended is End.EVICTED
 
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:

@@ -3,7 +3,7 @@
 The gateway evicts whole tapes, and its policies count *uses*, not requests.  So the reads are replayed through the
 policies themselves (`gateway.tape.eviction`), with the accounting of `gateway.tape.store`: a tape is charged when it is
 opened, its bytes and offsets when they are stored, other tapes are evicted before its own blocks, and requests within
-`USE_S` are one use.
+`USE_S` are one use.  A body that is too large for the cache is not stored.
 
 `copies` has coded bodies and remembered answers, which take a part of the budget.  Not modelled: live readers that keep
 the record of an evicted tape, and bytes that an origin sends beyond the missing ones.
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from gateway.pipeline.curve.copies import Copies
 from gateway.tape.block import SEAL_BYTES
-from gateway.tape.costs import USUAL_COST
+from gateway.tape.costs import BODY_SHARE, BODY_USUAL_BYTES, USUAL_COST
 from gateway.tape.eviction import POLICIES, USE_S, Eviction
 
 USE_US: Final = int(USE_S * 1_000_000)
@@ -87,6 +87,8 @@ class MiniatureStore:
         self.cost = 0.0
         self.lent = 0
         self._budget = budget_bytes
+        # Of a single body, so not in miniature.
+        self._largest = min(budget_bytes / caches / BODY_SHARE, BODY_USUAL_BYTES)
         self._tape_cost = tape_cost
         self._copies = Copies(self, budget_bytes, caches)
         self._eviction: Eviction[int] = POLICIES[policy]()
@@ -111,6 +113,11 @@ class MiniatureStore:
             missing = read.high - read.low
             if new or not tape.knows(read.high):
                 new = missing
+        if new > self._largest:
+            if not tape.runs:
+                self._eviction.forget(key)
+                self.cost -= self._tapes.pop(key).cost
+            return missing
         tape.offsets |= {read.low, read.high}
         if read.counted < read.times:
             _store(tape.live, read.low, read.high)
