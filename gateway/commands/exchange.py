@@ -10,18 +10,22 @@ of the given URL only, not to the target of a redirect.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from gateway import __version__
 from gateway.aio.clock import Clock, pause
+from gateway.aio.names import look_up
 from gateway.commands.failure import CommandFailed
 
 CONNECT_S: Final = 10.0
@@ -64,6 +68,33 @@ class Backoff:
         await pause(self._clock, delay_s)
 
 
+class _Names(AbstractResolver):
+    """Looks names up within `CONNECT_S`."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                found = await look_up(host, port)
+        except TimeoutError:
+            raise socket.gaierror(socket.EAI_AGAIN, f"its name was not resolved within {CONNECT_S:g} s") from None
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in dict.fromkeys(found)
+        ]
+
+    async def close(self) -> None:
+        """A lookup under way is left alone."""
+
+
 def open_session(url: str, headers: Mapping[str, str], silence_s: float = SILENCE_S) -> aiohttp.ClientSession:
     """A session without cookies, with bounds on connecting and on silence; `headers` go to the origin of `url` only.
 
@@ -82,7 +113,7 @@ def open_session(url: str, headers: Mapping[str, str], silence_s: float = SILENC
         headers={"User-Agent": f"durable-gateway/{__version__}"},
         middlewares=(add_headers,) if headers else (),
         cookie_jar=aiohttp.DummyCookieJar(),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, resolver=_Names()),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s),
     )
 

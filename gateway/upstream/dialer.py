@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.http.http2.counts import SessionCounts
@@ -17,7 +18,7 @@ from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
-from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
+from gateway.upstream.resolver import LookUp, Resolver, ignore
 
 P = TypeVar("P", Connection, Http2Connection)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from multidict import CIMultiDict
 
+from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.http.http2.counts import SessionCounts
@@ -22,7 +23,7 @@ from gateway.upstream.incoming import no_op
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
-from gateway.upstream.resolver import LookUp, look_up
+from gateway.upstream.resolver import LookUp
 from gateway.upstream.slots import SlotLimits, SlotUse
 
 

@@ -23,6 +23,8 @@ STALE_S: Final = 600.0
 """How long addresses are used after their time while lookups fail."""
 RETRY_S: Final = 5.0
 """Pause after a failed lookup of a name whose last addresses are used."""
+MOST_LOOKUPS: Final = 32
+"""The most lookups at once; each has a thread."""
 _MOST_NAMES: Final = 1_024
 _MOST_ADDRESSES: Final = 64
 """The most addresses kept for one name."""
@@ -62,6 +64,7 @@ class Resolver:
         self._look_up = look_up
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._lookups: dict[tuple[str, int], asyncio.Task[_Entry | OSError]] = {}
+        self._places = asyncio.Semaphore(MOST_LOOKUPS)
 
     def __repr__(self) -> str:
         return f"<Resolver {len(self._entries)} names, {len(self._lookups)} lookups>"
@@ -114,7 +117,9 @@ class Resolver:
     async def _query(self, host: str, port: int) -> _Entry | OSError:
         """Look a name up.  The error is a value: the waiters raise it, and the task logs nothing."""
         try:
-            addresses = list(dict.fromkeys(await self._look_up(host, port)))[:_MOST_ADDRESSES]
+            async with self._places:
+                found = await self._look_up(host, port)
+            addresses = list(dict.fromkeys(found))[:_MOST_ADDRESSES]
             if not addresses:
                 return self._failed_look_up(host, port, socket.gaierror(socket.EAI_NONAME, "no address"))
         except OSError as error:
@@ -142,12 +147,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a name from the system's resolver."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise socket.gaierror(socket.EAI_NONAME, "no name") from error
-    return [str(info[4][0]) for info in found]

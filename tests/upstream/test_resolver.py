@@ -9,7 +9,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.upstream.resolver import RETRY_S, STALE_S, TTL_S, Resolver
+from gateway.upstream.resolver import MOST_LOOKUPS, RETRY_S, STALE_S, TTL_S, Resolver
 from tests.waiting import pass_turns
 
 
@@ -117,6 +117,16 @@ async def test_concurrent_lookups_are_shared_and_survive_a_cancelled_waiter() ->
     assert isinstance(found[0], asyncio.CancelledError)
     assert [sorted(one) for one in found[1:] if isinstance(one, list)] == [["192.0.2.1", "192.0.2.2"]] * 2
     assert names.asked == 1
+
+
+async def test_only_so_many_names_are_looked_up_at_once() -> None:
+    names = Names()
+    names.gate.clear()
+    asking = [asyncio.create_task(names.resolver.addresses(f"{number}.test", 80)) for number in range(40)]
+    await pass_turns(3)
+    assert names.asked == MOST_LOOKUPS
+    names.gate.set()
+    assert len(await asyncio.gather(*asking)) == names.asked == 40
 
 
 async def test_a_failed_lookup_is_not_cached() -> None:
