@@ -283,15 +283,12 @@ class FetchTable:
             while (pause_s := self._pace.pause_s(stream, self._clock.now())) > 0:
                 # Until it is sent, others may share it.
                 await pause(self._clock, pause_s)
-            # So much of a body arrives before the first of it is taken.
-            if not self.inflow.take(HIGH_WATER_BYTES):
-                await self.inflow.renewed()
+            # What follows a known tail is little, and readers of what is in memory go on.
+            if flight.key != stream.tape.tail and not await self._has_room():
+                flight.fail(ShortOfMemory())
+                return
         flight.is_sent = True
         flight.sent_at = self._clock.now()
-        if not self._store.may_grow and flight.key not in (METADATA, NOW, CONFIRMATION, stream.tape.tail):
-            # What follows a known tail is little, and readers of what is in memory go on.
-            flight.fail(ShortOfMemory())
-            return
         sent: GatewayError | None = None
         for attempts_left in range(route.config.retry_attempts, -1, -1):
             is_last = attempts_left == 0 or not route.retries.has_retry
@@ -306,6 +303,13 @@ class FetchTable:
             route.retries.retry()
             self._metrics.retry(route.config.name)
             await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
+
+    async def _has_room(self) -> bool:
+        """Whether a body of any size may be fetched; waits while nothing may be added to memory for the moment."""
+        # So much of a body arrives before the first of it is taken.
+        if self._store.may_grow and not self.inflow.take(HIGH_WATER_BYTES):
+            await self.inflow.renewed()
+        return self._store.may_grow
 
     async def _attempt(
         self, stream: Stream, flight: Flight, route: Route, source: Source, is_last: bool

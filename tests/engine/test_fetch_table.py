@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.errors import UpstreamTimeout
+from gateway.errors import ShortOfMemory, UpstreamTimeout
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
@@ -167,3 +167,35 @@ async def test_a_refusal_requested_before_an_acknowledged_write_ends_nothing(
     bench.upstream.script = origin
     assert await bench.body() == (200, b"abcd")
     assert bench.stream is stream
+
+
+async def test_a_fetch_is_refused_at_once_where_memory_is_short_and_no_bytes_may_be_added(start: Start) -> None:
+    bench = start()
+    bench.engine.store.may_grow = False
+    bench.engine.fetches.inflow.bound(0)
+    look = await looking(bench, opened(bench), "-1")
+    assert look.done()
+    assert isinstance(look.result(), ShortOfMemory)
+    assert not bench.upstream.asked
+
+
+async def test_a_fetch_that_has_waited_for_room_is_refused_where_memory_is_short_by_then(start: Start) -> None:
+    bench = start()
+    bench.engine.fetches.inflow.bound(0)
+    look = await looking(bench, opened(bench), "-1")
+    assert not look.done()
+    bench.engine.store.may_grow = False
+    bench.engine.fetches.inflow.bound(None)
+    assert isinstance(await look, ShortOfMemory)
+    assert not bench.upstream.asked
+
+
+async def test_a_question_for_the_tail_is_asked_while_no_bytes_may_be_added(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), follow_above_per_s=0)
+    await bench.body()
+    stream = bench.stream
+    bench.engine.store.may_grow = False
+    bench.engine.fetches.inflow.bound(0)
+    look = await looking(bench, stream, "0002")
+    assert look.done()
+    assert look.result() == StreamHead("0002", up_to_date=True, is_closed=False)
