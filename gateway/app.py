@@ -100,7 +100,7 @@ class RunningGateway:
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
         self.has_file = True
-        """Whether what is read again has a file of its own, or only flags and the environment."""
+        """Whether the configuration that `reload` reads has a file, or only flags and the environment."""
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()

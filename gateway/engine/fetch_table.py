@@ -283,7 +283,7 @@ class FetchTable:
             while (pause_s := self._pace.pause_s(stream, self._clock.now())) > 0:
                 # Until it is sent, others may share it.
                 await pause(self._clock, pause_s)
-            # What follows a known tail is little, and readers of what is in memory go on.
+            # Few bytes follow a known tail, and readers of bytes in memory go on.
             if flight.key != stream.tape.tail and not await self._has_room():
                 flight.fail(ShortOfMemory())
                 return

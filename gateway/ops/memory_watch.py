@@ -179,7 +179,7 @@ class MemoryWatch:
         store = self._store
         while store.budget_bytes > (wanted := self.cache_budget_bytes):
             in_use = min(store.budget_bytes, store.cost + store.lent)
-            # What is lent comes back by itself: a lower budget takes away only what the cache holds.
+            # Lent bytes come back by themselves: a lower budget takes away only the cache's own.
             store.resize(max(wanted, in_use - _SHRINK_BYTES) if store.cost else wanted)
             await asyncio.sleep(0)
             if self._guard.calls_for_look(self._resident(), limit):

@@ -1,6 +1,6 @@
 """The certificates of a listener, chosen by the server name that the client asks for (SNI, RFC 6066).
 
-Several certificates may have one name.  Of two with the same kind of key the one that is valid longer is used.  One
+Several certificates may have one name.  Of two with the same kind of key the one valid longer is used.  One
 `ssl.SSLContext` presents a certificate of each kind, from which a client chooses one that it can verify.  The contexts
 differ in nothing else.  The first certificate, or a better one with all its names, also serves clients that send no
 server name or an unknown one.  A context is never changed once it is in use: a reload makes new contexts for later

@@ -81,7 +81,7 @@ class NotShareable:
 VARIES_BY_ORIGIN: Final = NotShareable(Ground.ORIGIN, is_lasting=False)
 """Why a read with an Origin header is relayed while other reads of the stream are shared."""
 CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
-"""What is held of the stream was forgotten too often while one read waited."""
+"""The stream's bytes were forgotten too often while one read waited."""
 
 
 REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
@@ -182,7 +182,7 @@ class Flight:
         self.inflow = _UNBOUNDED
         """How many bytes its arrival, and each of its readers, may add to memory."""
         self.shared = SharedBytes(0)
-        """What its bytes belong to: its readers, and the tape once it has them."""
+        """The account of its bytes, for its readers, and for the tape once it has them."""
         self.is_kept = True
         self.is_detached = False
         """Whether it goes on without readers, as long as its body may be kept."""
@@ -211,7 +211,7 @@ class Flight:
         self._watchers = 0
 
     def holdings(self) -> tuple[Holding]:
-        """What of the body it keeps in memory."""
+        """The part of the body that it keeps in memory."""
         size = self.size - self.dropped_bytes - self.charged_bytes
         if not self.shared.in_cache:
             self.shared.size = size

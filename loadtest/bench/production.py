@@ -1,4 +1,5 @@
-"""What a deployment adds: an access log, trusted proxies, tokens, browsers, a rate limit; one by one and together.
+"""The additions of a deployment: an access log, trusted proxies, tokens, browsers, a rate limit; one by one and
+together.
 
 The same reads are measured with nothing set, as the other benchmarks do, and as they come in production: from many
 clients whose header sections differ.  Each setting has a gateway of its own.  Peers get the headers of all settings

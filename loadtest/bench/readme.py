@@ -61,7 +61,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     left = list(row["targets"])
     lines: list[str] = []
     for name, peer in (peers or {"": {}}).items():
-        # A target without a peer, or of one that was not measured, is shown next to the first peer.
+        # A target without a peer, or with an unmeasured one, is shown next to the first peer.
         aims = [one for one in left if one["peer"] == name or not (lines or one["peer"] in peers)]
         aim, reached = "", ""
         if aims:

@@ -1,4 +1,4 @@
-"""The body of an answer: what was on the tape when the answer began, in order."""
+"""The body of an answer: the tape's bytes when the answer began, in order."""
 
 from __future__ import annotations
 

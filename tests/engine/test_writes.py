@@ -82,7 +82,7 @@ async def test_a_delete_ends_waiting_readers_at_once(writes: Writes) -> None:
 
 
 async def test_a_stream_made_again_has_tags_of_its_own(writes: Writes) -> None:
-    """Its offsets and its length are those of the one before."""
+    """It has the offsets and the length of the earlier stream."""
     tags = []
     for body in (b"ab", b"cd"):
         writes.origin.body = body

@@ -17,7 +17,7 @@ async def test_any_number_of_bytes_may_arrive_without_a_bound() -> None:
     assert inflow.take(1 << 40)
 
 
-async def test_what_has_arrived_counts_until_the_next_bound() -> None:
+async def test_arrived_bytes_count_until_the_next_bound() -> None:
     inflow = Inflow()
     inflow.bound(10)
     assert inflow.take(9)
