@@ -16,7 +16,8 @@ from multidict import CIMultiDict
 
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
-from gateway.tape.stream import Edition, Stream
+from gateway.protocol.stream_version import Edition, Version
+from gateway.tape.stream import Stream
 from gateway.upstream.flight import Flight, FlightReader
 
 _UNSIZED: Final = count(1)
@@ -34,15 +35,15 @@ class BodyRun(NamedTuple):
     @property
     def may_be_kept(self) -> bool:
         """Whether data derived from these bytes may be kept for others: the stream has dropped no bytes since."""
-        return self.edition == self.stream.edition
+        return self.edition == self.stream.version.edition
 
 
 class NamedTail(NamedTuple):
     """The tail of an open stream, as an answer states it."""
 
     at: str
-    version: int
-    """`Stream.tail_version` when the tail was stated; after a change the tail may be elsewhere."""
+    version: Version
+    """The stream's version when the tail was stated; once the tail may have changed, it may be elsewhere."""
 
 
 class _InMemory(NamedTuple):

@@ -102,9 +102,8 @@ class _Attempt:
         self.parts = Parts()
         self._at = read.start
         self._stored_at = 0.0
-        self._edition = stream.edition
-        """The edition before anything was read."""
-        self._ended_mark = stream.ended_mark
+        self._version = stream.version
+        """The stream's version before anything was read."""
         self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
         self._is_confirmed = False
@@ -153,11 +152,12 @@ class _Attempt:
     def _check_incarnation(self) -> None:
         """Raise TailMovedBack if the stream has ended, or if its bytes were forgotten and those before and after may
         belong to two streams.  A purge alone does not disturb a walk that has only begun."""
-        stream = self._stream
+        seen, stream = self._version, self._stream
         if stream.ended is not None:
             raise TailMovedBack
-        is_forgotten = stream.tape.incarnation != self._edition.incarnation
-        if is_forgotten and (self._at != self._read.start or stream.ended_mark != self._ended_mark):
+        if seen.same_incarnation_as(stream.version):
+            return
+        if self._at != self._read.start or seen.may_have_ended_by(stream.version):
             raise TailMovedBack
 
     async def _confirm(self) -> Answer | None:
@@ -392,7 +392,7 @@ class _Attempt:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
             if read.max_age_s is None:
-                self._allow_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
+                self._allow_repeat(answer, BodyRun(stream, tail, tail, self._version.edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -468,9 +468,9 @@ class _Attempt:
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
-            fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s, size=self._tag_size,
+            fwd_status=fwd_status, stored=stored, edition=self._version.edition, stale_s=stale_s, size=self._tag_size,
         )  # fmt: skip
-        run = BodyRun(stream, read.start, self._at, self._edition)
+        run = BodyRun(stream, read.start, self._at, self._version.edition)
         if is_not_modified(read, headers):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, run=run)
@@ -488,4 +488,4 @@ class _Attempt:
     def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""
         answer.stream, answer.run = self._stream, run
-        answer.tail = NamedTail(run.end, self._stream.tail_version) if is_tail else None
+        answer.tail = NamedTail(run.end, self._stream.version) if is_tail else None

@@ -31,6 +31,7 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_key import Group
+from gateway.protocol.stream_version import Version
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -62,8 +63,7 @@ class TapeFacts(NamedTuple):
     is_origin_token: bool
     """The same, but False for sentinels and for offsets that the gateway uses internally."""
     identity: str | None
-    stale_marks: int
-    acks: int
+    version: Version
     asked_at: float
     """When it was sent, in Unix seconds."""
 
@@ -78,8 +78,7 @@ class TapeFacts(NamedTuple):
             has_seen,
             has_seen and is_token,
             stream.identity,
-            stream.stale_marks,
-            stream.acks,
+            stream.version,
             wall,
         )
 
@@ -159,7 +158,11 @@ class ReplyClassifier:
             # The bytes lead to no later offset: the answer is for this client alone.
             return BEYOND_TAIL
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
-        if up_to_date and facts.acks == stream.acks and stream.lacks_acknowledged(offset, is_closed=is_closed):
+        if (
+            up_to_date
+            and facts.version.same_acks_as(stream.version)
+            and stream.lacks_acknowledged(offset, is_closed=is_closed)
+        ):
             self._on_short(stream)
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):
@@ -178,7 +181,7 @@ class ReplyClassifier:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
-            stream.read_up_to_tail(facts.acks, offset)
+            stream.read_up_to_tail(facts.version, offset)
         if config.credentials == "shared":
             stream.was_found_by(source.asker)
         if route.varies_by_origin(headers):
@@ -247,19 +250,19 @@ class ReplyClassifier:
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
     """Whether the stream's bytes were forgotten after the flight was sent, so that it may carry those very bytes."""
-    return stream.tape.incarnation != flight.incarnation
+    return not flight.version.same_incarnation_as(stream.version)
 
 
 def is_outdated(stream: Stream, flight: Flight) -> bool:
     """Whether a write was acknowledged, or may have been done, after the flight was sent, so that what the flight did
     not find may exist now."""
-    return stream.write_version != flight.write_version
+    return not flight.version.same_writes_as(stream.version)
 
 
 def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
     """Whether the stream may have been replaced since the request was sent; its answer then says nothing of the
     lifetime."""
-    return facts.stale_marks < stream.ended_mark
+    return facts.version.may_have_ended_by(stream.version)
 
 
 async def _is_empty(reply: Reply) -> bool:

@@ -157,7 +157,7 @@ class FetchTable:
             return flight, False
         flight = Flight(start, self.keep_bytes, source.client, key)
         flight.inflow = self.inflow
-        flight.incarnation = stream.tape.incarnation
+        flight.version = stream.version
         flight.is_passing = self._store.is_not_stored(stream)
         flight.span = self._tracer.flight(_KINDS.get(flight.key, "bytes"))
         note_fetch(flight, leads=True)
@@ -324,7 +324,7 @@ class FetchTable:
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"
         asked_at = self._clock.now()
-        flight.incarnation, flight.write_version = stream.tape.incarnation, stream.write_version
+        flight.version = stream.version
         facts = TapeFacts.of(stream, flight.start, self._clock.wall())
         name = route.config.name
         try:
@@ -358,13 +358,13 @@ class FetchTable:
                         self._classifier.apply(stream, flight, source, head, facts)
                     flight.announce(head)
                     return None
-                if is_current and stream.acks == facts.acks:
+                if is_current and facts.version.same_acks_as(stream.version):
                     self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
                     if is_current and head.up_to_date:
                         # It has named a tail that is not before the known one, so this is still the stream.
                         stream.contacted(asked_at)
-                        stream.revalidated(facts.stale_marks)
+                        stream.revalidated(facts.version)
                     flight.announce(head)
                     return None
                 if is_metadata:
@@ -374,7 +374,7 @@ class FetchTable:
                     flight.land()
                     return None
                 stream.contacted(asked_at)
-                stream.revalidated(facts.stale_marks)
+                stream.revalidated(facts.version)
                 await self._bodies.take(stream, flight, head, reply, route, asked_at)
                 if flight.key not in (NOW, CONFIRMATION):
                     is_up_to_date = head.up_to_date or head.is_closed

@@ -22,7 +22,8 @@ from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
 from gateway.protocol.offsets import NOW
-from gateway.tape.stream import Edition, Stream
+from gateway.protocol.stream_version import Edition
+from gateway.tape.stream import Stream
 from gateway.tape.tape import Reading
 from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
 
@@ -67,7 +68,7 @@ class LongPoll:
             return None
         if not self._reads.may_give_held(read, stream):
             return None
-        return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.edition, is_current=False)
+        return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.version.edition, is_current=False)
 
     def left(self, topic: Topic) -> None:
         """A reader has left the topic."""
@@ -88,7 +89,7 @@ class LongPoll:
                     stream,
                     Reading(end=head.tail),
                     Outcome.MISS,
-                    stream.edition,
+                    stream.version.edition,
                     is_current=head.up_to_date,
                     is_closed=head.is_closed,
                 )
@@ -131,7 +132,7 @@ class LongPoll:
             if not self._is_verified(stream, topic, reading.end):
                 return Poll.ASK
             is_current = self._is_tail(stream, topic, reading.end)
-            return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
+            return self._polled(read, stream, reading, outcome, stream.version.edition, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
         return Poll.ASK if topic.is_missing(reading.end) else Poll.WAIT
@@ -143,14 +144,14 @@ class LongPoll:
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
             return None
-        edition, is_closed = stream.edition, head.is_closed
+        edition, is_closed = stream.version.edition, head.is_closed
         return self._polled(read, stream, reading, Outcome.MISS, edition, is_current=True, is_closed=is_closed)
 
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
         """Fetch what is missing for an answer: ASK if the caller should try again, WAIT if nothing changed."""
-        tape, edition = stream.tape, stream.edition
+        tape, edition = stream.tape, stream.version.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
             return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
@@ -261,7 +262,7 @@ class LongPoll:
         if reading.size:
             assert isinstance(head, StreamHead)
             is_current = head.up_to_date and head.next_offset == reading.end
-            edition, is_closed = stream.edition, is_current and head.is_closed
+            edition, is_closed = stream.version.edition, is_current and head.is_closed
             return self._polled(
                 read, stream, reading, Outcome.MISS, edition, is_current=is_current, is_closed=is_closed
             )

@@ -141,7 +141,7 @@ class Waiter:
         "_is_asking",
         "_is_over",
         "_tick",
-        "_versions",
+        "_version",
         "_waiting",
         "_was_confirmed",
         "began",
@@ -165,8 +165,8 @@ class Waiter:
         self.began = polls.clock.now()
         self.clients = 1
         """How many clients wait here for the same answer."""
-        self._versions = waiting.stream.tail_version, waiting.stream.stale_marks
-        """The stream's state when the first client arrived."""
+        self._version = waiting.stream.version
+        """The stream's version when the first client arrived."""
         self._tick = polls.wheel.add(self, patience_s)
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class Waiter:
             or self._has_timed_out
             or now >= self.began + TICK_S
             or stream.ended is not None
-            or (stream.tail_version, stream.stale_marks) != self._versions
+            or not self._version.same_waiting_as(stream.version)
         ):
             return False
         topic = self._waiting.topic
@@ -275,7 +275,7 @@ class Waiter:
         left_s = max(0.0, self._tick * TICK_S - self._waiting.polls.clock.now())
         for client in self._client.split():
             alone = Waiter(self._waiting, client, left_s)
-            alone._was_confirmed, alone._versions = self._was_confirmed, self._versions
+            alone._was_confirmed, alone._version = self._was_confirmed, self._version
             client.waits(alone)
             self.clients -= 1
             topic.extra_clients -= 1

@@ -67,7 +67,7 @@ class RelayedRequest(NamedTuple):
 class SentRequest:
     """A relayed request that has been sent, and what was known of its stream then."""
 
-    __slots__ = ("asked_at", "change", "is_overtaken", "request", "stream", "write_version")
+    __slots__ = ("asked_at", "change", "is_overtaken", "request", "stream", "version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float) -> None:
         self.request = request
@@ -77,9 +77,15 @@ class SentRequest:
         self.change = changes.get(request.mode, NO_CHANGE)
         self.stream = stream
         """The stream of `request.tape_key`: the answer states facts about it alone."""
-        self.write_version = stream.write_version if stream is not None else None
+        self.version = stream.version if stream is not None else None
         self.is_overtaken = False
         """Whether the stream has, or may have, been deleted or created since."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a write to its stream was acknowledged, or may have been done, after the request was sent."""
+        stream, seen = self.stream, self.version
+        return stream is not None and seen is not None and not seen.same_writes_as(stream.version)
 
     def __repr__(self) -> str:
         return f"<SentRequest {self.request.method} {self.request.path}>"

@@ -27,7 +27,8 @@ from gateway.protocol.names import (
     STREAM_UP_TO_DATE,
 )
 from gateway.protocol.offsets import START
-from gateway.tape.stream import Edition, Stream
+from gateway.protocol.stream_version import Edition
+from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
 _IMMUTABLE_S = 60
@@ -129,7 +130,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     is_closed = stream.tape.is_closed_at(tail)
     if is_closed:
         headers[STREAM_CLOSED] = "true"
-    headers["ETag"] = mint(stream.tape.incarnation, _tagged_start(START, stream, "head"), tail, is_closed)
+    headers["ETag"] = mint(stream.version.incarnation, _tagged_start(START, stream, "head"), tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
     if is_not_modified(read, headers):

@@ -92,7 +92,7 @@ class Sse:
 
         Raises StreamEnded, Uncacheable, TailMovedBack or another GatewayError.
         """
-        version = stream.write_version
+        version = stream.version
         start, _, tail = await self._reads.begin(read, stream)
         at = stream.tape.resolve(start)
         first = FirstTail(tail, version) if tail is not None else None

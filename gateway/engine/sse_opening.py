@@ -32,7 +32,7 @@ class SseOpening:
         self.step = step
         self._headers = stream.headers
         self._tail = stream.tape.tail
-        self._version = (stream.tail_version, stream.stale_marks, stream.forgotten)
+        self._version = stream.version
         self._second = int(wall)
 
     def __repr__(self) -> str:
@@ -41,8 +41,8 @@ class SseOpening:
     def topic_at(self, wall: float) -> Topic | None:
         """The topic whose next reader may be sent the same at `wall` (Unix seconds); None if it may not.
 
-        `Stream.tail_version` changes with the live request, with what it reports, with each acknowledged write and with
-        the end of the stream.
+        The stream's version changes with the live request, with what that reports, with each acknowledged write and
+        with the end of the stream.
         """
         topic = self._topic()
         if topic is None or int(wall) != self._second:
@@ -50,7 +50,7 @@ class SseOpening:
         stream = topic.stream
         tape = stream.tape
         is_same = (
-            self._version == (stream.tail_version, stream.stale_marks, stream.forgotten)
+            self._version.same_answers_as(stream.version)
             and tape.tail == self._tail
             and tape.closed_at is None
             and stream.headers is self._headers

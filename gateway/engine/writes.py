@@ -96,7 +96,7 @@ class Writes:
         if sent.stream is None or status not in _ABSENT:
             return
         is_shared = route.config.credentials == "shared" or route.sharing.varies(reply.headers)
-        if is_shared or sent.stream.write_version != sent.write_version:
+        if is_shared or sent.is_outdated:
             # It is hidden from this client alone, or a write acknowledged since then found the stream: the next request
             # shows what is true now.
             sent.stream.mark_stale()
@@ -153,7 +153,7 @@ class Writes:
         """
         self._pending.overtake(write.request.group)
         own = write.stream
-        known = own if own is not None and own.write_version == write.write_version else None
+        known = None if write.is_outdated else own
         self._tell(write.request.group, lambda stream: self._live.drop(stream, why if stream is known else End.PURGED))
 
     def _record_created(self, write: SentRequest, reply: Reply) -> None:

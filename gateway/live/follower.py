@@ -114,8 +114,8 @@ class Follower:
         """Of answers that bring next to nothing."""
         self._mode = Mode.SSE
         """The mode of the latest live request."""
-        self._acks = 0
-        """Writes to the stream that had been acknowledged when the origin was last asked."""
+        self._asked_version = topic.stream.version
+        """The stream's version when the origin was last asked."""
         self._counted_failure: GatewayError | None = None
         """The latest failure that is counted elsewhere: by the fetch that met it, or as a reply's status."""
         self._cursor: str | None = None
@@ -194,7 +194,7 @@ class Follower:
     async def _by_long_poll(self) -> None:
         """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
         ends_at = self._clock.now() + self._topic.times.lifetime_s
-        self._acks = self._stream.acks
+        self._asked_version = self._stream.version
         begun_at = self._next_offset
         head = await self._topic.access.fetch(begun_at)
         if isinstance(head, OriginError):
@@ -303,7 +303,7 @@ class Follower:
 
     async def _learn_lifetime(self) -> None:
         """Fetch the metadata: the stream's lifetime and identity."""
-        self._acks = self._stream.acks
+        self._asked_version = self._stream.version
         head = await self._topic.access.fetch(None)
         if isinstance(head, OriginError):
             self._raise_for_status(head.status)
@@ -355,7 +355,7 @@ class Follower:
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.access.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
-        self._acks = self._stream.acks
+        self._asked_version = self._stream.version
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:
@@ -431,7 +431,7 @@ class Follower:
     async def _check_trimmed(self) -> None:
         """The origin has answered 410 for an offset: end the record if it has the stream and has trimmed it beyond that
         offset.  Readers of other offsets find theirs then."""
-        if self._stream.acks != self._acks:
+        if not self._asked_version.same_acks_as(self._stream.version):
             return
         head = await self._topic.access.fetch(None)
         if isinstance(head, StreamHead):
@@ -442,7 +442,7 @@ class Follower:
     def _raise_for_status(self, status: int, at: str | None = None) -> None:
         """Raise the error that an unsuccessful status means for a follower that has asked for the offset `at`, if for
         any."""
-        if status in (404, 410) and self._stream.acks != self._acks:
+        if status in (404, 410) and not self._asked_version.same_acks_as(self._stream.version):
             # A write acknowledged since the request was sent found the stream there: ask again.
             raise UpstreamUnavailable
         if status == 410 and at is not None and self._stream.tape.tail not in (None, at):

@@ -16,7 +16,8 @@ from cachetools import LRUCache
 from gateway.live.reader import LargeEvent
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.sse import Control, encode_control, encode_data
-from gateway.tape.stream import Edition, Stream
+from gateway.protocol.stream_version import Edition
+from gateway.tape.stream import Stream
 from gateway.tape.tape import Reading
 
 _KEPT_BYTES: Final = 1 << 20
@@ -84,7 +85,7 @@ class Frames:
     ) -> bytes | LargeEvent:
         """The data event of a reading and the control event that must follow it, or the data event alone if it is too
         large to be written at once."""
-        key = (self._stream.edition, start, reading.end, is_current, is_closed, cursor)
+        key = (self._stream.version.edition, start, reading.end, is_current, is_closed, cursor)
         frame = self._kept.get(key)
         if frame is not None:
             return frame

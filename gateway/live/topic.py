@@ -28,6 +28,7 @@ from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
 from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
+from gateway.protocol.stream_version import Version
 from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Head, NotShareable
@@ -124,7 +125,10 @@ class Topic:
         """While readers are pumped: the step sent at each offset, made once for all readers there."""
         self.is_pumping = False
         self._answers: dict[object, object] = {}
-        self._answers_of: tuple[object, ...] = ()
+        self._answers_version: Version | None = None
+        """The stream's version that shared answers are valid for; None if they are valid for one round."""
+        self._answers_second = 0
+        """The second that their Date names (Unix seconds)."""
         self.answers_cursor = 0
         """The cursor of shared answers; clients that showed one at least as high get answers of their own."""
         self.to_account: list[tuple[LiveReader, object]] = []
@@ -193,7 +197,7 @@ class Topic:
         self._is_flushing = False
         # The stream cannot change during this loop: pumping is synchronous.
         self.steps = {}
-        self._begin_answers(())
+        self._begin_answers()
         self.is_pumping = True
         readers = tuple(self.readers_now)
         clients = len(readers) + self.extra_clients
@@ -206,7 +210,7 @@ class Topic:
         finally:
             self.steps = {}
             # They hold bytes that the tape may drop.
-            self._answers, self._answers_of = {}, ()
+            self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
             self._delivery_times.delivered(clients)
@@ -224,13 +228,13 @@ class Topic:
         other times they are valid until something they state changes, including their Date."""
         if not self.is_pumping:
             stream = self.stream
-            of = (stream.tail_version, stream.forgotten, stream.stale_marks, int(self._wall()))
-            if of != self._answers_of:
-                self._begin_answers(of)
+            seen, second = self._answers_version, int(self._wall())
+            if seen is None or second != self._answers_second or not seen.same_answers_as(stream.version):
+                self._begin_answers(stream.version, second)
         return self._answers
 
-    def _begin_answers(self, of: tuple[object, ...]) -> None:
-        self._answers, self._answers_of = {}, of
+    def _begin_answers(self, version: Version | None = None, second: int = 0) -> None:
+        self._answers, self._answers_version, self._answers_second = {}, version, second
         self.answers_cursor = self.cursors.shared()
 
     def beat(self) -> None:

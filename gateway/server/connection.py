@@ -121,8 +121,7 @@ class Connection(ReadingConnection, Handling):
             answer is None
             or self._is_busy
             or (began := self._now()) >= answer.until
-            or answer.stale_marks != answer.stream.stale_marks
-            or ((tail := answer.tail) is not None and tail.version != answer.stream.tail_version)
+            or (answer.version is not answer.stream.version and not answer.is_unchanged())
             or self.transport is None
         ):
             self._receive(data)

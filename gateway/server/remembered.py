@@ -8,8 +8,8 @@ Requests that differ only in headers without influence on the answer share one k
 
 An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
 or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes or
-records by `forget`, a need for revalidation by `Stream.stale_marks`, and a change to what is known of an open stream's
-tail by `Stream.tail_version`, for answers that name the tail.  An answer whose bytes were read before a `forget` is not
+records by `forget`; a need for revalidation, and a change to what is known of an open stream's tail, for answers that
+name the tail, by the stream's `Version`.  An answer whose bytes were read before a `forget` is not
 remembered after it.
 
 Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, aliases for as long as they
@@ -73,11 +73,11 @@ class RememberedAnswer:
         "route",
         "saved_bytes",
         "shared",
-        "stale_marks",
         "stream",
         "tail",
         "trust_s",
         "until",
+        "version",
     )
 
     def __init__(
@@ -130,8 +130,8 @@ class RememberedAnswer:
         self._block: bytes | None = None
         """The head as a field block of HTTP/2, once it has been asked for."""
         self.until = -math.inf
-        self.stale_marks = -1
-        """The stream's `stale_marks` when the answer was rendered."""
+        self.version = self.stream.version
+        """A version of the stream for which the answer is as rendered."""
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bool, bytes] | None = None
@@ -166,12 +166,16 @@ class RememberedAnswer:
 
     def is_valid(self, now: float) -> bool:
         """Whether the answer is valid at `now` as rendered."""
-        stream = self.stream
-        return (
-            now < self.until
-            and stream.stale_marks == self.stale_marks
-            and (self.tail is None or stream.tail_version == self.tail.version)
-        )
+        return now < self.until and self.is_unchanged()
+
+    def is_unchanged(self) -> bool:
+        """Whether nothing that the answer depends on has changed since it was rendered, besides the time."""
+        seen, now = self.version, self.stream.version
+        if not seen.same_doubts_as(now) or (self.tail is not None and not seen.same_tail_as(now)):
+            return False
+        # The next look is one comparison.
+        self.version = now
+        return True
 
     @property
     def _as_of(self) -> float:
@@ -190,7 +194,8 @@ class RememberedAnswer:
         if self._start is not None and (bytes_until := stream.bytes_until(self._start, self.trust_s)) <= now:
             return False
         if self.tail is not None:
-            named_until = stream.tail_until(self.tail.at) if stream.tail_version == self.tail.version else -math.inf
+            is_tail = self.tail.version.same_tail_as(stream.version)
+            named_until = stream.tail_until(self.tail.at) if is_tail else -math.inf
             if named_until <= now:
                 return False
         age = b"Age: %d\r\n" % max(0, int(now - self._as_of)) if self._has_age else b""
@@ -204,7 +209,7 @@ class RememberedAnswer:
         life = stream.expiry.lifetime
         if life is not None and life.expires_at is not None:
             self.until = min(self.until, now + life.expires_at - wall)
-        self.stale_marks = stream.stale_marks
+        self.version = stream.version
         return True
 
 
@@ -380,7 +385,12 @@ class RememberedAnswers:
         by_key = self._by_loose if is_loose else self._by_tight
         key = reduced(shape, request)
         stream = remembered.stream
-        if key is None or stream.ended is not None or not stream.is_awake or stream.edition != remembered.edition:
+        if (
+            key is None
+            or stream.ended is not None
+            or not stream.is_awake
+            or stream.version.edition != remembered.edition
+        ):
             return
         cost = remembered.cost_under(key)
         if cost > self.budget_bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from gateway.protocol.stream_version import Version
+
 
 class Sighting(NamedTuple):
     """The origin's statement of where the stream's tail is, and how long it may be repeated (monotonic seconds).
@@ -24,5 +26,5 @@ class FirstTail(NamedTuple):
     """The tail that the origin has named to a live read before it began."""
 
     at: str
-    write_version: tuple[int, int]
-    """`Stream.write_version` when the origin was asked."""
+    version: Version
+    """The stream's version when the origin was asked."""

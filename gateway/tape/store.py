@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.protocol.stream_version import Edition, Version
 from gateway.s2.records import Record
 from gateway.tape.crowd import Event
 from gateway.tape.eviction import USE_S, Eviction
@@ -148,7 +149,7 @@ class TapeStore:
         """
         if not surrogate_keys or stream.ended is not None:
             return
-        if stream.tagged_as == stream.tape.incarnation:
+        if stream.tagged_as == stream.version.incarnation:
             if surrogate_keys <= stream.surrogate_keys:
                 return
             if len(stream.surrogate_keys | surrogate_keys) > MAX_TAGS:
@@ -157,7 +158,7 @@ class TapeStore:
                 surrogate_keys |= stream.surrogate_keys
         self._untag(stream)
         stream.surrogate_keys = surrogate_keys
-        stream.tagged_as = stream.tape.incarnation
+        stream.tagged_as = stream.version.incarnation
         for key in surrogate_keys:
             self._tagged.setdefault(key, {})[stream] = None
         self.weigh(stream)
@@ -174,7 +175,7 @@ class TapeStore:
         """The stream of `key`, created if it is not in memory."""
         stream = self.find(key)
         if stream is None:
-            stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
+            stream = Stream(key, Tape(), Version(Edition(self._mint())), contacted_at=now, used_at=now)
             stream.facts_cost = stream.weigh()
             for other in self._paths.add(stream):
                 self.on_forget(other)
@@ -374,8 +375,8 @@ class TapeStore:
             self._charge(stream, -stream.drop_all())
             self._account(stream, 0, -blocks, 0)
             stream.tape.forget_facts()
-            # Other bytes may follow at the same offsets, so they need other entity tags.
-            stream.tape.rename(self._mint())
+            stream.tape.has_lost_start = False
+            stream.begin_incarnation(self._mint())
             stream.lost_tail()
             stream.beyond.clear()
             stream.confirmed.forget()

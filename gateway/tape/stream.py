@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from multidict import CIMultiDict
 
@@ -19,6 +19,7 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import START, is_before
 from gateway.protocol.stream_key import StreamKey
+from gateway.protocol.stream_version import FIRST, Version
 from gateway.tape.beyond import OffsetsBeyond
 from gateway.tape.caching import Caching
 from gateway.tape.confirmed import Confirmations
@@ -53,19 +54,14 @@ class End(StrEnum):
         return 410 if self is End.GONE else 404
 
 
-class Edition(NamedTuple):
-    """Identifies the bytes read from a stream: bytes held before some were dropped differ from those held since."""
-
-    incarnation: str
-    forgotten: int
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """One incarnation.  Owner: the `TapeStore`; the engine records what it learns from the origin."""
 
     key: StreamKey
     tape: Tape
+    version: Version = FIRST
+    """Callers keep the version that they saw, and ask it what has changed.  Only the methods below replace it."""
     records: RecordTape | None = None
     """The records of an S2 stream, whose `tape` stays empty; None for a Durable Stream."""
     content_type: str | None = None
@@ -94,8 +90,6 @@ class Stream:
     """The furthest tail named by a write acknowledged through this gateway."""
     is_close_acked: bool = False
     """Whether a write acknowledged through this gateway has closed the stream."""
-    acks: int = 0
-    """The number of writes acknowledged through this gateway."""
     acked_by: str = ""
     """The query of the latest of these writes that advanced `acked` or closed the stream."""
     other_queries: frozenset[str] = frozenset()
@@ -103,8 +97,6 @@ class Stream:
     concern this stream."""
     sighting: Sighting | None = None
     """The latest valid sighting of the tail; None if none is valid."""
-    tail_version: int = 0
-    """Incremented when what may be said of the tail changes; an answer that names the tail is valid for one version."""
     tail_read_level: float = 0.0
     """The level of a leaky bucket filled by each read that asks for the tail."""
     tail_read_at: float = 0.0
@@ -112,19 +104,13 @@ class Stream:
     beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, besides what `headers` and the tape provide."""
-    stale_marks: int = 0
-    """Events after which the origin is asked before anything held is given."""
-    ended_mark: int = 0
-    """The latest of these that may have ended the stream, and not only moved its tail."""
-    cleared_marks: int = 0
-    """How many of these events came before the latest request that still found the stream."""
     found_by: int | None = None
     """Whom the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None if credentials are not shared: all
     who share the record are then one asker."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups of streams; set only by `TapeStore.tag`, which keeps the index."""
     tagged_as: str = ""
-    """The tape's incarnation when the surrogate keys were set."""
+    """The incarnation when the surrogate keys were set."""
     reads: int = 0
     """Reads answered from this record, of all modes; a live read counts when it starts."""
     hits: int = 0
@@ -133,9 +119,6 @@ class Stream:
     """Body bytes handed to clients' connections."""
     in_memory: SharedBytes | None = None
     """The bytes of its tape as long as none is dropped; None if no answer refers to them."""
-    forgotten: int = 0
-    """How often bytes were dropped or data derived from them was withdrawn.  Data derived from bytes read before the
-    latest time may be wrong."""
     ended: End | None = None
     has_topic: bool = False
     """Whether the stream has live readers, or had until a moment ago; their bytes must be stored."""
@@ -178,9 +161,7 @@ class Stream:
 
     def mark_stale(self, *, may_have_ended: bool = True) -> None:
         """Require revalidation: something may have ended the stream, or may have moved its tail."""
-        self.stale_marks += 1
-        if may_have_ended:
-            self.ended_mark = self.stale_marks
+        self.version = self.version.doubted(may_have_ended=may_have_ended)
 
     def may_be_another(self) -> None:
         """A write may have ended the stream and begun another in its place, with a lifetime of its own."""
@@ -188,14 +169,14 @@ class Stream:
         self.expiry.lose()
         self.head_headers = None
 
-    def revalidated(self, stale_marks: int) -> None:
-        """Record that a request sent when `stale_marks` had this value found the stream."""
-        self.cleared_marks = max(self.cleared_marks, stale_marks)
+    def revalidated(self, seen: Version) -> None:
+        """Record that a request sent at the version `seen` found the stream."""
+        self.version = self.version.settled_by(seen)
 
     def followed(self) -> None:
         """Record that a live request at the origin has reported the tail."""
         self.is_followed = True
-        self.tail_version += 1
+        self.version = self.version.tail_changed()
 
     def unfollowed(self, at: float) -> None:
         """Record that the live request has ended: a sliding TTL runs from now on (monotonic seconds)."""
@@ -216,9 +197,14 @@ class Stream:
         names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
+    def begin_incarnation(self, name: str) -> None:
+        """Record that all bytes were forgotten: other bytes may follow at the same offsets, so that they need other
+        entity tags.  Only the `TapeStore` calls this."""
+        self.version = self.version.incarnated(name)
+
     def withdrawn(self) -> None:
         """Record that bytes were dropped, or that data derived from them must not be used any more."""
-        self.forgotten += 1
+        self.version = self.version.withdrawn()
         shared, self.in_memory = self.in_memory, None
         if shared is not None:
             shared.in_cache = False
@@ -282,26 +268,15 @@ class Stream:
         return self.is_close_acked and self.tape.closed_at is None
 
     @property
-    def edition(self) -> Edition:
-        """The edition of the bytes that the tape holds now; take it before reading the first of them."""
-        return Edition(self.tape.incarnation, self.forgotten)
-
-    @property
-    def write_version(self) -> tuple[int, int]:
-        """Changes with each write that was acknowledged or may have been done.  A refusal requested at another version
-        may predate the write and says nothing about the stream as it is now."""
-        return self.acks, self.stale_marks
-
-    @property
     def needs_revalidation(self) -> bool:
         """Whether the origin must be asked before held bytes are used."""
-        return self.stale_marks > self.cleared_marks
+        return self.version.needs_revalidation
 
     @property
     def may_have_ended(self) -> bool:
         """Whether the stream may have ended: nothing held is given before the origin has confirmed it, even if it
         fails."""
-        return self.ended_mark > self.cleared_marks
+        return self.version.may_have_ended
 
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""
@@ -327,21 +302,20 @@ class Stream:
         if self.acked is None or is_before(self.acked, tail) or is_closed:
             self.acked, self.acked_by = max(self.acked or tail, tail), query
         self.is_close_acked |= is_closed
-        self.acks += 1
-        self.tail_version += 1
+        self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self) -> None:
         """Record that a write was acknowledged to a client, and that it is not known where it ended."""
-        self.acks += 1
-        self.lost_tail()
+        self.sighting = None
+        self.version = self.version.acknowledged()
 
-    def read_up_to_tail(self, acks: int, tail: str) -> None:
-        """Record that a request sent after `acks` acknowledgements has read the stream up to its tail.
+    def read_up_to_tail(self, seen: Version, tail: str) -> None:
+        """Record that a request sent at the version `seen` has read the stream up to its tail.
 
         If that tail is short of the acknowledged one, the write went to another stream at the same path: what a path
         names may depend on credentials and query.
         """
-        if acks != self.acks or self.acked is None:
+        if self.acked is None or not seen.same_acks_as(self.version):
             return
         is_short = is_before(tail, self.acked) or self.is_closing
         if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
@@ -368,7 +342,7 @@ class Stream:
         tape = self.tape
         return (
             tape.resolve(first.at) == at
-            and first.write_version == self.write_version
+            and first.version.same_writes_as(self.version)
             and self.holds_acknowledged(at)
             and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
         )
@@ -379,14 +353,14 @@ class Stream:
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
         if current is None or current.at != sighting.at:
-            self.tail_version += 1
+            self.version = self.version.tail_changed()
             self.beyond.passed(sighting.at)
         self.sighting = sighting
 
     def lost_tail(self) -> None:
         """Invalidate the current sighting of the tail."""
         self.sighting = None
-        self.tail_version += 1
+        self.version = self.version.tail_changed()
 
     def tail_until(self, at: str) -> float:
         """Until when a reader that has everything before `at` may be told that it is up to date without asking the
@@ -413,7 +387,7 @@ class Stream:
         """Any offset may be one of the stream's from now on, so answers that name the tail are valid no longer."""
         if self.beyond:
             self.beyond.clear()
-            self.tail_version += 1
+            self.version = self.version.tail_changed()
 
     def lies_beyond(self, offset: str) -> bool:
         """Whether the origin treated `offset` as beyond its tail, and the known tail is still before it."""

@@ -52,7 +52,6 @@ class Extent(NamedTuple):
 class Tape:
     """One incarnation of one stream.  Owner: the `TapeStore`, which makes all changes of size."""
 
-    incarnation: str
     is_json: bool = False
     tail: str | None = None
     """The furthest token that the origin has named as reached; never beyond the true tail."""
@@ -366,10 +365,6 @@ class Tape:
         before = self.cost
         self._clear()
         return before - self.cost
-
-    def rename(self, incarnation: str) -> None:
-        """Begin another incarnation on the empty tape."""
-        self.incarnation, self.has_lost_start = incarnation, False
 
     def forget_facts(self) -> None:
         """Drop the facts that would let this tape answer without the origin."""

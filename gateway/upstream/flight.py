@@ -27,6 +27,7 @@ from gateway.limits.askers import Askers
 from gateway.limits.inflow import Inflow
 from gateway.limits.shared_bytes import Holding, SharedBytes
 from gateway.protocol.sharing import Ground
+from gateway.protocol.stream_version import FIRST
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
@@ -160,10 +161,8 @@ class Flight:
         self.is_sent = False
         """Whether the request may have reached the origin.  A later reader must not treat its reply as fresh."""
         self.sent_at = 0.0
-        self.incarnation = ""
-        """The tape's incarnation when the request was sent."""
-        self.write_version = (0, 0)
-        """The stream's write version when the request was sent."""
+        self.version = FIRST
+        """The stream's version when the request was sent."""
         self.head: Head | None = None
         self.error: GatewayError | None = None
         self.has_landed = False

@@ -256,9 +256,9 @@ async def test_appends_two_seconds_apart_leave_what_is_held(bridged: Bridged, cl
     await bridged.writer.append(b"0", b"1")
     assert (await bridged.reader.read()).json == [0, 1]
     (stream,) = bridged.gateway.engine.store
-    edition = stream.edition
+    edition = stream.version.edition
     for number in range(2, 5):
         clock.advance(2)
         await bridged.reader.send("POST", STREAM, str(number).encode(), Content_Type="application/json")
         assert (await bridged.reader.read()).json == list(range(number + 1))
-    assert stream.edition == edition
+    assert stream.version.edition == edition

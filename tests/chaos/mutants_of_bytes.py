@@ -61,7 +61,7 @@ def _reached_once(self: Tape, token: str, *, is_short: bool = False, is_closed: 
 @mutant("up to date is said only when it is true now")
 def remembered_tail_is_repeated() -> Patches:
     def is_good(self: RememberedAnswer, now: float) -> bool:
-        return now < self.until + 5 and self.stream.stale_marks == self.stale_marks
+        return now < self.until + 5 and self.version.same_doubts_as(self.stream.version)
 
     return [(RememberedAnswer, "is_valid", is_good)]
 

@@ -108,12 +108,12 @@ def _hit_if(is_valid: Any) -> Patches:
 
 
 def _names_tail(answer: RememberedAnswer, stream: Stream) -> bool:
-    return answer.tail is None or answer.tail.version == stream.tail_version
+    return answer.tail is None or answer.version.same_tail_as(stream.version)
 
 
 @mutant("a hit is good for the second that it was rendered for")
 def hit_ignores_the_time() -> Patches:
-    return _hit_if(lambda hit, stream, _: hit.stale_marks == stream.stale_marks and _names_tail(hit, stream))
+    return _hit_if(lambda hit, stream, _: hit.version.same_doubts_as(stream.version) and _names_tail(hit, stream))
 
 
 @mutant("after a doubt the origin is asked")
@@ -123,7 +123,7 @@ def hit_ignores_doubts() -> Patches:
 
 @mutant("an answer that names the tail ends with it")
 def hit_ignores_the_tail() -> Patches:
-    return _hit_if(lambda hit, stream, now: now < hit.until and hit.stale_marks == stream.stale_marks)
+    return _hit_if(lambda hit, stream, now: now < hit.until and hit.version.same_doubts_as(stream.version))
 
 
 _CERTAIN: Final[dict[str, Any]] = {

@@ -56,7 +56,7 @@ class Bench:
         parts = Parts()
         parts.add_pieces((body[1:500], body[500:-1]), 0, stream.shared_bytes())
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
-        run = BodyRun(stream, "-1", end, stream.edition)
+        run = BodyRun(stream, "-1", end, stream.version.edition)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, run=run)
 
     async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:

@@ -99,14 +99,14 @@ async def test_readers_of_the_same_run_share_one_job() -> None:
 async def test_kept_bytes_are_returned_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    run = BodyRun(stream, "-1", "9", stream.edition)
+    run = BodyRun(stream, "-1", "9", stream.version.edition)
     assert bench.coder.ready(run, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
     data = bench.coder.ready(run, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
     assert bench.coder.ready(run, Coding.GZIP) is None
-    assert bench.coder.ready(BodyRun(stream, "-1", "8", stream.edition), Coding.BR) is None
+    assert bench.coder.ready(BodyRun(stream, "-1", "8", stream.version.edition), Coding.BR) is None
 
 
 async def test_a_reader_that_leaves_does_not_cancel_the_job_for_others() -> None:
@@ -338,7 +338,7 @@ async def test_coded_bytes_stay_within_their_share_and_evict_the_least_recently_
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
         assert bench.store.lent == bench.coder.cost
-    assert bench.coder.ready(BodyRun(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
+    assert bench.coder.ready(BodyRun(hot, "-1", "9", hot.version.edition), Coding.GZIP) is not None
     assert bench.evicted
     assert hot not in bench.evicted
 

@@ -24,7 +24,7 @@ def agrees(
     length: int | None = None,
 ) -> bool:
     """Whether a reply that leads from the first to the `end`th offset, or to the last one, agrees with these pieces."""
-    tape = Tape("a", is_json=is_json)
+    tape = Tape(is_json=is_json)
     for number, piece in enumerate(held):
         tape.store(f"{number:04d}", f"{number + 1:04d}", [piece], 0.0)
     comparison = Comparison(tape, "0000", f"{len(held) if end is None else end:04d}", length)
@@ -141,7 +141,7 @@ def calls(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_long_body_with_other_white_space_is_compared_in_few_steps(is_same: bool) -> None:
     messages = [b"[[[]]]"] * 20_000
-    tape = Tape("a", is_json=True)
+    tape = Tape(is_json=True)
     tape.store("0", "1", [b",".join(messages)], 0.0)
     comparison = Comparison(tape, "0", "1", None)
     comparison.feed(b"[" + b" , ".join(messages if is_same else [b"1", *messages[1:]]) + b"]")

@@ -77,7 +77,7 @@ async def test_a_sleeping_stream_knows_acknowledged_writes_when_it_is_looked_up(
     for key in keys:
         stream = bench.engine.store.find(key)
         assert stream is not None
-        assert (stream.acked, stream.acks) == ("0004", 1)
+        assert (stream.acked, stream.version.acks) == ("0004", 1)
 
 
 async def test_any_number_of_acknowledged_writes_is_one_event(start: Start) -> None:
@@ -112,7 +112,7 @@ async def test_a_stream_that_has_missed_more_than_is_kept_is_dropped(start: Star
     assert bench.engine.store.find(keys[0]) is None
     latest = bench.engine.store.find(keys[-1])
     assert latest is not None, "one that was awake has heard of each"
-    assert latest.acks == EVENTS
+    assert latest.version.acks == EVENTS
 
 
 @pytest.mark.parametrize(("mode", "status"), [(Mode.APPEND, 204), (Mode.CREATE, 502), (Mode.DELETE, 204)])

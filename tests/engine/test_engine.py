@@ -106,7 +106,7 @@ async def test_the_last_reader_to_leave_ends_the_fetch(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "stale_marks"),
+    ("error", "doubts"),
     [
         (UpstreamTimeout(), 1),
         (UpstreamUnreachable(), 1),
@@ -115,14 +115,14 @@ async def test_the_last_reader_to_leave_ends_the_fetch(start: Start) -> None:
     ],
 )
 async def test_a_write_without_an_answer_marks_the_stream_stale_unless_it_was_never_sent(
-    start: Start, error: GatewayError, stale_marks: int
+    start: Start, error: GatewayError, doubts: int
 ) -> None:
     bench = start(part_of_stream(b"ab", "0002"))
     await bench.body()
     bench.upstream.script = lambda asked: asked.fail(error)
     with pytest.raises(type(error)):
         await bench.relay(Mode.APPEND, b"c")
-    assert bench.stream.stale_marks == stale_marks
+    assert bench.stream.version.doubts == doubts
 
 
 async def test_an_acknowledged_append_is_visible_to_the_next_read(start: Start) -> None:

@@ -122,7 +122,7 @@ async def test_a_write_that_may_have_been_done_is_doubted(start: Start, status: 
     bench = await known(start)
     bench.upstream.script = lambda asked: asked.answer(status)
     (await bench.relay(Mode.APPEND, b"cd")).close()
-    assert bench.stream.stale_marks == doubts
+    assert bench.stream.version.doubts == doubts
     assert bench.stream.needs_revalidation is bool(doubts)
 
 
@@ -721,14 +721,14 @@ class TestSpared:
     async def test_appends_beside_a_strangers_delete(self, writes: Writes) -> None:
         await writes.warm()
         await writes.wait()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.begin(DELETE, Authorization="of a stranger")
         for number in range(1, 21):
             await writes.begin(APPEND)
             writes.origin.body += b"cd"
             await writes.answer(number, 204, writes.origin.tail)
             await pass_turns()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
         assert len(writes.bench.live) == 1
 
     @pytest.mark.parametrize("modes", [(DELETE,), (DELETE, CREATE)])
@@ -773,24 +773,24 @@ class TestSpared:
         await writes.answer(0, 201, "0002")
         await writes.warm()
         await writes.wait()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number in range(1, 21):
             await writes.begin(DELETE, Authorization="of a stranger")
             await writes.answer(number, 404)
             await pass_turns()
         assert await writes.read_in_time() == (200, b"ab")
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
         assert len(writes.bench.live) == 2
 
     async def test_puts_that_find_the_stream_there_beside_a_strangers_delete(self, writes: Writes) -> None:
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.begin(DELETE, Authorization="of a stranger")
         for number in range(1, 6):
             await writes.begin(CREATE)
             await writes.answer(number, 200, "0002")
             await writes.warm()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     @pytest.mark.parametrize("is_failed", [False, True])
     async def test_a_strangers_put_costs_a_stream_of_unknown_lifetime_one_fetch(
@@ -811,12 +811,12 @@ class TestSpared:
 
     async def test_an_append_without_an_answer_beside_a_strangers_delete_and_put(self, writes: Writes) -> None:
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.begin(DELETE, CREATE, Authorization="of a stranger")
         await writes.begin(APPEND)
         await writes.fail(2)
         await writes.warm()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_puts_that_fail_cost_a_stream_of_unknown_lifetime_one_fetch(self, writes: Writes) -> None:
         assert await writes.bench.body() == (200, b"ab")
@@ -830,7 +830,7 @@ class TestSpared:
     @pytest.mark.parametrize("status", [403, 404, 410])
     async def test_a_strangers_delete_before_each_append(self, writes: Writes, status: int) -> None:
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number in range(0, 6, 2):
             await writes.begin(DELETE, Authorization="of a stranger")
             await writes.answer(number, status)
@@ -839,7 +839,7 @@ class TestSpared:
             writes.origin.body += b"cd"
             await writes.answer(number + 1, 204, writes.origin.tail)
             await writes.warm()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_a_delete_that_is_refused_leaves_what_readers_hold(self, writes: Writes) -> None:
         """Anyone can send one, and the follower has brought what was acknowledged."""
@@ -851,10 +851,10 @@ class TestSpared:
         await writes.answer(0, 204, "0004")
         bring(writes.bench.live[0], b"cd", "0004")
         await eventually(lambda: writes.held.tape.tail == "0004", look_s=0)
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.begin(DELETE)
         await writes.answer(1, 403)
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
         assert await writes.bench.body() == (200, b"abcd")
 
     @pytest.mark.parametrize("is_trimmed", [False, True])
@@ -873,42 +873,42 @@ class TestSpared:
         else:
             await writes.fail(0)
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number in range(1, 4):
             await writes.begin(CREATE)
             await (writes.answer(number, 200, "0002") if is_answered else writes.fail(number))
             await writes.warm()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_a_put_and_an_append_without_an_answer(self, writes: Writes) -> None:
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number, mode in enumerate((APPEND, CREATE)):
             await writes.begin(mode)
             await writes.fail(number)
         await writes.warm()
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_puts_that_find_the_stream_there_one_after_the_other(self, writes: Writes) -> None:
         await writes.begin(CREATE, CREATE)
         await writes.answer(0, 201, "0002")
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number in range(2, 12):
             await writes.begin(CREATE)
             await writes.answer(number - 1, 200, "0002")
             assert await writes.bench.body() == (200, b"ab")
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_repeats_of_a_producer_beside_a_slow_put(self, writes: Writes) -> None:
         await writes.warm()
         await writes.begin(CREATE)
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         for number in range(1, 6):
             await writes.begin(APPEND)
             await writes.answer(number, 204, "0002")
             assert await writes.bench.body() == (200, b"ab")
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     @pytest.mark.parametrize("answer", [(204, "0004"), (400, None)])
     async def test_an_overtaken_append_of_another_partition_beside_another_put(
@@ -917,25 +917,25 @@ class TestSpared:
         await writes.begin(CREATE, APPEND, CREATE, Authorization="of a writer")
         await writes.answer(0, 201, "0002")
         assert await writes.bench.body() == (200, b"ab")
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.answer(1, *answer)
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_an_overtaken_put_that_is_refused(self, writes: Writes) -> None:
         await writes.begin(CREATE, CREATE)
         await writes.answer(0, 201, "0002")
         assert await writes.bench.body() == (200, b"ab")
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.answer(1, 409)
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_appends_that_a_closed_stream_refuses_beside_a_slow_put(self, writes: Writes) -> None:
         writes.origin.is_closed = True
         assert await writes.bench.body() == (200, b"ab")
         await writes.begin(CREATE, APPEND)
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.answer(1, 409, "0002", Stream_Closed="true")
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_overtaken_appends_that_are_refused_leave_the_live_request(self, writes: Writes) -> None:
         await writes.begin(CREATE, *[APPEND] * 5)
@@ -1118,13 +1118,13 @@ class TestBridged:
 
     async def test_appends_to_many_streams_that_fail_cost_nothing_that_is_held(self, writes: Writes) -> None:
         await writes.warm()
-        edition = writes.held.edition
+        edition = writes.held.version.edition
         await writes.begin(APPEND)
         await writes.answer(0, 503)
         for number in range(1, 140):
             await writes.begin(APPEND, target=f"/{number}/{'x' * 8_000}")
             await writes.answer(number, 503)
-        assert writes.held.edition == edition
+        assert writes.held.version.edition == edition
 
     async def test_an_append_that_fails_leaves_the_live_request_to_the_others(self, writes: Writes) -> None:
         await writes.warm()

@@ -12,7 +12,7 @@ BODY = b"x" * 100_000
 
 def frames_of(number: int, all_kept: KeptFrames) -> Frames:
     """The frames of a stream, one of which is kept."""
-    stream = Stream(StreamKey(Group("http://o", f"/{number}"), "", Partition("")), Tape(f"i{number}"))
+    stream = Stream(StreamKey(Group("http://o", f"/{number}"), "", Partition("")), Tape())
     stream.learn_type("application/octet-stream")
     stream.tape.store("-1", "0001", (BODY,), 0.0)
     frames = Frames(stream, all_kept)
@@ -37,7 +37,7 @@ def test_a_stream_whose_readers_have_left_is_not_counted() -> None:
 
 
 def test_readers_at_two_places_are_sent_frames_of_their_own() -> None:
-    stream = Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape("i"))
+    stream = Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape())
     stream.learn_type("application/octet-stream")
     stream.tape.store("-1", "0001", (b"a",), 0.0)
     stream.tape.store("0001", "0002", (b"b",), 0.0)

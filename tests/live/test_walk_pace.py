@@ -11,7 +11,7 @@ from gateway.tape.tape import Tape
 
 
 def a_stream() -> Stream:
-    return Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape("i"))
+    return Stream(StreamKey(Group("http://o", "/s"), "", Partition("")), Tape())
 
 
 def fetches(pace: WalkPace, stream: Stream, count: int, size: int) -> float:

@@ -72,7 +72,7 @@ def foreign_queries(store: TapeStore, stream: Stream, number: int) -> None:
     """Writes under other queries, each of which the stream remembers as another stream's."""
     for write in range(16):
         stream.acknowledged("9" * 20, is_closed=False, query=f"{number}-{write}-" + "q" * 7_000)
-        stream.read_up_to_tail(stream.acks, "0" * 20)
+        stream.read_up_to_tail(stream.version, "0" * 20)
     store_messages(store, stream, 1)
 
 

@@ -57,7 +57,7 @@ class Kept:
     def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, BodyRun]:
         reading = stream.tape.read(start, limit)
         stream.confirm(start, self.bench.clock.now())
-        return reading, BodyRun(stream, start, reading.end, stream.edition)
+        return reading, BodyRun(stream, start, reading.end, stream.version.edition)
 
     def remember(self, request: bytes, reading: Reading, run: BodyRun) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
@@ -142,7 +142,7 @@ class LentBudget(RuleBasedStateMachine):
         parts = Parts()
         parts.add_pieces((b"coded " * 400,), 0, stream.shared_bytes())
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
-        run = BodyRun(stream, start, "9", stream.edition)
+        run = BodyRun(stream, start, "9", stream.version.edition)
         answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=run)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
@@ -172,7 +172,7 @@ class LentBudget(RuleBasedStateMachine):
         assert sum(answer.cost for answer in remembered) <= answers.cost
         for answer in remembered:
             assert held_beside(answer) <= answer.cost
-            assert answer.edition == answer.stream.edition
+            assert answer.edition == answer.stream.version.edition
             assert answer.stream.ended is None
 
     def teardown(self) -> None:

@@ -61,7 +61,7 @@ def test_nothing_is_confirmed_after_the_bytes_were_forgotten() -> None:
 def test_a_trimmed_offset_takes_everything_before_it_and_what_follows_it(
     token: str, left: list[str], tail: str | None
 ) -> None:
-    tape = Tape("a")
+    tape = Tape()
     tape.store("-1", "0003", [b"abc"], 0.0)
     tape.store("0006", "0009", [b"ghi"], 0.0)
     tape.reached("0009")
@@ -73,7 +73,7 @@ def test_a_trimmed_offset_takes_everything_before_it_and_what_follows_it(
 
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_trimmed_offset_within_a_block_leaves_what_follows_the_next_one(is_json: bool) -> None:
-    tape = Tape("a", is_json=is_json)
+    tape = Tape(is_json=is_json)
     for start, end in pairwise(["-1", "0002", "0004", "0006", "0008"]):
         tape.store(start, end, [end[3:].encode()], 0.0)
     before = tape.cost

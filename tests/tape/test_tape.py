@@ -16,21 +16,21 @@ def read(tape: Tape, start: str, limit: int = 1 << 20) -> tuple[bytes, str]:
 
 
 def test_two_adjacent_fetches_are_read_as_one() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("3", "5", [b"de"], 2.0)
     tape.store("-1", "3", [b"abc"], 1.0)
     assert read(tape, "-1") == (b"abcde", "5")
 
 
 def test_an_unknown_offset_reads_nothing() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "5", [b"abcde"], 1.0)
     assert read(tape, "3") == (b"", "3")
     assert not tape.knows_after("3")
 
 
 def test_an_unknown_start_is_located_by_a_shared_end() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "5", [b"abcde"], 1.0)
     cost = tape.cost
     tape.store("3", "5", [b"de"], 2.0)
@@ -40,7 +40,7 @@ def test_an_unknown_start_is_located_by_a_shared_end() -> None:
 
 
 def test_an_end_inside_a_block_is_located_by_a_shared_start() -> None:
-    tape = Tape("i", is_json=True)
+    tape = Tape(is_json=True)
     tape.store("-1", "5", [b'"a,b",[1,2],3'], 1.0)
     tape.store("-1", "2", [b'"a,b",[1,2]'], 2.0)
     assert read(tape, "-1", 11) == (b'"a,b",[1,2]', "2")
@@ -52,7 +52,7 @@ def test_an_end_inside_a_block_is_located_by_a_shared_start() -> None:
 )
 def test_an_offset_is_never_located_at_a_comma_inside_a_message(whole: bytes, other: bytes) -> None:
     """The bytes after such a comma may equal another message and must not be taken for its end."""
-    tape = Tape("i", is_json=True)
+    tape = Tape(is_json=True)
     tape.store("-1", "5", [whole], 1.0)
     tape.store("3", "5", [other], 2.0)
     assert read(tape, "3") == (other, "5")
@@ -60,7 +60,7 @@ def test_an_offset_is_never_located_at_a_comma_inside_a_message(whole: bytes, ot
 
 
 def test_an_array_with_two_spellings_is_read_whole_in_either() -> None:
-    tape = Tape("i", is_json=True)
+    tape = Tape(is_json=True)
     tape.store("-1", "5", [b"1 , 2,\n3"], 1.0)
     tape.store("2", "5", [b"2,3"], 2.0)
     tape.store("-1", "2", [b"1"], 3.0)
@@ -71,7 +71,7 @@ def test_an_array_with_two_spellings_is_read_whole_in_either() -> None:
 
 
 def test_a_read_continues_over_an_empty_step() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "0", [], 1.0)
     tape.store("0", "3", [b"abc"], 2.0)
     assert read(tape, "-1") == (b"abc", "3")
@@ -79,21 +79,21 @@ def test_a_read_continues_over_an_empty_step() -> None:
 
 
 def test_a_reading_stops_at_the_last_known_offset_within_the_limit_after_at_least_one_step() -> None:
-    tape = Tape("i")
+    tape = Tape()
     for start, end in (("-1", "2"), ("2", "4"), ("4", "9")):
         tape.store(start, end, [b"x" * (int(end) - max(0, int(start)))], 1.0)
     assert [read(tape, "-1", limit)[1] for limit in (1, 2, 3, 4, 8, 9)] == ["2", "2", "2", "4", "4", "9"]
 
 
 def test_a_reading_ends_where_its_bytes_do() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "2", [b"ab"], 1.0)
     tape.reached("9")
     assert read(tape, "-1") == (b"ab", "2")
 
 
 def test_a_sealed_block_takes_no_more_and_the_oldest_is_dropped_first() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "1", [b"a" * SEAL_BYTES], 1.0)
     tape.store("1", "2", [b"b"], 2.0)
     assert tape.block_count == 2
@@ -105,7 +105,7 @@ def test_a_sealed_block_takes_no_more_and_the_oldest_is_dropped_first() -> None:
 
 
 def test_a_tape_of_only_empty_steps_can_be_emptied() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "0", [], 1.0)
     assert tape.drop_oldest() == token_cost("-1")
     assert tape.cost == TAPE_COST
@@ -136,18 +136,18 @@ def test_a_cut_counts_the_bytes_it_does_not_share_with_the_block() -> None:
 
 
 def test_a_tail_before_the_requested_offset_means_another_stream() -> None:
-    tape = Tape("i")
+    tape = Tape()
     with pytest.raises(TailMovedBack):
         tape.check("5", "3", has_bytes=False)
 
 
 def test_bytes_without_a_new_offset_are_refused() -> None:
     with pytest.raises(UpstreamBroken):
-        Tape("i").check("5", "5", has_bytes=True)
+        Tape().check("5", "5", has_bytes=True)
 
 
 def test_an_offset_after_the_end_of_a_closed_stream_means_another_stream() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.reached("5", is_closed=True)
     with pytest.raises(TailMovedBack):
         tape.check("5", "6", has_bytes=True)
@@ -156,7 +156,7 @@ def test_an_offset_after_the_end_of_a_closed_stream_means_another_stream() -> No
 
 
 def test_a_late_answer_does_not_move_the_tail_back() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.reached("5")
     tape.reached("3", is_short=True)
     assert tape.tail == "5"
@@ -167,7 +167,7 @@ def test_a_late_answer_does_not_move_the_tail_back() -> None:
 @pytest.mark.parametrize("asked", ["bb", "a9"])
 def test_an_offset_that_a_client_made_up_is_no_place_to_stop_at(asked: str) -> None:
     """An origin that begins at the last position before an offset answers to any; it has named none of these."""
-    tape = Tape("i")
+    tape = Tape()
     tape.store("-1", "b", [b"one"], 0.0)
     tape.store("b", "c", [b"two"], 0.0)
     tape.store(asked, "c", [b"two"], 0.0)
@@ -192,7 +192,7 @@ class Counted(str):
 
 
 def test_a_trim_looks_at_each_offset_that_clients_made_up_once() -> None:
-    tape, size = Tape("i"), 400
+    tape, size = Tape(), 400
     for at in range(size):
         tape.store(Counted(f"{at:04d}"), Counted(f"{at + 1:04d}"), [b"x"], 1.0)
     for at in range(size):

@@ -60,7 +60,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
         self.is_json = is_json
         self.messages: list[bytes] = []
         self.positions: dict[str, int] = {START: 0, "0000": 0}
-        self.tape = Tape("i", is_json)
+        self.tape = Tape(is_json)
         self.is_closed = False
         for _ in range(3):
             self.append_and_fetch_at_the_tail(data, [], 2)
@@ -241,7 +241,7 @@ def test_a_tape_returns_the_streams_bytes_in_every_order_of_events(monkeypatch: 
 
 
 def test_an_answer_that_contradicts_the_tape_is_refused() -> None:
-    tape = Tape("i")
+    tape = Tape()
     tape.reached("5", is_closed=True)
     for start, end, has_bytes in (("3", "2", False), ("3", "3", True), ("5", "6", True)):
         try:

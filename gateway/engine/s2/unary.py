@@ -50,7 +50,7 @@ def held_answer(stream: Stream, asked: ReadRecords) -> S2Answer | None:
         return None
     if not isinstance(start, FromSeqNum):
         return None
-    edition = stream.edition
+    edition = stream.version.edition
     part = stream.records.read(start.seq_num, limits_of(asked.query))
     if not part.is_closed:
         return None

@@ -28,7 +28,7 @@ from pydantic import Field, with_config
 from gateway.ops.admin.directory import Directory, TargetText
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.protocol.etag import names
-from gateway.tape.stream import Edition
+from gateway.protocol.stream_version import Edition
 
 MOST_BYTES: Final = 16 << 20
 """The longest run.  An answer stops at the first run that reaches it in all, so it covers less than twice as much."""
@@ -105,19 +105,19 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
         query = request.query
         runs: list[CountedRun] = []
         stream = next(
-            (one for one in directory.by_target(query.stream) if names(query.etag, one.tape.incarnation)), None
+            (one for one in directory.by_target(query.stream) if names(query.etag, one.version.incarnation)), None
         )
         if stream is None or stream.needs_revalidation:
             return Counts(runs)
-        edition, at, size = stream.edition, query.offset, 0
+        seen, at, size = stream.version, query.offset, 0
         while size < MOST_BYTES and len(runs) < MOST_RUNS:
             async with counting:
-                if stream.ended is not None or stream.edition != edition:
+                if stream.ended is not None or not seen.same_bytes_as(stream.version):
                     break
                 reading = stream.tape.read(at, query.run_bytes)
                 if not 0 < reading.size <= MOST_BYTES:
                     break
-                span = _Span(edition, at, reading.end)
+                span = _Span(seen.edition, at, reading.end)
                 if span in counted:
                     await asyncio.sleep(0)
                 else:
@@ -130,7 +130,7 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
         # Re-created or revoked meanwhile: the counts describe a stream that is gone.
-        return Counts(runs if stream.ended is None and stream.edition == edition else [])
+        return Counts(runs if stream.ended is None and seen.same_bytes_as(stream.version) else [])
 
     return [
         Endpoint(

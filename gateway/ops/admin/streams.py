@@ -278,7 +278,7 @@ class _Rows:
         now, tape, life, row = self._clock.now(), stream.tape, stream.expiry.lifetime, self.row(stream)
         return StreamDetail(
             **{field.name: getattr(row, field.name) for field in fields(row)},
-            incarnation=tape.incarnation,
+            incarnation=stream.version.incarnation,
             lifetime=Lifetime(life.ttl_s, life.expires_at) if life is not None else None,
             closed_at=tape.closed_at,
             is_doubted=stream.needs_revalidation,
