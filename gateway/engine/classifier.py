@@ -1,10 +1,13 @@
-"""Classifies an origin's reply for the readers that share it, and records what it says about the stream.
+"""Classifies an origin's reply for the readers that share it, and applies what it says to the stream.
 
 A reply is part of a stream (bytes to store, and the tail), an origin error for all readers that asked, or not
 shareable: for one client alone, because it is personal (`gateway.protocol.sharing`), encoded, of unknown length, or
 outside the protocol.  A reply is compared with what was known *when it was requested*, because the tape moves on
 meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or another identity
 mean another stream under the same name.
+
+Classifying is pure: a reply and what was known go in, and what the reply says comes out.  Applying is one plain call,
+which changes the stream's record and returns the effect on its live readers; the fetch table carries that out.
 
 An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
 ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
@@ -14,15 +17,15 @@ wait for it and teaches nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
-from gateway.protocol.freshness import Lifetime, lifetime_from_headers, lifetime_here
-from gateway.protocol.mode import Mode
+from gateway.protocol.freshness import Lifetime, freshness_from_headers, lifetime_from_headers, lifetime_here
 from gateway.protocol.names import (
     DEFAULT_TYPE,
     STREAM_CLOSED,
@@ -33,10 +36,10 @@ from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well
 from gateway.protocol.stream_key import Group
 from gateway.protocol.stream_version import Version
 from gateway.protocol.surrogate import surrogate_keys
+from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 
@@ -83,133 +86,192 @@ class TapeFacts(NamedTuple):
         )
 
 
-class ReplyClassifier:
-    """Classifies replies and records what they say.  Has no state of its own."""
+class ReplyHead(Protocol):
+    """The head of a reply, as far as it decides what the reply is."""
 
-    def __init__(
-        self,
-        store: TapeStore,
-        clock: Clock,
-        metrics: MetricsRecorder,
-        on_end: Callable[[Stream, End], None],
-        on_stale: Callable[[Stream], None],
-        on_short: Callable[[Stream], None],
-        is_written: Callable[[Group], bool],
-    ) -> None:
-        """`on_short` is called when the origin names a tail that lacks what was acknowledged; it may forget what is
-        held.  `is_written` tells whether a write to a path is under way."""
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def is_delimited(self) -> bool:
+        """Whether the end of its body is known."""
+
+
+class Refused(NamedTuple):
+    """The origin has answered with an error that all readers share."""
+
+
+class Learned(NamedTuple):
+    """What a reply says of the stream that it is a part of."""
+
+    start: str
+    """The offset that was asked for, `NOW` or `METADATA`."""
+    offset: str
+    """The offset that the reply leads to: after its bytes, or the tail if it was asked for."""
+    up_to_date: bool
+    """Whether that is the tail."""
+    is_closed: bool
+    is_beyond: bool
+    """Whether the requested offset lies after it."""
+    headers: Headers
+    lifetime: Lifetime | None
+    """The lifetime by this machine's clock, if the request was for metadata."""
+
+    @property
+    def is_fetch(self) -> bool:
+        """Whether bytes after an offset were asked for."""
+        return self.start not in (METADATA, NOW)
+
+    def head(self) -> StreamHead | Beyond:
+        """The same for the readers of the flight."""
+        made = Beyond if self.is_beyond else StreamHead
+        return made(self.offset, self.up_to_date, self.is_closed)
+
+
+class Personal(NamedTuple):
+    """The reply is a part of the stream, but may be shown to one reader alone."""
+
+    why: NotShareable
+    lifetime: Lifetime | None
+    """The lifetime by this machine's clock, if the request was for metadata: it bounds for how long the other replies
+    are shown."""
+
+
+def classify(
+    start: str, reply: ReplyHead, route: Route, facts: TapeFacts, wall: float
+) -> Learned | Personal | NotShareable | Refused:
+    """Classify the head of a reply to a request for `start`; `wall` is the time (Unix seconds).  Changes nothing.
+
+    Raises UpstreamBroken if the protocol does not allow the reply.
+    """
+    headers, is_metadata = reply.headers, start == METADATA
+    if reply.status >= 400:
+        if is_metadata and reply.status in NO_HEAD:
+            return NotShareable("no HEAD")
+        return route.why_refusal_alone(reply.status, headers) or Refused()
+    if reply.status == 304:
+        raise UpstreamBroken
+    if reply.status != 200:
+        return NotShareable("status")
+    offset = stated_offset(headers)
+    if offset is None:
+        return NotShareable("no Stream-Next-Offset")
+    if not is_well_formed(offset) or is_sentinel(offset):
+        raise UpstreamBroken
+    if why := _why_not_delimited(reply):
+        return NotShareable(why)
+    is_fetch = start not in (METADATA, NOW)
+    lifetime = lifetime_here(lifetime_from_headers(headers), headers, facts.asked_at, wall) if is_metadata else None
+    if (alone := route.why_alone(headers, is_stored=is_fetch)) is not None:
+        return Personal(alone, lifetime)
+    is_closed = is_true(headers.get(STREAM_CLOSED))
+    # Where the tail was requested, an offset before a reached one belongs to another stream.
+    is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
+    up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
+    return Learned(start, offset, up_to_date, is_closed, is_beyond, headers, lifetime)
+
+
+class Effect(StrEnum):
+    """What a reply to a stream's request requires of its live readers; carried out by the fetch table."""
+
+    REFOLLOW = "refollow"
+    """The stream may have been replaced or may have ended: begin the live request again."""
+    END_READERS = "end readers"
+    """The stream has ended, for the reason that its record names."""
+
+
+class ReplyRecorder:
+    """Applies what replies say to their streams.  Has no state of its own.
+
+    `is_written` tells whether a write to a path is under way.
+    """
+
+    def __init__(self, store: TapeStore, clock: Clock, is_written: Callable[[Group], bool]) -> None:
         self._store = store
         self._clock = clock
-        self._metrics = metrics
-        self._on_end = on_end
-        self._on_stale = on_stale
-        self._on_short = on_short
         self._is_written = is_written
 
-    async def head(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
-    ) -> Head:
-        """Classify a reply before its body is read and record what its head says about the stream.
+    def apply(
+        self, stream: Stream, flight: Flight, learned: Learned, route: Route, source: Source, facts: TapeFacts
+    ) -> None:
+        """Record what a reply says of the stream.  If the flight was overtaken, only its type is compared.
 
-        Raises UpstreamBroken if the protocol does not allow the reply, TailMovedBack if it belongs to another stream
-        than the known one.
+        Raises TailMovedBack if the reply belongs to another stream than the known one.
         """
-        headers, config = reply.headers, route.config
-        if reply.status >= 400:
-            if flight.start == METADATA and reply.status in NO_HEAD:
-                return NotShareable("no HEAD")
-            if (alone := route.why_refusal_alone(reply.status, headers)) is not None:
-                return alone
-            if route.varies_by_origin(headers):
-                self._store.vary_by_origin(stream)
-            error = await _read_error(reply, route, source)
-            mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
-            flight.fetched += len(error.body)
-            return error
-        if reply.status == 304:
-            raise UpstreamBroken
-        if reply.status != 200:
-            return NotShareable("status")
-        offset = stated_offset(headers)
-        if offset is None:
-            return NotShareable("no Stream-Next-Offset")
-        if not is_well_formed(offset) or is_sentinel(offset):
-            raise UpstreamBroken
-        if why := _why_not_delimited(reply):
-            return NotShareable(why)
-        is_fetch = flight.start not in (METADATA, NOW)
-        if (alone := route.why_alone(headers, is_stored=is_fetch)) is not None:
-            if flight.start == METADATA and not _may_be_of_predecessor(stream, facts):
-                # It is shown to no other reader, and bounds for how long other replies are.
-                stream.expiry.know(self._lifetime(headers, facts))
-                stream.head_headers = None
-            return alone
-        tape = stream.tape
+        headers, tape, offset = learned.headers, stream.tape, learned.offset
+        is_fetch, is_metadata = learned.is_fetch, learned.start == METADATA
         content_type = headers.get("Content-Type")
-        if content_type is None and flight.start != METADATA:
+        if content_type is None and not is_metadata:
             # Storing bytes needs a content type; metadata without one says nothing about it.
             content_type = stream.content_type or DEFAULT_TYPE
-        is_closed = is_true(headers.get(STREAM_CLOSED))
-        asked = flight.start if is_fetch else START
-        # Where the tail was requested, an offset before a reached one belongs to another stream.
-        is_beyond = is_fetch and not facts.has_seen and is_before(offset, flight.start)
-        if is_beyond and not await _is_empty(reply):
-            # The bytes lead to no later offset: the answer is for this client alone.
-            return BEYOND_TAIL
-        up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
-        if (
-            up_to_date
-            and facts.version.same_acks_as(stream.version)
-            and stream.lacks_acknowledged(offset, is_closed=is_closed)
-        ):
-            self._on_short(stream)
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
-            return Beyond(offset, up_to_date, is_closed) if is_beyond else StreamHead(offset, up_to_date, is_closed)
-        if not is_beyond:
-            tape.check(flight.start if is_fetch else facts.tail or START, offset, has_bytes=False)
-        if up_to_date and facts.tail is not None:
+            return
+        if not learned.is_beyond:
+            tape.check(learned.start if is_fetch else facts.tail or START, offset, has_bytes=False)
+        if learned.up_to_date and facts.tail is not None:
             tape.check(facts.tail, offset, has_bytes=False)
-        has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
+        has_reopened = not learned.is_closed and facts.closed_at is not None
+        has_reopened &= not is_fetch or facts.closed_at == offset
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, asked, offset)):
+        if not stream.learn_identity(stream_identity(headers, learned.start if is_fetch else START, offset)):
             raise TailMovedBack
-        if is_closed and tape.closed_at is None:
+        if learned.is_closed and tape.closed_at is None:
             stream.lost_tail()
-        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
-        if up_to_date:
+        tape.reached(offset, is_short=not learned.up_to_date, is_closed=learned.is_closed)
+        if learned.up_to_date:
             stream.read_up_to_tail(facts.version, offset)
-        if config.credentials == "shared":
+        if route.config.credentials == "shared":
             stream.was_found_by(source.asker)
         if route.varies_by_origin(headers):
             self._store.vary_by_origin(stream)
         stream.record_headers(headers)
         stream.origins_named_at = self._clock.now()
         self._store.tag(stream, surrogate_keys(headers))
-        if flight.start != METADATA:
-            stream.caching.record(headers, up_to_date=up_to_date)
+        if learned.lifetime is None:
+            stream.caching.record(headers, up_to_date=learned.up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
-            stream.record_head(headers, self._lifetime(headers, facts))
-        if is_beyond and not self._is_written(stream.key.group):
-            stream.beyond.record(flight.start)
+            stream.record_head(headers, learned.lifetime)
+        if learned.is_beyond and not self._is_written(stream.key.group):
+            stream.beyond.record(learned.start)
         self._store.weigh(stream)
-        if is_beyond:
-            return Beyond(offset, up_to_date, is_closed)
-        return StreamHead(offset, up_to_date, is_closed)
 
-    def _lifetime(self, headers: Headers, facts: TapeFacts) -> Lifetime:
-        """The lifetime that the answer to a HEAD states, by this machine's clock."""
-        return lifetime_here(lifetime_from_headers(headers), headers, facts.asked_at, self._clock.wall())
+    @staticmethod
+    def record_tail(
+        stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route
+    ) -> str | None:
+        """Record the tail of an open stream that a reply has named, and for how long it may be repeated; return it,
+        None if the reply has named none.  `asked_at` is when the request was sent (monotonic seconds)."""
+        if not head.up_to_date or head.is_closed:
+            return None
+        tail = head.next_offset if isinstance(head, StreamHead) else head.tail
+        if route.heard_s:
+            fresh = freshness_from_headers(reply.headers)
+            fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
+            if fresh_s or fresh.stale_s:
+                stale_until = asked_at + fresh_s + fresh.stale_s
+                stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
+        return tail
 
-    def apply(self, stream: Stream, flight: Flight, source: Source, head: Head, facts: TapeFacts) -> None:
-        """Apply a reply without bytes to the stream."""
+    def apply_personal(self, stream: Stream, personal: Personal, facts: TapeFacts) -> None:
+        """Record what a reply for one reader alone says of the stream: for how long other replies are shown."""
+        if personal.lifetime is not None and not _may_be_of_predecessor(stream, facts):
+            stream.expiry.know(personal.lifetime)
+            stream.head_headers = None
+
+    def apply_refusal(
+        self, stream: Stream, flight: Flight, source: Source, head: NotShareable | OriginError, facts: TapeFacts
+    ) -> Effect | None:
+        """Record what a reply that is no part of the stream says about it."""
         tells_lifetime = flight.start == METADATA and not _may_be_of_predecessor(stream, facts)
         match head:
             case OriginError(status=404 | 410):
-                self._missing(stream, flight, source, head.status, facts)
+                return self._missing(stream, flight, source, head.status, facts)
             case NotShareable() if flight.start == METADATA:
                 if tells_lifetime:
                     stream.expiry.not_told()
@@ -220,8 +282,9 @@ class ReplyClassifier:
                 stream.expiry.not_told()
             case _:
                 pass
+        return None
 
-    def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> None:
+    def _missing(self, stream: Stream, flight: Flight, source: Source, status: int, facts: TapeFacts) -> Effect | None:
         """The origin has answered 404 or 410."""
         # A 410 for an offset may concern that offset alone, even if no later one is known.  The next request without an
         # offset, or for a later one, shows whether it concerns the stream.
@@ -229,23 +292,28 @@ class ReplyClassifier:
         if stream.is_hidden_from(source.asker):
             # The live readers' own request shows whether it is gone, and so does the next request of each other.
             stream.mark_stale()
-            if not may_be_trimmed:
-                self._on_stale(stream)
-        elif is_outdated(stream, flight):
+            return None if may_be_trimmed else Effect.REFOLLOW
+        if is_outdated(stream, flight):
             # A write acknowledged since then found the stream: the next request shows what is true now.
             stream.mark_stale()
-            self._on_stale(stream)
-        elif may_be_trimmed:
+            return Effect.REFOLLOW
+        if may_be_trimmed:
             if facts.has_seen or flight.start == START:
                 # An origin trims from the front, so it has nothing before either.
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
-            if flight.start == facts.tail:
-                self._on_stale(stream)
-        else:
-            why = End.GONE if status == 410 else End.DELETED
-            if self._store.drop(stream, why):
-                self._on_end(stream, why)
+            return Effect.REFOLLOW if flight.start == facts.tail else None
+        return Effect.END_READERS if self._store.drop(stream, End.GONE if status == 410 else End.DELETED) else None
+
+    def apply_another(self, stream: Stream, flight: Flight, facts: TapeFacts) -> Effect | None:
+        """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
+        if is_overtaken(stream, flight):
+            return None
+        if facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
+            # The record learned its identity after the flight was sent, so it may be the later stream.
+            stream.mark_stale()
+            return Effect.REFOLLOW
+        return Effect.END_READERS if self._store.drop(stream, End.RECREATED) else None
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
@@ -265,14 +333,15 @@ def _may_be_of_predecessor(stream: Stream, facts: TapeFacts) -> bool:
     return facts.version.may_have_ended_by(stream.version)
 
 
-async def _is_empty(reply: Reply) -> bool:
+async def is_empty(reply: Reply) -> bool:
+    """Whether the body of a reply has no bytes of the stream."""
     try:
         return (await reply.read(_EMPTY_BYTES)).strip() in (b"", b"[]")
     except UpstreamBroken:
         return False
 
 
-def _why_not_delimited(reply: Reply) -> str | None:
+def _why_not_delimited(reply: ReplyHead) -> str | None:
     """Why a body is not the stream's own bytes with a known end; None if it is."""
     if not reply.is_delimited:
         return "no length"
@@ -281,7 +350,8 @@ def _why_not_delimited(reply: Reply) -> str | None:
     return None
 
 
-async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError:
+async def read_error(reply: Reply, route: Route, source: Source) -> OriginError:
+    """Read the body of an error for the readers that share it."""
     headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
     for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
         headers.popall(name, None)

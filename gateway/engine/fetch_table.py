@@ -15,18 +15,34 @@ is overtaken.  It answers the requests that already wait for it and teaches noth
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from typing import assert_never
 
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
-from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
+from gateway.engine.classifier import (
+    BEYOND_TAIL,
+    NO_HEAD,
+    Effect,
+    Learned,
+    Personal,
+    Refused,
+    ReplyRecorder,
+    TapeFacts,
+    classify,
+    is_empty,
+    is_outdated,
+    is_overtaken,
+    read_error,
+)
 from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
 from gateway.engine.route import Route
+from gateway.engine.writes import Writes
 from gateway.errors import (
     CircuitOpen,
     GatewayError,
@@ -35,15 +51,13 @@ from gateway.errors import (
     UpstreamCongested,
     UpstreamUnavailable,
 )
+from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
-from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
-from gateway.protocol.stream_key import Group
 from gateway.tape.costs import BODY_SHARE
-from gateway.tape.sighting import Sighting
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
@@ -81,13 +95,9 @@ class FetchTable:
         metrics: MetricsRecorder,
         rng: random.Random,
         max_flight_bytes: int,
-        on_end: Callable[[Stream, End], None],
-        on_stale: Callable[[Stream], None],
-        on_tail: Callable[[Stream, str, float], None],
-        on_lifetime: Callable[[Stream], None],
+        live: LiveTopics,
+        writes: Writes,
         negative_cache: NegativeCache,
-        on_short: Callable[[Stream], None],
-        is_written: Callable[[Group], bool],
         tracer: Tracer = NO_TRACER,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
@@ -98,19 +108,14 @@ class FetchTable:
         self._metrics = metrics
         self._rng = rng
         self._max_flight_bytes = max_flight_bytes
-        self._on_end = on_end
-        self._on_stale = on_stale
-        """Called when a stream may have been replaced or may have ended, so that its live request is restarted."""
-        self._on_tail = on_tail
-        """Called with a stream's tail as the origin names it, and when that was requested."""
-        self._on_lifetime = on_lifetime
-        """Called when the origin has reported a stream's lifetime."""
+        self._live = live
+        self._writes = writes
         self._negative_cache = negative_cache
         self._tracer = tracer
         self._access_log = access_log
-        self._bodies = FlightBodies(store, clock, metrics, on_stale)
+        self._bodies = FlightBodies(store, clock, metrics)
         self.inflow = self._bodies.inflow
-        self._classifier = ReplyClassifier(store, clock, metrics, on_end, on_stale, on_short, is_written)
+        self._recorder = ReplyRecorder(store, clock, writes.is_under_way)
         self._pending: dict[tuple[Stream, str], Flight] = {}
         self._pace = WalkPace()
 
@@ -340,7 +345,7 @@ class FetchTable:
                 route.heard()
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._classifier.head(stream, flight, route, source, reply, facts)
+                head = await self._learn(stream, flight, route, source, reply, facts)
                 is_current = not is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, OriginError) and head.status == 400 and facts.is_origin_token
                 if is_token_refused and is_current and await self._accepts_requests(flight, source, name):
@@ -355,11 +360,13 @@ class FetchTable:
                     self._negative_cache.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._classifier.apply(stream, flight, source, head, facts)
+                        self._carry_out(stream, self._recorder.apply_refusal(stream, flight, source, head, facts))
                     flight.announce(head)
                     return None
                 if is_current and facts.version.same_acks_as(stream.version):
-                    self._record_tail(stream, head, reply, asked_at, route)
+                    tail = self._recorder.record_tail(stream, head, reply, asked_at, route)
+                    if tail is not None:
+                        self._live.tail_named(stream, tail, asked_at)
                 if isinstance(head, Beyond):
                     if is_current and head.up_to_date:
                         # It has named a tail that is not before the known one, so this is still the stream.
@@ -368,21 +375,20 @@ class FetchTable:
                     flight.announce(head)
                     return None
                 if is_metadata:
-                    self._on_lifetime(stream)
+                    self._live.watch_expiry(stream)
                     await reply.read(0)
                     flight.announce(head, 0)
                     flight.land()
                     return None
                 stream.contacted(asked_at)
                 stream.revalidated(facts.version)
-                await self._bodies.take(stream, flight, head, reply, route, asked_at)
+                self._carry_out(stream, await self._bodies.take(stream, flight, head, reply, route, asked_at))
                 if flight.key not in (NOW, CONFIRMATION):
                     is_up_to_date = head.up_to_date or head.is_closed
                     self._pace.ended(stream, flight.size, self._clock.now(), is_up_to_date=is_up_to_date)
                 return None
         except TailMovedBack as error:
-            if not is_overtaken(stream, flight):
-                self._found_another(stream, flight, facts)
+            self._carry_out(stream, self._recorder.apply_another(stream, flight, facts))
             flight.fail(error)
             return None
         except (CircuitOpen, UpstreamCongested) as error:
@@ -391,29 +397,48 @@ class FetchTable:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _found_another(self, stream: Stream, flight: Flight, facts: TapeFacts) -> None:
-        """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
-        if facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # The record learned its identity after the flight was sent, so it may be the later stream.
-            stream.mark_stale()
-            self._on_stale(stream)
-        elif self._store.drop(stream, End.RECREATED):
-            self._on_end(stream, End.RECREATED)
+    async def _learn(
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
+    ) -> StreamHead | Beyond | NotShareable | OriginError:
+        """Have the reply's head classified and applied to the stream.  Raises UpstreamBroken if the protocol does not
+        allow the reply, TailMovedBack if it belongs to another stream than the known one."""
+        learned = classify(flight.start, reply, route, facts, self._clock.wall())
+        match learned:
+            case NotShareable():
+                return learned
+            case Personal(why=why):
+                self._recorder.apply_personal(stream, learned, facts)
+                return why
+            case Refused():
+                if route.varies_by_origin(reply.headers):
+                    self._store.vary_by_origin(stream)
+                error = await read_error(reply, route, source)
+                mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
+                self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
+                flight.fetched += len(error.body)
+                return error
+            case Learned(is_beyond=True) if not await is_empty(reply):
+                # The bytes lead to no later offset: the answer is for this client alone.
+                return BEYOND_TAIL
+        is_first_word = learned.up_to_date and facts.version.same_acks_as(stream.version)
+        if is_first_word and stream.lacks_acknowledged(learned.offset, is_closed=learned.is_closed):
+            # It may forget what is held, and has then overtaken the flight.
+            self._writes.tail_is_short(stream)
+        self._recorder.apply(stream, flight, learned, route, source, facts)
+        return learned.head()
 
-    def _record_tail(
-        self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route
-    ) -> None:
-        """Record the tail that the origin named, and for how long it may be repeated."""
-        if not head.up_to_date or head.is_closed:
-            return
-        tail = head.next_offset if isinstance(head, StreamHead) else head.tail
-        if route.heard_s:
-            fresh = freshness_from_headers(reply.headers)
-            fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
-            if fresh_s or fresh.stale_s:
-                stale_until = asked_at + fresh_s + fresh.stale_s
-                stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
-        self._on_tail(stream, tail, asked_at)
+    def _carry_out(self, stream: Stream, effect: Effect | None) -> None:
+        """Have the stream's live readers feel what a reply has shown."""
+        match effect:
+            case Effect.REFOLLOW:
+                self._live.revalidate(stream)
+            case Effect.END_READERS:
+                assert stream.ended is not None
+                self._live.end(stream, stream.ended)
+            case None:
+                pass
+            case _:
+                assert_never(effect)
 
     def _sent(self, flight: Flight, mode: Mode, route: str) -> None:
         """Count a request that is being sent to an origin."""

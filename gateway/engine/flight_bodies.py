@@ -6,11 +6,9 @@ that they are the stream's.  One confirmation is enough for all readers, and for
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gateway.aio.clock import Clock
 from gateway.engine.arrival import receive
-from gateway.engine.classifier import is_overtaken
+from gateway.engine.classifier import Effect, is_overtaken
 from gateway.engine.comparison import MOST_COMPARED, Comparison
 from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken
@@ -30,30 +28,26 @@ from gateway.upstream.reply import Reply
 class FlightBodies:
     """Takes the bodies of flights."""
 
-    def __init__(
-        self, store: TapeStore, clock: Clock, metrics: MetricsRecorder, on_stale: Callable[[Stream], None]
-    ) -> None:
-        """`on_stale` is called with a stream whose bytes have proved not to be the origin's."""
+    def __init__(self, store: TapeStore, clock: Clock, metrics: MetricsRecorder) -> None:
         self._store = store
         self._clock = clock
         self._metrics = metrics
-        self._on_stale = on_stale
         self.inflow = Inflow()
         """How many bytes the bodies may add to memory now."""
 
     async def take(
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: Route, asked_at: float
-    ) -> None:
+    ) -> Effect | None:
         """Announce the head, take the body of the reply to a request sent at `asked_at`, and land the flight.
 
-        Raises UpstreamBroken, TailMovedBack or another GatewayError.
+        Returns the effect on the stream's live readers.  Raises UpstreamBroken, TailMovedBack or another GatewayError.
         """
         reusable_s, name = stream.reusable_s(route.config.trust_s), route.config.name
         confirmed_at = asked_at - _counted_age(reply, reusable_s)
         if flight.key == CONFIRMATION:
-            await self._compare_body(stream, flight, head, reply, name, confirmed_at, reusable_s)
-        else:
-            await self._read_body(stream, flight, head, reply, name, confirmed_at)
+            return await self._compare_body(stream, flight, head, reply, name, confirmed_at, reusable_s)
+        await self._read_body(stream, flight, head, reply, name, confirmed_at)
+        return None
 
     async def _compare_body(
         self,
@@ -64,7 +58,7 @@ class FlightBodies:
         route: str,
         confirmed_at: float,
         reusable_s: float,
-    ) -> None:
+    ) -> Effect | None:
         """Compare the bytes with those held; forget those if they differ."""
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.content_length)
         flight.announce(head)
@@ -80,6 +74,7 @@ class FlightBodies:
                 comparison.finish()
         except NotAnArray as error:
             raise UpstreamBroken from error
+        effect = None
         if not is_overtaken(stream, flight):
             if comparison.agrees:
                 if comparison.is_past and flight.start == START:
@@ -90,8 +85,9 @@ class FlightBodies:
                 # The origin has trimmed them, or has another stream at the path, or they never were this stream's.
                 self._store.forget_bytes(stream)
                 stream.mark_stale()
-                self._on_stale(stream)
+                effect = Effect.REFOLLOW
         flight.land()
+        return effect
 
     async def _read_body(
         self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str, confirmed_at: float

@@ -104,6 +104,10 @@ class Writes:
         else:
             self._live.drop(sent.stream, End.GONE if status == 410 else End.DELETED)
 
+    def is_under_way(self, group: Group) -> bool:
+        """Whether a write to the path is under way, so that its tail may move at any moment."""
+        return self._pending.is_under_way(group)
+
     def tail_is_short(self, stream: Stream) -> None:
         """The origin has named a tail that lacks what was acknowledged: pending writes may have made the stream anew.
         If not, the write went to another stream at the path."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import NamedTuple
 
+import pytest
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.config.gateway import GatewayConfig
+from gateway.engine.classifier import Learned, Personal, Refused, TapeFacts, classify
+from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.protocol.stream_version import FIRST
 from gateway.upstream.flight import METADATA, Beyond, Head, NotShareable, OriginError, StreamHead
 from tests.engine.bench import BINARY, TEXT, BinaryOrigin, EngineBench, Start
 
 PART = {**BINARY, "Stream-Next-Offset": "0002", "Stream-Up-To-Date": "true"}
+UNKNOWN = TapeFacts(None, None, False, False, None, FIRST, 999.0)
+"""What is known before a stream's first reply."""
 
 
 async def judged(bench: EngineBench, place: str = "-1") -> Head:
@@ -152,3 +162,54 @@ async def test_a_refusal_keeps_its_status_and_its_short_body_and_drops_what_is_i
     assert (found.status, found.body, found.headers["X-Why"]) == (status, b"why", "because")
     assert "Set-Cookie" not in found.headers
     assert "ETag" not in found.headers
+
+
+class TestPure:
+    """Classifying with plain values: a head and what was known go in, nothing is changed."""
+
+    class Head(NamedTuple):
+        status: int
+        headers: CIMultiDict[str]
+        is_delimited: bool = True
+
+    def classified(self, start_at: str, status: int = 200, *, known: TapeFacts = UNKNOWN, **more: str) -> object:
+        route = Route(GatewayConfig.for_origin("http://origin.test").routes[0], "edge", ManualClock())
+        headers = CIMultiDict({**PART, **{name.replace("_", "-"): value for name, value in more.items()}})
+        return classify(start_at, self.Head(status, headers), route, known, 1_000.0)
+
+    @pytest.mark.parametrize("start_at", ["-1", "now", METADATA])
+    def test_a_part_says_where_the_tail_is(self, start_at: str) -> None:
+        learned = self.classified(start_at)
+        assert isinstance(learned, Learned)
+        assert (learned.offset, learned.up_to_date, learned.is_closed, learned.is_beyond) == (
+            "0002",
+            True,
+            False,
+            False,
+        )
+        assert learned.head() == StreamHead("0002", up_to_date=True, is_closed=False)
+        # Only a HEAD says how long the stream lives.
+        assert (learned.lifetime is not None) is (start_at == METADATA)
+
+    def test_an_offset_that_the_origin_had_named_is_not_beyond_its_tail(self) -> None:
+        for has_seen in (True, False):
+            learned = self.classified("0009", known=UNKNOWN._replace(has_seen=has_seen))
+            assert isinstance(learned, Learned)
+            assert learned.is_beyond is not has_seen
+
+    def test_what_asks_for_the_tail_is_up_to_date_and_what_asks_for_bytes_only_if_the_origin_says_so(self) -> None:
+        for start_at in ("now", "-1"):
+            learned = self.classified(start_at, Stream_Up_To_Date="false")
+            assert isinstance(learned, Learned)
+            assert learned.up_to_date is (start_at == "now")
+
+    def test_a_personal_head_says_how_long_the_stream_lives(self) -> None:
+        found = self.classified(METADATA, Cache_Control="private", Stream_TTL="60")
+        assert isinstance(found, Personal)
+        assert found.why.is_personal
+        assert found.lifetime is not None
+        assert found.lifetime.ttl_s == 60
+
+    @pytest.mark.parametrize("status", [400, 404, 410, 429, 503])
+    def test_an_error_is_a_refusal(self, status: int) -> None:
+        assert self.classified("-1", status) == Refused()

@@ -153,7 +153,7 @@ def test_a_long_body_with_other_white_space_is_compared_in_few_steps(is_same: bo
 
 def test_a_body_that_is_as_held_is_not_kept() -> None:
     body = b",".join([b'"ok"'] * 200_000)
-    tape = Tape("a", is_json=True)
+    tape = Tape(is_json=True)
     tape.store("0", "1", [body], 0.0)
     comparison = Comparison(tape, "0", "1", None)
     text = memoryview(b"[" + body + b"]")
