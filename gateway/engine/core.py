@@ -49,6 +49,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
@@ -115,17 +116,8 @@ class Engine:
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
-        self.live = LiveTopics(
-            upstream,
-            self.store,
-            clock,
-            self.tasks,
-            metrics,
-            rng,
-            limits.followed_streams,
-            limits.max_flight_bytes,
-            access_log,
-        )
+        surroundings = Surroundings(clock, rng, self.tasks, metrics, access_log, tracer)
+        self.live = LiveTopics(upstream, self.store, surroundings, limits.followed_streams, limits.max_flight_bytes)
         self.pending_writes = PendingWrites()
         self.negative_cache = NegativeCache(clock.now, self.pending_writes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
@@ -136,16 +128,11 @@ class Engine:
         self.fetches = FetchTable(
             upstream,
             self.store,
-            clock,
-            self.tasks,
-            metrics,
-            rng,
+            surroundings,
             limits.max_flight_bytes,
             self.live,
             self.writes,
             self.negative_cache,
-            tracer,
-            access_log,
         )
         self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
@@ -160,11 +147,7 @@ class Engine:
         self.s2 = S2Reads(
             upstream,
             self.store,
-            clock,
-            self.tasks,
-            metrics,
-            rng,
-            access_log,
+            surroundings,
             self.live.begin_relayed,
             wheel,
             self.negative_cache,

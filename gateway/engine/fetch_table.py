@@ -14,15 +14,13 @@ is overtaken.  It answers the requests that already wait for it and teaches noth
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import assert_never
 
 from multidict import CIMultiDict
 
-from gateway.aio.clock import Clock, pause
-from gateway.aio.tasks import Tasks
+from gateway.aio.clock import pause
 from gateway.engine.classifier import (
     BEYOND_TAIL,
     NO_HEAD,
@@ -58,9 +56,8 @@ from gateway.protocol.offsets import NOW, START
 from gateway.tape.costs import BODY_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
-from gateway.telemetry.metrics import MetricsRecorder
-from gateway.telemetry.tracing import NO_TRACER, Tracer
+from gateway.telemetry.access_record import RecordedStream, note_fetch
+from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
@@ -90,29 +87,25 @@ class FetchTable:
         self,
         upstream: Upstream,
         store: TapeStore,
-        clock: Clock,
-        tasks: Tasks,
-        metrics: MetricsRecorder,
-        rng: random.Random,
+        surroundings: Surroundings,
         max_flight_bytes: int,
         live: LiveTopics,
         writes: Writes,
         negative_cache: NegativeCache,
-        tracer: Tracer = NO_TRACER,
-        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
+        clock, metrics = surroundings.clock, surroundings.metrics
         self._upstream = upstream
         self._store = store
         self._clock = clock
-        self._tasks = tasks
+        self._tasks = surroundings.tasks
         self._metrics = metrics
-        self._rng = rng
+        self._rng = surroundings.rng
         self._max_flight_bytes = max_flight_bytes
         self._live = live
         self._writes = writes
         self._negative_cache = negative_cache
-        self._tracer = tracer
-        self._access_log = access_log
+        self._tracer = surroundings.tracer
+        self._access_log = surroundings.access_log
         self._bodies = FlightBodies(store, clock, metrics)
         self.inflow = self._bodies.inflow
         self._recorder = ReplyRecorder(store, clock, writes.is_under_way)

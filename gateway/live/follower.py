@@ -13,11 +13,10 @@ back; readers notice only a pause.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from gateway.aio.clock import Clock, pause
+from gateway.aio.clock import pause
 from gateway.errors import (
     CircuitOpen,
     GatewayError,
@@ -53,8 +52,8 @@ from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, detach_record
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.access_record import RecordedStream, detach_record
+from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import detach
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Bounds, Reply
@@ -93,11 +92,8 @@ class Follower:
         topic: Topic,
         upstream: Upstream,
         store: TapeStore,
-        clock: Clock,
-        metrics: MetricsRecorder,
-        rng: random.Random,
+        surroundings: Surroundings,
         max_bytes: int,
-        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._max_bytes = max_bytes
         self._topic = topic
@@ -105,10 +101,10 @@ class Follower:
         self._route = topic.stream.key.route
         self._upstream = upstream
         self._store = store
-        self._clock = clock
-        self._metrics = metrics
-        self._rng = rng
-        self._access_log = access_log
+        self._clock = surroundings.clock
+        self._metrics = surroundings.metrics
+        self._rng = surroundings.rng
+        self._access_log = surroundings.access_log
         self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._pace = WalkPace()
         """Of answers that bring next to nothing."""

@@ -15,12 +15,10 @@ kind (`live_requests`).
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterable
 from contextlib import suppress
 
-from gateway.aio.clock import Clock, Timer
-from gateway.aio.tasks import Tasks
+from gateway.aio.clock import Timer
 from gateway.errors import GatewayError, ShortOfMemory, TooManyFollowed
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
@@ -30,8 +28,7 @@ from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.flight import StreamHead
 from gateway.upstream.upstream import Upstream
 
@@ -50,23 +47,18 @@ class LiveTopics:
         self,
         upstream: Upstream,
         store: TapeStore,
-        clock: Clock,
-        tasks: Tasks,
-        metrics: MetricsRecorder,
-        rng: random.Random,
+        surroundings: Surroundings,
         max_followed: int,
         max_flight_bytes: int,
-        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._max_flight_bytes = max_flight_bytes
-        self._access_log = access_log
         self._upstream = upstream
         self._store = store
-        self._clock = clock
-        self._tasks = tasks
-        self._metrics = metrics
-        self._rng = rng
-        self._live_requests = LiveRequests(max_followed, metrics, rng)
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._tasks = surroundings.tasks
+        self._rng = surroundings.rng
+        self._live_requests = LiveRequests(max_followed, surroundings.metrics, surroundings.rng)
         self._charged: dict[Topic, str] = {}
         """The net that each topic is charged to."""
         self._topics: dict[Stream, Topic] = {}
@@ -124,7 +116,7 @@ class LiveTopics:
                 access,
                 times,
                 self._clock.wall,
-                DeliveryTimes(self._metrics, self._clock.now, stream.key.route),
+                DeliveryTimes(self._surroundings.metrics, self._clock.now, stream.key.route),
                 self._kept_frames,
             )
             stream.hold()
@@ -329,16 +321,7 @@ class LiveTopics:
         if topic.not_shareable is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
-        follower = Follower(
-            topic,
-            self._upstream,
-            self._store,
-            self._clock,
-            self._metrics,
-            self._rng,
-            self._max_flight_bytes,
-            self._access_log,
-        )
+        follower = Follower(topic, self._upstream, self._store, self._surroundings, self._max_flight_bytes)
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
     async def _run(self, topic: Topic, follower: Follower) -> None:

@@ -6,12 +6,9 @@ went over it.  It then begins anew, because records of two streams must not be j
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Final
 
-from gateway.aio.clock import Clock
-from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
@@ -33,8 +30,7 @@ from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
-from gateway.telemetry.access_record import AccessLog
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.upstream import Upstream
 
 _MOST_BEGINNINGS: Final = 3
@@ -48,24 +44,20 @@ class S2Reads:
         self,
         upstream: Upstream,
         store: TapeStore,
-        clock: Clock,
-        tasks: Tasks,
-        metrics: MetricsRecorder,
-        rng: random.Random,
-        access_log: AccessLog,
+        surroundings: Surroundings,
         begin_live: Callable[[str], RelayedLive],
         wheel: Wheel,
         negative_cache: NegativeCache,
         cold_read_limit: ColdReadLimit,
     ) -> None:
-        self.clock = clock
+        clock = self.clock = surroundings.clock
         self.wheel = wheel
         self._store = store
         self._cold_read_limit = cold_read_limit
-        self._tasks = tasks
-        self._rng = rng
-        origin = OriginReads(upstream, clock, metrics, access_log, negative_cache)
-        self.streams = S2Streams(origin, store, clock, tasks, metrics, rng, begin_live)
+        self._tasks = surroundings.tasks
+        self._rng = surroundings.rng
+        origin = OriginReads(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
+        self.streams = S2Streams(origin, store, surroundings, begin_live)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
         """When the last session is to end, if the gateway is draining (monotonic seconds)."""

@@ -7,13 +7,11 @@ reader that waits at its tail until some time after the last one has left.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from gateway.aio.clock import DETACHED, Clock, Timer
-from gateway.aio.tasks import Tasks
+from gateway.aio.clock import DETACHED, Timer
 from gateway.engine.s2.confirmations import Confirmations
 from gateway.engine.s2.follower import REPLACED, Follower
 from gateway.engine.s2.origin import OriginReads, Source
@@ -26,7 +24,7 @@ from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.surroundings import Surroundings
 
 BEAT_S: Final = 5.0
 """How often readers are looked at for heartbeats.  One that was sent nothing for two beats is sent one, which is within
@@ -44,15 +42,13 @@ class S2Streams:
         self,
         origin: OriginReads,
         store: TapeStore,
-        clock: Clock,
-        tasks: Tasks,
-        metrics: MetricsRecorder,
-        rng: random.Random,
+        surroundings: Surroundings,
         begin_live: Callable[[str], RelayedLive],
     ) -> None:
-        self._shared = Shared(origin, store, clock, tasks, _soon)
-        self._metrics = metrics
-        self._rng = rng
+        clock = surroundings.clock
+        self._shared = Shared(origin, store, clock, surroundings.tasks, _soon)
+        self._metrics = surroundings.metrics
+        self._rng = surroundings.rng
         self._begin_live = begin_live
         self._streams: dict[Stream, S2Stream] = {}
         self._runs: dict[S2Stream, asyncio.Task[None]] = {}

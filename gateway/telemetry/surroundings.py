@@ -1,0 +1,26 @@
+"""The surroundings of the engine's parts: time, randomness, tasks, and where they report to.
+
+They are handed in together, because each part needs most of them.  Tests hand in their own.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.tracing import NO_TRACER, Tracer
+
+
+class Surroundings(NamedTuple):
+    """One value for the whole engine."""
+
+    clock: Clock
+    rng: random.Random
+    tasks: Tasks
+    metrics: MetricsRecorder
+    access_log: AccessLog = NO_ACCESS_LOG
+    tracer: Tracer = NO_TRACER
