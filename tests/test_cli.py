@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -424,6 +425,22 @@ def test_a_sighup_while_the_program_loads_is_a_reload_once_it_serves(start: Star
         command.close()
 
 
+@contextmanager
+def supervised(path: str) -> Iterator[tuple[dict[str, str], Callable[[], dict[str, str]]]]:
+    """A supervisor's socket for notifications (sd_notify): the variable that names it, and a function that waits for
+    the next notification and returns its fields.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.settimeout(PATIENCE_S)
+        supervisor.bind(path)
+
+        def heard() -> dict[str, str]:
+            lines = supervisor.recv(65_536).decode().splitlines()
+            return dict(line.split("=", 1) for line in lines)
+
+        yield {"NOTIFY_SOCKET": path.replace("\0", "@")}, heard
+
+
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_a_supervisor_is_notified_of_the_start_of_reloads_and_of_the_stop(
     start: Start, origin: str, tmp_path: Path, is_abstract: bool
@@ -431,17 +448,9 @@ def test_a_supervisor_is_notified_of_the_start_of_reloads_and_of_the_stop(
     file = tmp_path / "gateway.toml"
     valid = f'[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[route]]\norigin = "{origin}"\n'
     file.write_text(valid)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
-        supervisor.settimeout(PATIENCE_S)
-        path = f"\0{tmp_path}" if is_abstract else str(tmp_path / "notify")
-        supervisor.bind(path)
-
-        def heard() -> dict[str, str]:
-            lines = supervisor.recv(65_536).decode().splitlines()
-            return dict(line.split("=", 1) for line in lines)
-
-        address = path.replace("\0", "@")
-        environ = {**clean_environ(), "NOTIFY_SOCKET": address}
+    path = f"\0{tmp_path}" if is_abstract else str(tmp_path / "notify")
+    with supervised(path) as (notified, heard):
+        environ = {**clean_environ(), **notified}
         command = Command([sys.executable, "-m", "gateway", "serve", "--config", str(file)], environ)
         try:
             assert heard() == {"READY": "1"}
@@ -464,21 +473,14 @@ def test_a_supervisor_is_notified_of_the_start_of_reloads_and_of_the_stop(
             command.close()
 
 
-def accepts(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-def test_a_gateway_serves_with_closed_standard_descriptors(origin: str, closed: str) -> None:
-    with kept_port() as port, kept_port() as admin:
+def test_a_gateway_serves_with_closed_standard_descriptors(origin: str, tmp_path: Path, closed: str) -> None:
+    with kept_port() as port, kept_port() as admin, supervised(str(tmp_path / "notify")) as (notified, heard):
         places = ("--origin", origin, "--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}")
         shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "gateway", "serve", *places]
-        command = Command(shell, {**clean_environ(), "DURABLE_GATEWAY_LOG__SINK": "stdout"})
+        command = Command(shell, {**clean_environ(), **notified, "DURABLE_GATEWAY_LOG__SINK": "stdout"})
         try:
-            while not accepts(port):
-                assert command.process.poll() is None
-                time.sleep(0.05)
+            assert heard() == {"READY": "1"}
             stream = f"http://127.0.0.1:{port}/demo"
             assert httpx.put(stream, headers=JSON, content="[1]").status_code == 201
             assert [httpx.get(stream).json() for _ in range(3)] == [[1]] * 3

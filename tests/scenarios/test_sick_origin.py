@@ -22,7 +22,7 @@ from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 from tests.scenarios.wire import Answer
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 SECONDS, EACH_SECOND = 10, examples(100, 500)
 STEPS_A_SECOND = 50
@@ -438,11 +438,14 @@ async def test_a_stream_that_is_never_up_to_date_is_asked_for_at_a_pace(
 
 
 async def asked_out(origin: HostileOrigin) -> None:
-    """Wait until the origin is asked nothing more for a moment, or has been asked for too much."""
+    """Wait until the gateway asks the origin nothing more, or has asked too much.
+
+    They share a loop, and this wait takes far more of its turns than a request.
+    """
     seen = -1
     while seen != len(origin.asked) and len(origin.asked) < 1_000:
         seen = len(origin.asked)
-        await asyncio.sleep(0.05)
+        await pass_turns(200)
 
 
 async def pass_time(edge: Edge, seconds: float) -> None:
