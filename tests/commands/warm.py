@@ -34,7 +34,23 @@ from typing import Final, Never
 
 ROOT: Final = Path(__file__).parents[2]
 _CLIENT: Final = Path(__file__).with_name("warm_client.py")
-_LOADED: Final = ("gateway.app", "gateway.commands.bench_reads", "gateway.origin.app", "rich.live", "rich.progress")
+_LOADED: Final = (
+    "encodings.idna",
+    "gateway.app",
+    "gateway.cli.program",
+    "gateway.cli.servers",
+    "gateway.cli.supervisor",
+    "gateway.commands.bench_reads",
+    "gateway.commands.producer",
+    "gateway.commands.s2_reader",
+    "gateway.commands.standard_input",
+    "gateway.commands.top_view",
+    "gateway.origin.app",
+    "rich.live",
+    "rich.progress",
+    "typer._adapters",
+)
+"""Modules that most commands import while they run."""
 _BOUND_S: Final = 30.0
 _LEFT_OUT: Final = frozenset({"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 

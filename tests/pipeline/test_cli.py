@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
+from tests.commands import warm
+from tests.commands.warm import clean_environ
 from tests.effort import IS_LONG
 from tests.pipeline.access_log import access_log
 from tests.spark import MASTER, SharedJava, settings
@@ -23,8 +24,9 @@ BOUND_S = 600
 
 def told(*arguments: str | Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command's end, with what it said; it starts a Java of its own unless `environ` leads it to another."""
+    environ = clean_environ() if environ is None else environ
     return subprocess.run(
-        [sys.executable, "-m", "gateway", "pipeline", *map(str, arguments)],
+        warm.command(["pipeline", *map(str, arguments)], environ),
         cwd=HOME, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
     )  # fmt: skip
 
@@ -99,7 +101,7 @@ def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shar
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], status: int, says: str) -> None:
-    environ = {**os.environ, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret\n"}
+    environ = {**clean_environ(), "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret\n"}
     flags = ["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 and "--lake" not in arguments else []
     done = told(*arguments, *flags, environ=environ if "PIPELINE_AUTHORIZATION" in says else None)
     assert done.returncode == status
