@@ -131,8 +131,7 @@ async def test_a_failed_relay_releases_its_request(how: str) -> None:
     try:
         await use(0)
         with collecting() as found:
-            for number in range(1, 1 + ROUNDS):
-                await use(number)
+            await asyncio.gather(*(use(number) for number in range(1, 1 + ROUNDS)))
     finally:
         await gateway.stop()
         await origin.stop()
@@ -254,8 +253,7 @@ async def test_a_client_that_leaves_leaves_no_reference_cycle(request_line: str,
 
         await use(0)
         with collecting() as found:
-            for number in range(10, 10 + ROUNDS):
-                await use(number)
+            await asyncio.gather(*(use(number) for number in range(10, 10 + ROUNDS)))
     assert found == []
 
 
@@ -282,6 +280,5 @@ async def test_http2_requests_leave_no_reference_cycle(request_line: str, how: s
 
         await use(0)
         with collecting() as found:
-            for number in range(10, 10 + ROUNDS):
-                await use(number)
+            await asyncio.gather(*(use(number) for number in range(10, 10 + ROUNDS)))
     assert found == []
