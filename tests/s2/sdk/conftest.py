@@ -41,7 +41,7 @@ async def url(origin: RunningS2Origin, request: pytest.FixtureRequest) -> AsyncI
         yield origin.url
         return
     config = GatewayConfig.for_origin(
-        origin.url, protocol="s2", origin_http="2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=2
+        origin.url, protocol="s2", origin_http="2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=0.3
     )
     gateway = await start_gateway(config)
     yield gateway.gateway_url
