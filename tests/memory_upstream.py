@@ -11,10 +11,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.http.reply import Head
-from gateway.limits.askers import Askers
 from gateway.upstream.asking import Requester, answer_to
+from gateway.upstream.call import Body, Bounds, OriginCall
 from gateway.upstream.failures import ConnectionLost
-from gateway.upstream.reply import Body, Bounds, Reply
+from gateway.upstream.reply import Reply
 
 BOUND_S = 20.0
 """Nothing in memory takes this long; what does is a hang."""
@@ -136,19 +136,8 @@ class MemoryUpstream:
         self.asked: list[Asked] = []
         self._came = asyncio.Event()
 
-    def ask(
-        self,
-        requester: Requester,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-    ) -> Asked:
-        asked = Asked(method, url, headers, bounds, body, is_live=is_live)
+    def ask(self, requester: Requester, call: OriginCall) -> Asked:
+        asked = Asked(call.method, call.url, call.headers, call.bounds, call.body, is_live=call.is_live)
         self.asked.append(asked)
         asked.tell(requester)
         requester.sent()
@@ -157,21 +146,8 @@ class MemoryUpstream:
         self._came = asyncio.Event()
         return asked
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        on_sent: Callable[[], object] = lambda: None,
-    ) -> Reply:
-        return await answer_to(
-            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live), on_sent
-        )
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = lambda: None) -> Reply:
+        return await answer_to(self.ask, call, on_sent)
 
     async def until(self, count: int) -> Asked:
         """Wait until so many requests have been sent in all; the last of them."""

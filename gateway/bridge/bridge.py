@@ -27,13 +27,14 @@ from gateway.bridge.replies import Made, text
 from gateway.bridge.sightings import Sightings
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken
-from gateway.limits.askers import Askers
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE
 from gateway.protocol.offsets import NOW
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
+from gateway.upstream.call import Body, OriginCall
+from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import ROUTE_URL, route_url
-from gateway.upstream.reply import Body, Bounds, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
 ALLOWED: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
@@ -80,59 +81,22 @@ class Bridge:
         """Translate the requests of these routes that are bridged, from now on."""
         self._routes = {route.name: _bridged(route) for route in routes if route.is_bridged}
 
-    def ask(
-        self,
-        requester: Requester,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-    ) -> PendingRequest:
+    def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
-        route = self._routes.get(url[len(ROUTE_URL) :].partition("/")[0]) if self._routes else None
-        if route is None or not url.startswith(ROUTE_URL):
-            return self._upstream.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client)
-        return _Translated(
-            self._run(requester, route, method, url, headers, bounds, body, is_live, client), self._tasks
-        )
+        if self._routes and call.url.startswith(ROUTE_URL):
+            route = self._routes.get(call.url[len(ROUTE_URL) :].partition("/")[0])
+            if route is not None:
+                return _Translated(self._run(requester, route, call), self._tasks)
+        return self._upstream.ask(requester, call)
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        on_sent: Callable[[], object] = lambda: None,
-    ) -> Reply:
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called once.  Raises a GatewayError."""
-        return await answer_to(
-            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client),
-            on_sent,
-        )
+        return await answer_to(self.ask, call, on_sent)
 
-    async def _run(
-        self,
-        requester: Requester,
-        route: _Bridged,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body,
-        is_live: bool,
-        client: str | Askers,
-    ) -> None:
+    async def _run(self, requester: Requester, route: _Bridged, asked: OriginCall) -> None:
         """Answer one request, and tell the requester."""
         try:
-            made = await self._answer(requester, route, method, url, headers, bounds, body, is_live, client)
+            made = await self._answer(requester, route, asked)
         except GatewayError as error:
             requester.failed(error)
         except Exception:
@@ -140,20 +104,10 @@ class Bridge:
             requester.failed(UpstreamBroken())
             raise
         else:
-            requester.answered(made.reply(bounds, is_head=method == "HEAD"))
+            requester.answered(made.reply(asked.bounds, is_head=asked.method == "HEAD"))
 
-    async def _answer(
-        self,
-        requester: Requester,
-        route: _Bridged,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body,
-        is_live: bool,
-        client: str | Askers,
-    ) -> Made:
+    async def _answer(self, requester: Requester, route: _Bridged, asked: OriginCall) -> Made:
+        method, url, headers, bounds, body, is_live, client = asked
         try:
             target = parse_target(url[len(route_url(route.name)) :])
             name = parse_name(target.path[len(route.base) - len(route_url(route.name)) :])
@@ -175,7 +129,7 @@ class Bridge:
             _once(requester.sent),
             self.sightings.of(key.digest()),
         )
-        asked = Asked(
+        of_stream = Asked(
             call,
             route.content,
             target.offset,
@@ -188,7 +142,7 @@ class Bridge:
             lambda seq_num: self.on_trim(route.name, target.path, offset_at(seq_num)),
         )
         try:
-            return await self._answered(asked, method, target.live, headers, body)
+            return await self._answered(of_stream, method, target.live, headers, body)
         except BadOffset:
             return text(400, "Invalid offset format")
 

@@ -32,7 +32,8 @@ from gateway.s2.records import (
     metered_bytes,
     total_metered_bytes,
 )
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
 MOST_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -299,16 +300,8 @@ class Call:
     ) -> Reply:
         headers = CIMultiDict(self.headers)
         headers.update(more)
-        return await self.upstream.send(
-            method,
-            url,
-            headers,
-            bounds or self.bounds,
-            body,
-            is_live=self.is_live,
-            client=self.client,
-            on_sent=self.on_sent,
-        )
+        call = OriginCall(method, url, headers, bounds or self.bounds, body, self.is_live, self.client)
+        return await self.upstream.send(call, self.on_sent)
 
 
 def check_run(records: Sequence[Record], start: int) -> None:

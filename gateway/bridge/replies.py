@@ -14,7 +14,8 @@ from gateway.bridge.offsets import offset_at
 from gateway.http.reply import Head
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.call import Bounds
+from gateway.upstream.reply import Reply
 
 NO_STORE: Final = "no-store"
 

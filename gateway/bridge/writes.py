@@ -46,7 +46,7 @@ from gateway.s2.records import (
     AppendRecord,
     total_metered_bytes,
 )
-from gateway.upstream.reply import Body
+from gateway.upstream.call import Body
 
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024
 """The largest body of an append.  Its records are at most 1 MiB; JSON and base64 around them take the rest."""

@@ -203,12 +203,12 @@ async def _probe_one(exchanges: Any, authority: str, routes: Sequence[RouteConfi
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError
+    from gateway.upstream.call import Bounds, OriginCall
     from gateway.upstream.reasons import reason_of
-    from gateway.upstream.reply import Bounds
 
     bounds = Bounds(_PROBE_S, _PROBE_S, _PROBE_S, _PROBE_S)
     try:
-        reply = await exchanges.send("HEAD", f"{authority}/", CIMultiDict(), bounds)
+        reply = await exchanges.send(OriginCall("HEAD", f"{authority}/", CIMultiDict(), bounds))
     except GatewayError as error:
         return Probe(authority, None, f"does not answer: {reason_of(error.__cause__ or error)}")
     reply.close()

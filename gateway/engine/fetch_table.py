@@ -58,6 +58,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
+from gateway.upstream.call import OriginCall
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
@@ -321,19 +322,13 @@ class FetchTable:
             # From the origin itself, and not from a cache before it (RFC 9111 §5.2.1.4).
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"
+        call = OriginCall("HEAD" if is_metadata else "GET", url, headers, source.bounds, client=flight.askers)
         asked_at = self._clock.now()
         flight.version = stream.version
         facts = TapeFacts.of(stream, flight.start, self._clock.wall())
         name = route.config.name
         try:
-            async with await self._upstream.send(
-                "HEAD" if is_metadata else "GET",
-                url,
-                headers,
-                source.bounds,
-                client=flight.askers,
-                on_sent=lambda: self._sent(flight, mode, name),
-            ) as reply:
+            async with await self._upstream.send(call, partial(self._sent, flight, mode, name)) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 route.heard()
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
@@ -442,15 +437,9 @@ class FetchTable:
         """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self._clock.now()
+            call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=flight.askers)
             # Only the head is needed: a body is dropped together with its connection.
-            async with await self._upstream.send(
-                method,
-                source.url(offset),
-                source.headers,
-                source.bounds,
-                client=flight.askers,
-                on_sent=partial(self._sent, flight, mode, route),
-            ) as reply:
+            async with await self._upstream.send(call, partial(self._sent, flight, mode, route)) as reply:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)

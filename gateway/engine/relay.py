@@ -19,70 +19,84 @@ from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import PendingRequest, Requester
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.asking import PendingRequest
+from gateway.upstream.call import OriginCall
+from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
 
-class RelayExchange(SentRequest):
-    """One relayed request under way; the `Requester` of its upstream request."""
+class RelayedCall(SentRequest):
+    """One relayed request under way: the requester of its reply, and the base of the party that passes that on.
 
-    __slots__ = ("_asker", "_asking", "_has_left", "_relay", "is_write")
+    Its effects are recorded before the party takes the answer (`take_answer`) or the failure (`take_failure`).
+    """
 
-    def __init__(
-        self, relay: Relay, request: RelayedRequest, asker: Requester, stream: Stream | None, asked_at: float
-    ) -> None:
-        super().__init__(request, stream, asked_at)
+    __slots__ = ("_has_left", "_is_decided", "_pending", "_relay", "is_write")
+
+    def __init__(self, relay: Relay, request: RelayedRequest) -> None:
+        super().__init__(request, relay.find(request), relay.now())
         self._relay = relay
-        self._asker = asker
         self.is_write = request.mode in WRITES
-        self._asking: PendingRequest | None = None
+        self._pending: PendingRequest | None = None
+        self._is_decided = False
+        """Whether its outcome is known."""
         self._has_left = False
 
-    def begin(self, upstream: Upstream, url: str, bounds: Bounds, *, is_live: bool) -> None:
-        request = self.request
-        self._asking = upstream.ask(
-            self,
-            request.method,
-            url,
-            request.headers,
-            bounds,
-            request.body,
-            is_live=is_live,
-            client=request.client,
-        )
+    def send(self) -> None:
+        """Send the request; what becomes of it may be known before this returns."""
+        pending = self._relay.send(self)
+        if not self._is_decided:
+            # Else the two would refer to each other for ever.
+            self._pending = pending
 
     def leave(self) -> None:
         """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
         recorded."""
         self._has_left = True
-        if not self.is_write and self._asking is not None:
-            asking, self._asking = self._asking, None
-            asking.leave()
+        if not self.is_write and self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.leave()
+
+    # -- the party
+
+    def take_attempt(self) -> None:
+        """The request is being sent to an origin."""
+
+    def take_interim(self, interim: Interim) -> None:
+        """An interim reply has arrived."""
+
+    def take_answer(self, reply: Reply) -> None:
+        """The head of the reply has arrived.  `Reply.close` must be called."""
+        raise NotImplementedError
+
+    def take_failure(self, error: GatewayError) -> None:
+        """There is no answer."""
+        raise NotImplementedError
 
     # -- from the origin
 
     def sent(self) -> None:
-        self._relay.metrics.upstream_request(self.request.mode, self.request.route.config.name)
-        self._asker.sent()
+        request = self.request
+        self._relay.metrics.upstream_request(request.mode, request.route.config.name)
+        self.take_attempt()
 
     def informed(self, interim: Interim) -> None:
         if not self._has_left:
-            self._asker.informed(interim)
+            self.take_interim(interim)
 
     def answered(self, reply: Reply) -> None:
-        self._asking = None
+        self._is_decided, self._pending = True, None
         self._relay.answered(self, reply)
         if self._has_left:
             reply.close()
         else:
-            self._asker.answered(reply)
+            self.take_answer(reply)
 
     def failed(self, error: GatewayError) -> None:
-        self._asking = None
+        self._is_decided, self._pending = True, None
         self._relay.failed(self, error)
         if not self._has_left:
-            self._asker.failed(error)
+            self.take_failure(error)
 
 
 class Relay:
@@ -94,34 +108,44 @@ class Relay:
         self._upstream = upstream
         self._store = store
         self._writes = writes
-        self._clock = clock
+        self.now = clock.now
+        """Monotonic seconds."""
         self.metrics = metrics
 
-    def ask(self, request: RelayedRequest, asker: Requester) -> RelayExchange:
-        """Relay a request.  Its effects are recorded before `asker` is called, possibly before this returns."""
-        route = request.route
-        url = route.upstream_base(request.path)
-        if request.raw_query:
-            url = f"{url}?{request.raw_query}"
-        is_live = request.is_live
+    def find(self, request: RelayedRequest) -> Stream | None:
+        """The stream that the client itself would read, if it is in memory."""
+        return self._store.find(request.tape_key) if request.tape_key is not None else None
+
+    def send(self, relayed: RelayedCall) -> PendingRequest:
+        """Send a request to its origin.  Its effects are recorded before `relayed` takes the answer, possibly before
+        this returns."""
+        request = relayed.request
+        route, query, is_live = request.route, request.raw_query, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
         if request.mode is Mode.SSE or request.is_session:
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
-        stream = self._store.find(request.tape_key) if request.tape_key is not None else None
-        relayed = RelayExchange(self, request, asker, stream, self._clock.now())
         if relayed.is_write:
             self._writes.begin(relayed)
-        relayed.begin(self._upstream, url, bounds, is_live=is_live)
-        return relayed
+        url = route.url + request.group.path
+        return self._upstream.ask(
+            relayed,
+            OriginCall(
+                request.method,
+                f"{url}?{query}" if query else url,
+                request.headers,
+                bounds,
+                request.body,
+                is_live,
+                request.client,
+            ),
+        )
 
-    def answered(self, relayed: RelayExchange, reply: Reply) -> None:
+    def answered(self, relayed: RelayedCall, reply: Reply) -> None:
         """The head of the answer has arrived: record its effects."""
         request = relayed.request
         request.route.heard()
-        self.metrics.upstream_head(
-            request.mode, reply.status, self._clock.now() - relayed.asked_at, request.route.config.name
-        )
+        self.metrics.upstream_head(request.mode, reply.status, self.now() - relayed.asked_at, request.route.config.name)
         if relayed.is_write:
             self._writes.answered(relayed, reply)
             return
@@ -135,7 +159,7 @@ class Relay:
                 shared = stream.headers if stream is not None and is_known else None
                 request.route.judge_web_origin(request.group, web_origin, reply, shared)
 
-    def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
+    def failed(self, relayed: RelayedCall, error: GatewayError) -> None:
         """There is no answer."""
         request = relayed.request
         if not request.is_cut_short() and not isinstance(error, CircuitOpen | UpstreamCongested):

@@ -24,9 +24,10 @@ from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.sharing import Ground, allows, cure, rules_of
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
+from gateway.upstream.call import Bounds
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authority_of, route_url
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.sharing")
@@ -65,7 +66,8 @@ class Route:
         self._authorities = _authorities(config)
         self.authority = origin or self._authorities[0]
         """Scheme, host and port of the origin, or of the one that stands for all: the origin in a stream's `Group`."""
-        self._url = route_url(config.name)
+        self.url = route_url(config.name)
+        """To be followed by a path at the origin; the upstream client sends it to one of the route's origins."""
         self._prefix = config.prefix.rstrip("/")
         self.is_s2 = config.protocol == "s2" and not config.is_bridged
         self._has_s2_names = config.protocol == "s2"
@@ -227,10 +229,6 @@ class Route:
         check_path(asked)
         return asked
 
-    def upstream_base(self, path: str) -> str:
-        """The route's URL for a canonical request path; the upstream client sends it to one of the route's origins."""
-        return self._url + self.upstream_path(path)
-
     def public_location(self, location: str, public: str) -> str:
         """The origin's Location as clients reach it; `public` is scheme and authority as the client named them.
 
@@ -284,12 +282,13 @@ class Route:
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
         return RenderedHeaders.of(headers)
 
-    def source(self, target: Target, headers: CIMultiDict[str], client: str = "") -> Source:
+    def source(self, target: Target, headers: CIMultiDict[str], client: str = "", group: Group | None = None) -> Source:
         """Where the target's bytes come from, for readers whose fetches carry these headers.
 
-        `client` is the net of the reader that causes a fetch.
+        `client` is the net of the reader that causes a fetch; `group` is the target's, if it is known already.
         """
-        return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds, client)
+        path = group.path if group is not None else self.upstream_path(target.path)
+        return Source(self.url + path, target, headers, self.bounds, self.live_bounds, client)
 
 
 def _authorities(config: RouteConfig) -> tuple[str, ...]:

@@ -55,8 +55,9 @@ from gateway.tape.stream import End
 from gateway.telemetry.access_record import RecordedStream, detach_record
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import detach
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -358,15 +359,8 @@ class Follower:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
         asked_at = self._clock.now()
-        reply = await self._upstream.send(
-            "GET",
-            source.url(at, live, cursor),
-            headers,
-            bounds,
-            is_live=True,
-            client=source.client,
-            on_sent=self._sent,
-        )
+        call = OriginCall("GET", source.url(at, live, cursor), headers, bounds, is_live=True, client=source.client)
+        reply = await self._upstream.send(call, self._sent)
         self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 

@@ -216,7 +216,8 @@ def response_headers_for_client(headers: Headers, *, node: str, http_version: st
     An event stream gets `X-Accel-Buffering: no`, unless the origin set that header, so that nginx does not buffer it.
     """
     passed = _end_to_end(headers)
-    if "Content-Type" in passed and media_type(passed["Content-Type"]) == SSE_TYPE:
+    content_type = passed.get("Content-Type")
+    if content_type is not None and media_type(content_type) == SSE_TYPE:
         passed.setdefault(ACCEL_BUFFERING, "no")
     _append(passed, "Via", f"{http_version} {node}")
     return passed

@@ -97,7 +97,11 @@ class HeaderFacts:
 
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
         """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
-        sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain)
+        channel = request.channel
+        if channel.proxies is None:
+            sender = (channel.client, False, channel.scheme, request.head.version, is_plain)
+        else:
+            sender = (request.peer, request.is_from_proxy, request.scheme, request.version, is_plain)
         headers = self._forwarded.get(sender)
         if headers is None:
             peer, is_from_proxy, scheme, version, _ = sender

@@ -89,7 +89,7 @@ class RequestParser:
             read = Read(
                 route,
                 key,
-                route.source(target, sharing.headers, client),
+                route.source(target, sharing.headers, client, key.group),
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,

@@ -25,8 +25,8 @@ from multidict import CIMultiDict
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
-from gateway.engine.relay import RelayExchange
-from gateway.engine.relayed_request import WRITES, RelayedRequest
+from gateway.engine.relay import RelayedCall
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.s2.acks import Acknowledgements
 from gateway.engine.s2.request import BASIN_HEADER
@@ -158,7 +158,7 @@ class Relays:
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, route.config.name)
         context.is_relayed = True
-        Relaying(self, context, parsed, is_expecting=is_expecting).begin(passed)
+        Relaying(self, context, parsed, passed, is_expecting=is_expecting).begin()
 
 
 def _is_whole() -> bool:
@@ -180,7 +180,7 @@ class _RelayedLiveUse:
             self._use.end_live(sent_bytes)
 
 
-class Relaying:
+class Relaying(RelayedCall):
     """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
     the `LiveAnswer` of the client's channel."""
 
@@ -195,7 +195,6 @@ class Relaying:
         "_expectation",
         "_is_over",
         "_parsed",
-        "_relayed",
         "_relays",
         "_reply",
         "_request",
@@ -204,8 +203,15 @@ class Relaying:
     )
 
     def __init__(
-        self, relays: Relays, context: RequestContext, parsed: ParsedRequest, *, is_expecting: bool = False
+        self,
+        relays: Relays,
+        context: RequestContext,
+        parsed: ParsedRequest,
+        passed: RelayedRequest,
+        *,
+        is_expecting: bool = False,
     ) -> None:
+        super().__init__(relays.engine.relay, passed)
         self._relays = relays
         self._context = context
         self._parsed = parsed
@@ -213,7 +219,6 @@ class Relaying:
         self._channel: Channel = context.request.channel
         # Log and trace belong to the context of the task that waits for this relay, so its steps run in that context.
         self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
-        self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.pending_writes.epoch
         self._reply: Reply | None = None
@@ -230,16 +235,14 @@ class Relaying:
         if is_expecting:
             self._expectation = Expectation(context.request, relays.limits.client_idle_timeout_s)
 
-    def begin(self, passed: RelayedRequest) -> None:
+    def begin(self) -> None:
         """Send the request to the origin."""
         # A client that leaves does not undo a write that may have happened.
-        self._request.is_detached = passed.mode in WRITES
+        self._request.is_detached = self.is_write
         self._channel.hand_over(self)
-        if passed.route.is_s2:
-            self._acks = self._relays.engine.s2_writes.appends(passed)
-        relayed = self._relays.engine.relay.ask(passed, self)
-        if not self._is_over:
-            self._relayed = relayed
+        if self.request.route.is_s2:
+            self._acks = self._relays.engine.s2_writes.appends(self.request)
+        self.send()
 
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
         """Take a step; if it fails, end the client's answer."""
@@ -256,8 +259,7 @@ class Relaying:
 
     # -- called by the upstream
 
-    def sent(self) -> None:
-        """The request is being sent to an origin."""
+    def take_attempt(self) -> None:
         if self._context_vars is not None:
             self._context_vars.run(self._note_sent)
 
@@ -265,8 +267,7 @@ class Relaying:
         if not note_origin_request():
             self._relays.access_log.unclaimed(self._parsed.recorded, self._context.mode, requests=1)
 
-    def informed(self, interim: Interim) -> None:
-        """An interim reply has arrived."""
+    def take_interim(self, interim: Interim) -> None:
         if interim.status == 100:
             if self._expectation is not None:
                 self._expectation.meet()
@@ -276,13 +277,11 @@ class Relaying:
             with suppress(UpstreamBroken):
                 self._channel.inform(interim.status, headers)
 
-    def failed(self, error: GatewayError) -> None:
-        """The request has failed without an answer."""
+    def take_failure(self, error: GatewayError) -> None:
         body = self._request.body
         self._run(self._refuse, body.error if body is not None and body.error is not None else error)
 
-    def answered(self, reply: Reply) -> None:
-        """The head of the answer has arrived."""
+    def take_answer(self, reply: Reply) -> None:
         if self._expectation is not None:
             self._expectation.end()
         self._reply = reply
@@ -389,8 +388,7 @@ class Relaying:
         if self._is_over or self._request.is_detached:
             # The outcome of a write still has to be recorded.
             return
-        if self._relayed is not None:
-            self._relayed.leave()
+        self.leave()
         self._break_off()
 
     # -- the end of the relay
@@ -446,7 +444,6 @@ class Relaying:
             self._expectation.end()
         self._is_over = True
         self._request.is_detached = False
-        self._relayed = None
         # It leads to the reply.
         self._drains = None
         reply, self._reply = self._reply, None

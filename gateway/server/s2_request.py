@@ -120,7 +120,7 @@ def parse_s2(
     source = Source(
         route,
         named,
-        route.upstream_base(target.path)[: -len(route.upstream_path(target.path))] + path.stream,
+        route.url + path.stream,
         headers,
         route.bounds,
         route.live_bounds,

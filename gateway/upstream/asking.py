@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import copy_context
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gateway.errors import GatewayError
 from gateway.http.reply import Interim
+from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
+
+C = TypeVar("C")
 
 
 class Requester(Protocol):
     """Receives the outcome of a request.  Its methods are called in the context of the connection."""
 
-    def sent(self) -> None:
-        """The request is being sent to an origin.  Called once for each attempt."""
+    @property
+    def sent(self) -> Callable[[], object]:
+        """Called once for each attempt, when the request is being sent to an origin."""
 
     def informed(self, interim: Interim) -> None:
         """An interim reply has arrived."""
@@ -44,14 +47,11 @@ class PendingRequest(Protocol):
 class _Waiter:
     """A requester that resolves a future."""
 
+    __slots__ = ("answer", "sent")
+
     def __init__(self, on_sent: Callable[[], object]) -> None:
         self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._on_sent = on_sent
-        self._context = copy_context()
-
-    def sent(self) -> None:
-        # A connection runs in its own context, not in that of the waiting task.
-        self._context.run(self._on_sent)
+        self.sent = on_sent
 
     def informed(self, interim: Interim) -> None: ...
 
@@ -66,10 +66,15 @@ class _Waiter:
             self.answer.set_exception(error)
 
 
-async def answer_to(ask: Callable[[Requester], PendingRequest], on_sent: Callable[[], object] = lambda: None) -> Reply:
-    """Send a request by `ask` and wait for the head of its reply.  Raises the error passed to `Requester.failed`."""
+async def answer_to(
+    ask: Callable[[Requester, C], PendingRequest], call: C, on_sent: Callable[[], object] = no_op
+) -> Reply:
+    """Send a request by `ask` and wait for the head of its reply.  Raises the error passed to `Requester.failed`.
+
+    `on_sent` is called for each attempt, in the context of the connection.
+    """
     waiter = _Waiter(on_sent)
-    pending = ask(waiter)
+    pending = ask(waiter, call)
     answer = waiter.answer
     try:
         return await answer

@@ -65,6 +65,10 @@ class State(StrEnum):
     HALF_OPEN = "half_open"
 
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_CLOSED: Final = State.CLOSED
+
+
 class Event(StrEnum):
     """An event that may change the state."""
 
@@ -162,6 +166,7 @@ class Breaker:
         "_consecutive",
         "_is_proved",
         "_is_vouched",
+        "_permit",
         "_policy",
         "_probes",
         "_rng",
@@ -183,6 +188,8 @@ class Breaker:
         self.transitions: Counter[State] = Counter()
         """How often each state was entered."""
         self._term = 0
+        self._permit = Permit(0, is_probe=False)
+        """The permit of all requests while it is closed."""
         self._trips = 0
         self._until = now
         self._closed_at = now
@@ -223,8 +230,11 @@ class Breaker:
     def admit(self, now: float, *, is_own: bool = False, is_live: bool = False) -> Permit | None:
         """A permit for one request, or None if it must not be sent.  Every permit must be returned with a result.
         `is_own` means a probe of the gateway's own, `is_live` a request that the origin may hold."""
-        if self.state is State.CLOSED:
-            return Permit(self._term, is_probe=False)
+        if self.state is _CLOSED:
+            permit = self._permit
+            if permit.term != self._term:
+                permit = self._permit = Permit(self._term, is_probe=False)
+            return permit
         if not is_own and not self.would_admit(now):
             return None
         if self.state is State.OPEN and now >= self._until:

@@ -16,19 +16,18 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
 from typing import Final
 
-from multidict import CIMultiDict
-
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
-from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import PendingRequest, Requester, answer_to
+from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.endpoint import split_url
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_pool import ROUTE_URL, OriginPool, Origins
-from gateway.upstream.origins import Origin, OriginRequest
-from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
+from gateway.upstream.origins import Origin
+from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits, SlotUse
 
 _REDIRECTS: Final = frozenset({307, 308})
@@ -63,203 +62,119 @@ class OriginClient:
         """The use of the connection slots now."""
         return self.exchanges.slot_use()
 
-    def ask(
-        self,
-        requester: Requester,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-    ) -> PendingRequest:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
+    def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+        if self._origins is None or not call.url.startswith(ROUTE_URL):
+            return self.exchanges.ask(requester, call)
+        exchange = _RoutedExchange(self.exchanges, requester, call, self._origins)
+        exchange.begin_routed()
+        return exchange
 
-        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
-        """
-        if self._origins is None or not url.startswith(ROUTE_URL):
-            return self.exchanges.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client)
-        pending = _RoutedRequest(
-            self.exchanges, self._origins, requester, method, *split_url(url), headers, bounds, body, is_live, client
-        )
-        pending.begin()
-        return pending
-
-    async def send(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        on_sent: Callable[[], object] = lambda: None,
-    ) -> Reply:
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, if no origin may be used;
         UpstreamCongested if no connection is free in time.
         """
-        return await answer_to(
-            lambda requester: self.ask(requester, method, url, headers, bounds, body, is_live=is_live, client=client),
-            on_sent,
-        )
+        return await answer_to(self.ask, call, on_sent)
 
     async def close(self) -> None:
         await self.exchanges.close()
 
 
-class _RoutedRequest:
-    """One request as it moves from origin to origin; the requester of each exchange."""
+class _RoutedExchange(Exchange):
+    """One call as it moves from origin to origin."""
 
-    __slots__ = (
-        "_body",
-        "_bounds",
-        "_buffering",
-        "_client",
-        "_context",
-        "_exchange",
-        "_exchanges",
-        "_headers",
-        "_hops",
-        "_is_abandoned",
-        "_is_live",
-        "_leader",
-        "_method",
-        "_origins",
-        "_path",
-        "_pool",
-        "_requester",
-        "_route_url",
-        "_sent",
-        "_target",
-        "_tried",
-        "informed",
-        "sent",
-    )
+    __slots__ = ("_buffering", "_context", "_hops", "_leader", "_origins", "_path", "_route", "_target", "_tried")
 
-    def __init__(
-        self,
-        exchanges: Exchanges,
-        origins: Origins,
-        requester: Requester,
-        method: str,
-        route_url: str,
-        target: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body,
-        is_live: bool,
-        client: str | Askers,
-    ) -> None:
-        self._exchanges = exchanges
+    def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall, origins: Origins) -> None:
+        super().__init__(exchanges, requester, call)
         self._origins = origins
-        self._requester = requester
-        self.sent = requester.sent
-        self.informed = requester.informed
-        self._method = method
-        self._route_url = route_url
-        self._headers = headers
-        self._bounds = bounds
-        self._body = body
-        self._is_live = is_live
-        self._client = client
-        self._target = target
-        self._path = target.partition("?")[0]
-        self._pool: OriginPool | None = None
-        self._sent: OriginRequest | None = None
-        """The current attempt, as its origin tracks it."""
-        self._tried: list[Origin] = []
+        self._route: OriginPool
+        self._target = self._path = ""
+        """The target in origin form, and its path."""
+        self._tried: tuple[Origin, ...] = ()
         self._leader: Origin | None = None
         self._hops = 0
-        self._exchange: Exchange | None = None
         self._buffering: asyncio.Task[None] | None = None
-        self._is_abandoned = False
         self._context: Context | None = None
         """The caller's context, kept if redirects may be followed: connections run in the context they were made in."""
 
-    def begin(self) -> None:
+    def begin_routed(self) -> None:
+        """Send the request to an origin of its route."""
+        call = self._call
+        route_url, target = split_url(call.url)
+        self._target, self._path = target, target.partition("?")[0]
         try:
-            pool = self._pool = self._origins.pool(self._route_url)
+            route = self._route = self._origins.pool(route_url)
         except GatewayError as error:
-            self._requester.failed(error)
+            self._end(error)
             return
-        if pool.credentials is not None:
-            self._headers = pool.with_credentials(self._headers)
-        if pool.follows_redirects:
+        if route.credentials is not None:
+            self._call = call._replace(headers=route.with_credentials(call.headers))
+        if route.follows_redirects:
             self._context = copy_context()
-            body = self._body
+            body = call.body
             if body is not None and not isinstance(body, bytes):
-                self._buffering = self._exchanges.tasks.start(self._buffer(body), f"buffer {self._path}")
+                self._buffering = self._hosts.tasks.start(self._buffer(body), f"buffer {self._path}")
                 return
         self._send_next()
 
     async def _buffer(self, body: AsyncIterator[bytes]) -> None:
         try:
-            self._body = await _buffered(body, self._bounds.total_s)
+            buffered = await _buffered(body, self._call.bounds.total_s)
         except GatewayError as error:
             self._buffering = None
-            self._requester.failed(error)
+            self._end(error)
         else:
             self._buffering = None
+            self._call = self._call._replace(body=buffered)
             self._send_next()
 
     def _send_next(self) -> None:
         """Send the request to the next origin."""
-        assert self._pool is not None
-        is_upload = not (self._body is None or isinstance(self._body, bytes))
+        call, route = self._call, self._route
         try:
-            sent = self._sent = self._pool.admit(
-                self._method,
+            sent = route.admit(
+                call.method,
                 self._path,
-                is_live=self._is_live,
-                is_upload=is_upload,
+                is_live=call.is_live,
+                is_upload=call.is_upload,
                 tried=self._tried,
                 leader=self._leader,
             )
         except GatewayError as error:
-            self._requester.failed(error)
+            self._end(error)
             return
-        exchange = self._exchanges.ask_at(
-            self,
-            self._method,
-            sent.origin.authority,
-            self._target,
-            self._headers,
-            self._bounds,
-            self._body,
-            OutcomeReport(sent, self._origins.clock.now, may_drain=self._pool.may_drain),
-            self._is_live,
-            self._client,
-            self._pool.route,
-        )
-        # If the exchange failed at once, `failed` may have started another one by now.
-        if self._sent is sent and not exchange.is_over:
-            self._exchange = exchange
+        self._sent = sent
+        self.begin(sent.origin.authority, self._target, route.route)
+
+    def _end(self, error: GatewayError) -> None:
+        self.is_over = True
+        self._requester.failed(error)
 
     def leave(self) -> None:
-        self._is_abandoned = True
         if self._buffering is not None:
             self._buffering.cancel()
-        if self._exchange is not None:
-            exchange, self._exchange = self._exchange, None
-            exchange.leave()
+            self._buffering = None
+        super().leave()
 
-    # -- from the exchange
+    # -- the end of one exchange
 
-    def answered(self, reply: Reply) -> None:
-        self._exchange = None
+    def _again(self) -> None:
+        """Be an exchange that has not begun."""
+        self._connection = self._incoming = self._upload = self._span = None
+        self.is_over = False
+        self._send_next()
+
+    def _answered(self, reply: Reply) -> None:
         if reply.status not in _REDIRECTS:
             self._requester.answered(reply)
             return
-        assert self._pool is not None
-        assert self._sent is not None
-        leader = self._pool.leader(self._sent, self._method, self._target, reply.headers.get("Location"))
-        if leader is None or self._hops == _MOST_HOPS or not (self._body is None or isinstance(self._body, bytes)):
+        call, sent = self._call, self._sent
+        assert sent is not None
+        leader = self._route.leader(sent, call.method, self._target, reply.headers.get("Location"))
+        if leader is None or self._hops == _MOST_HOPS or call.is_upload:
             self._requester.answered(reply)
             return
         reply.close()
@@ -267,25 +182,21 @@ class _RoutedRequest:
         self._hops += 1
         self._leader = leader
         if self._context is not None:
-            self._context.run(self._send_next)
+            self._context.run(self._again)
         else:
-            self._send_next()
+            self._again()
 
-    def failed(self, error: GatewayError) -> None:
-        assert self._pool is not None
-        assert self._sent is not None
-        self._exchange = None
+    def _failed(self, error: GatewayError) -> None:
         if isinstance(error, UpstreamCongested):
             # Not for the next origin: the streams would lose their places whenever many clients come at once.
             self._requester.failed(error)
             return
-        self._pool.forget_leader(self._method, self._path)
-        self._tried.append(self._sent.origin)
+        assert self._sent is not None
+        self._route.forget_leader(self._call.method, self._path)
+        self._tried = (*self._tried, self._sent.origin)
         self._leader = None
-        if self._is_abandoned:
-            return
-        if error.is_unsent and self._pool.has_untried(self._tried):
-            self._send_next()
+        if error.is_unsent and self._route.has_untried(self._tried):
+            self._again()
         else:
             self._requester.failed(error)
 

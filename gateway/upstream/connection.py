@@ -63,7 +63,6 @@ class Connection(asyncio.Protocol):
     """One connection.  Owns its transport and the task that uploads a streamed body."""
 
     __slots__ = (
-        "_descriptor",
         "_drained",
         "_incoming",
         "_is_lost",
@@ -73,6 +72,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_owner",
         "_parser",
+        "_poller",
         "_transport",
         "_upload",
         "address",
@@ -100,7 +100,8 @@ class Connection(asyncio.Protocol):
         self.rests_until = 0.0
         """When it may be used again, in seconds of the loop's clock."""
         self.deadline: Deadline
-        self._descriptor = -1
+        self._poller: select.poll | None = None
+        """Polls the socket for what the event loop has not reported yet; None without one."""
         self._is_read = False
         """Whether the latest request only reads."""
         self._loop = loop
@@ -130,11 +131,7 @@ class Connection(asyncio.Protocol):
     def is_quiet(self) -> bool:
         """Whether nothing has arrived that the event loop has not reported yet: bytes that no request asked for, or
         the origin's close."""
-        if self._descriptor < 0:
-            return True
-        poller = select.poll()
-        poller.register(self._descriptor, select.POLLIN)
-        return not poller.poll(0)
+        return self._poller is None or not self._poller.poll(0)
 
     # -- one exchange
 
@@ -264,8 +261,8 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
-        # The number may be that of another socket from now on.
-        self._descriptor = -1
+        # The descriptor's number may be that of another socket from now on.
+        self._poller = None
         if self._transport is not None:
             self.deadline.close()
             self._parser.close()
@@ -286,7 +283,8 @@ class Connection(asyncio.Protocol):
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
         if (sock := transport.get_extra_info("socket")) is not None:
-            self._descriptor = sock.fileno()
+            self._poller = select.poll()
+            self._poller.register(sock.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         incoming = self._incoming

@@ -29,7 +29,7 @@ from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.idle import IdleConnections
+from gateway.upstream.idle import IdleConnections, is_outdated
 from gateway.upstream.incoming import Carrier
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.purpose import Purpose
@@ -116,14 +116,11 @@ class ConnectionPool:
         once it is sent."""
         return self._slots.lane(endpoint, route, purpose, is_upload=is_upload)
 
-    def take_idle(self, lane: Lane, client: str, *, is_head: bool) -> Carrier | None:
-        """An open connection that can take a request, and a slot for it; None unless both are available."""
-        endpoint = lane.endpoint
-        if endpoint not in self._http2 and not self._idle.may_have(endpoint, is_head=is_head):
-            return None
+    def take_idle(self, lane: Lane, client: str, now: float, *, is_head: bool) -> Carrier | None:
+        """An open connection that can take a request at `now`, and a slot for it; None unless both are available."""
         if not self._slots.may_take(lane, client):
             return None
-        connection = self._usable(endpoint, 1, is_head=is_head)
+        connection = self._usable(lane.endpoint, 1, now, is_head=is_head)
         if connection is not None:
             self._slots.take(lane, client)
             self._busy[connection] = lane, client
@@ -202,7 +199,7 @@ class ConnectionPool:
 
     def idle(self, slot: Slot, *, is_head: bool) -> Carrier | None:
         """The most recently used connection that can take a request, for a slot in hand; None if there is none."""
-        connection = self._usable(slot[0].endpoint, 0, is_head=is_head)
+        connection = self._usable(slot[0].endpoint, 0, asyncio.get_running_loop().time(), is_head=is_head)
         if connection is not None:
             self._busy[connection] = slot
         return connection
@@ -235,46 +232,30 @@ class ConnectionPool:
     def _idle_http2(self) -> list[Http2Connection]:
         return [one for of_host in self._http2.values() for one in of_host if not one.exchanges]
 
-    def _stream(self, endpoint: Endpoint) -> Http2Stream | None:
+    def _stream(self, endpoint: Endpoint, now: float, named: frozenset[str] | None) -> Http2Stream | None:
         """A stream for a request, of the newest connection that has room."""
         # A copy, because a connection that is retired leaves the table.
         for connection in reversed(tuple(self._http2.get(endpoint, ()))):
-            if self._is_outdated(connection):
+            if is_outdated(connection, now, named):
                 connection.retire()
             elif connection.has_room:
                 return connection.carrier()
         return None
 
-    def _usable(self, endpoint: Endpoint, new_slots: int, *, is_head: bool) -> Carrier | None:
+    def _usable(self, endpoint: Endpoint, new_slots: int, now: float, *, is_head: bool) -> Carrier | None:
         """A carrier for a request that takes `new_slots` slots besides those in use."""
-        if not self._idle.may_have(endpoint, is_head=is_head):
-            return self._stream(endpoint)
-        now = asyncio.get_running_loop().time()
-        found = self._idle.take(endpoint, now, self._is_usable, is_head=is_head)
-        if found is None and self._slots.exceeded_by(len(self) + new_slots + len(self._idle)):
+        named = self._addresses.get((endpoint.host, endpoint.port)) if self._addresses else None
+        found = self._idle.take(endpoint, now, named, is_head=is_head)
+        if found is not None:
+            return found
+        if self._slots.exceeded_by(len(self) + new_slots + len(self._idle)):
             # A new connection would replace one that rests, for every request: that costs more than it protects from.
-            found = self._idle.take_resting(endpoint, self._is_usable, is_head=is_head)
-        return found or self._stream(endpoint)
-
-    def _is_usable(self, connection: Connection) -> bool:
-        return connection.is_open and not self._is_outdated(connection) and connection.is_quiet
+            found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
+        return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
     def _count(self, connection: Connection | Http2Connection) -> None:
         self._made += 1
         connection.most_age_s = self.keeping.most_age_s(self._made)
-
-    def _is_outdated(self, connection: Connection | Http2Connection) -> bool:
-        """Whether it is too old for another request, or leads to a server that the origin's name does not name."""
-        most_age_s = connection.most_age_s
-        # One exchange it may carry at any age, or requests would dial for ever.
-        if most_age_s and connection.is_reused:
-            age_s = asyncio.get_running_loop().time() - connection.made_at
-            if age_s >= most_age_s:
-                return True
-        if not self._addresses:
-            return False
-        named = self._addresses.get((connection.endpoint.host, connection.endpoint.port))
-        return named is not None and connection.address not in named
 
     def resolved(self, host: str, port: int, addresses: Iterable[str]) -> None:
         """The host's name leads to these addresses from now on: connections to others take no more requests."""

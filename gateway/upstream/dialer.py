@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
@@ -31,14 +31,12 @@ class Dialer:
     ) -> None:
         """`on_resolved` is called with a host, its port and its addresses when they are looked up."""
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up, on_resolved)
+        self.look_again: Final = self._resolver.refresh
+        """To be called with a host and port whose kept connection is used: its name is looked up again when due."""
         self._contexts: dict[bool, ssl.SSLContext] = {}
         """The default contexts, by whether they are for HTTP/2."""
         self.tls: Mapping[str, OriginTls] = {}
         """Origins with TLS settings of their own, by scheme, host and port."""
-
-    def look_again(self, endpoint: Endpoint) -> None:
-        """A kept connection is used: resolve the host's name in the background if that is due."""
-        self._resolver.refresh(endpoint.host, endpoint.port)
 
     def forget_names(self) -> None:
         """Resolve every name before the next connection."""

@@ -1,4 +1,4 @@
-"""One request to one host, and its reply, over HTTP/1.1 or HTTP/2.
+"""One call at one host, and its reply, over HTTP/1.1 or HTTP/2.
 
 An exchange advances by plain calls: a connection is ready, a head arrives, something fails.  It notifies its
 `Requester` by plain calls too.  A task runs only while a connection is awaited.
@@ -11,7 +11,7 @@ exception holds every byte.
 
 A request whose kept connection turns out to be dead may be sent once more: `gateway.upstream.repeats`.
 
-The outcome of a request is reported to the origin's state, if the request has one (`OutcomeReport`).
+The outcome of a request is reported to the origin's state, if the request has one (`OriginRequest`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ import ssl
 from collections.abc import Coroutine
 from functools import partial
 from math import inf
-from typing import Protocol, TypeVar
-
-from multidict import CIMultiDict
+from typing import Final, Protocol, TypeVar
 
 from gateway.aio.tasks import Tasks
 from gateway.errors import (
@@ -37,9 +35,9 @@ from gateway.errors import (
 )
 from gateway.http.outgoing import request_head
 from gateway.http.reply import Interim, ReplyBroken
-from gateway.limits.askers import Askers
-from gateway.telemetry.tracing import ExchangeSpan
+from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Requester
+from gateway.upstream.call import OriginCall
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of
@@ -52,78 +50,68 @@ from gateway.upstream.failures import (
 )
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import Carrier, IncomingReply, no_op
-from gateway.upstream.purpose import Purpose
+from gateway.upstream.origins import OriginRequest
+from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.repeats import is_repeatable
-from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Lane
 from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
 
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_READ: Final = Purpose.READ
+
 T = TypeVar("T")
 
 
-class Dialling(Protocol):
-    """How an exchange gets its connection."""
+class Hosts(Protocol):
+    """The connections to all hosts, as an exchange uses them (`gateway.upstream.exchanges.Exchanges`)."""
 
     tasks: Tasks
+    tracer: Tracer
     dialer: Dialer
     http2_dials: Http2Dials
+    shared: ConnectionPool
+    live: ConnectionPool
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
         """Whether the host is asked over HTTP/2."""
 
 
 class Exchange:
-    """One request, from its first byte to the head of its reply.
+    """One call at one host, from the first byte of the request to the head of its reply.
 
     Fails once or is answered once.  After `leave` the requester is not notified any more.
     """
 
     __slots__ = (
-        "_body",
-        "_bounds",
         "_by",
-        "_client",
+        "_call",
         "_connecting",
         "_connection",
         "_deadline",
-        "_dialling",
+        "_hosts",
         "_incoming",
         "_lane",
-        "_method",
         "_pool",
         "_request",
         "_requester",
-        "_sending",
+        "_sent",
         "_span",
         "_upload",
         "is_over",
     )
 
-    def __init__(
-        self,
-        dialling: Dialling,
-        pool: ConnectionPool,
-        requester: Requester,
-        method: str,
-        bounds: Bounds,
-        body: Body,
-        sending: OutcomeReport | None,
-        span: ExchangeSpan | None,
-        client: str | Askers,
-    ) -> None:
-        self._dialling = dialling
-        self._pool = pool
+    def __init__(self, hosts: Hosts, requester: Requester, call: OriginCall, sent: OriginRequest | None = None) -> None:
+        self._hosts = hosts
+        self._pool = hosts.live if call.is_live else hosts.shared
         self._requester = requester
-        self._method = method
-        self._bounds = bounds
-        self._body = body
-        self._sending = sending
-        self._span = span
-        self._client = client
-        """The nets of the clients that the request is made for; empty for the gateway's own."""
+        self._call = call
+        self._sent = sent
+        """The request as the state of its origin tracks it; None for a host without one."""
+        self._span: ExchangeSpan | None = None
         self._lane: Lane
         self._deadline = self._by = inf
         """When the complete reply is due, and when its head is."""
@@ -136,10 +124,17 @@ class Exchange:
         self.is_over = False
         """Whether it has failed, been answered or been left."""
 
-    def begin(self, origin: str, target: str, headers: CIMultiDict[str], route: str, purpose: Purpose) -> None:
-        """Send the request, to `target` in origin form at `origin`, as in `http://host:port`."""
-        began = asyncio.get_running_loop().time()
-        bounds, body = self._bounds, self._body
+    def begin(self, authority: str, target: str, route: str = "") -> None:
+        """Send the request, to `target` in origin form at `authority`, as in `http://host:port`.
+
+        It takes its connection from the share of `route`, and for the account of the call's client, or of the first of
+        several clients that has a turn.
+        """
+        method, _, headers, bounds, body, is_live, client = self._call
+        hosts, pool, loop = self._hosts, self._pool, asyncio.get_running_loop()
+        if hosts.tracer is not NO_TRACER and (span := hosts.tracer.exchange(method, authority + target, headers)):
+            self._span, headers = span, span.headers
+        began = loop.time()
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
         is_chunked = False
@@ -152,18 +147,16 @@ class Exchange:
                 self._upload = Upload(body, bounds.first_byte_s, self._deadline)
                 length = self._upload.measure(headers)
                 is_chunked = length is None
-            endpoint = endpoint_of(origin)
-            self._request = request_head(
-                self._method, target, endpoint.host_header, headers, length, is_chunked=is_chunked
-            )
+            endpoint = endpoint_of(authority)
+            self._request = request_head(method, target, endpoint.host_header, headers, length, is_chunked=is_chunked)
         except ValueError as error:
             self._fail(error)
             return
-        pool, client = self._pool, self._client
+        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
         lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=self._upload is not None)
-        self._dialling.dialer.look_again(endpoint)
+        hosts.dialer.look_again(endpoint.host, endpoint.port)
         payer = client if isinstance(client, str) else next(iter(client.nets))
-        connection = pool.take_idle(lane, payer, is_head=self._method == "HEAD")
+        connection = pool.take_idle(lane, payer, loop.time(), is_head=method == "HEAD")
         if connection is not None:
             self._requester.sent()
             self._send(connection)
@@ -171,7 +164,7 @@ class Exchange:
             self._connect(endpoint, is_repeat=False)
 
     def _connect(self, endpoint: Endpoint, *, is_repeat: bool) -> None:
-        self._connecting = self._dialling.tasks.start(self._until_connected(endpoint, is_repeat), f"to {endpoint}")
+        self._connecting = self._hosts.tasks.start(self._until_connected(endpoint, is_repeat), f"to {endpoint}")
 
     async def _until_connected(self, endpoint: Endpoint, is_repeat: bool) -> None:
         try:
@@ -188,18 +181,18 @@ class Exchange:
         loop = asyncio.get_running_loop()
         began = loop.time()
         pool = self._pool
-        slot = await pool.acquire(self._lane, self._client)
+        slot = await pool.acquire(self._lane, self._call.client)
         try:
             self._by = min(self._by + loop.time() - began, self._deadline)
             self._requester.sent()
-            if self._dialling.uses_http2(endpoint):
+            if self._hosts.uses_http2(endpoint):
                 stream = await self._bounded(self._stream(endpoint, slot))
                 if stream is not None:
                     return stream
-            kept = None if is_repeat else pool.idle(slot, is_head=self._method == "HEAD")
+            kept = None if is_repeat else pool.idle(slot, is_head=self._call.method == "HEAD")
             if kept is not None:
                 return kept
-            dial = self._dialling.dialer.dial(endpoint, pool, self._bounds.connect_s)
+            dial = self._hosts.dialer.dial(endpoint, pool, self._call.bounds.connect_s)
             connection = await self._bounded(dial)
             if not connection.is_open:
                 # Closed before it was used.  It never took the slot, so the slot is released below.
@@ -215,13 +208,13 @@ class Exchange:
 
         None if the host is no longer asked over HTTP/2.
         """
-        bounds = self._bounds
+        bounds = self._call.bounds
         try:
             async with asyncio.timeout(bounds.connect_s):
-                while self._dialling.uses_http2(endpoint):
+                while self._hosts.uses_http2(endpoint):
                     if (stream := self._pool.idle(slot, is_head=False)) is not None:
                         return stream
-                    await self._dialling.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
+                    await self._hosts.http2_dials.dialled(self._pool, endpoint, bounds.connect_s)
         except TimeoutError as error:
             raise ConnectTimedOut from error
         return None
@@ -231,20 +224,20 @@ class Exchange:
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:
-                if self._sending is not None:
-                    self._sending.set_cancel(partial(_expire, bound))
+                if self._sent is not None:
+                    self._sent.end_by(partial(_expire, bound))
                 return await dial
         finally:
             # The bound refers to the task, and the traceback of a cancelled task to this frame.
             del bound
-            if self._sending is not None:
-                self._sending.set_cancel(no_op)
+            if self._sent is not None:
+                self._sent.end_by(no_op)
 
     def _send(self, connection: Carrier) -> None:
         self._connection = connection
-        body = self._body
+        body = self._call.body
         whole = body if isinstance(body, bytes) else None
-        is_head, is_upload = self._method == "HEAD", self._upload is not None
+        is_head, is_upload = self._call.method == "HEAD", self._upload is not None
         incoming = connection.ask(self._request, whole, self._by, is_head=is_head, is_upload=is_upload)
         self._incoming = incoming
         incoming.on_change = self._changed
@@ -252,14 +245,14 @@ class Exchange:
         if self._upload is not None:
             pool = self._pool
             name = f"upload {connection.endpoint}"
-            upload = self._dialling.tasks.start(self._upload.run(connection, incoming), name)
+            upload = self._hosts.tasks.start(self._upload.run(connection, incoming), name)
             # A callback, because a task cancelled before its first step never reaches its `finally`.  It comes before
             # the connection's own, which may give the connection to another request.
             upload.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(upload)
-        if self._sending is not None:
+        if self._sent is not None:
             # Last, because the call may end the exchange.
-            self._sending.set_cancel(incoming.time_out)
+            self._sent.end_by(incoming.time_out)
 
     def _informed(self, interim: Interim) -> None:
         """An interim reply is a sign of life (RFC 9110 section 15.2): the wait for the head begins again."""
@@ -267,7 +260,7 @@ class Exchange:
             return
         if self._upload is None or self._upload.has_ended:
             now = asyncio.get_running_loop().time()
-            self._connection.deadline.move(min(now + self._bounds.first_byte_s, self._deadline))
+            self._connection.deadline.move(min(now + self._call.bounds.first_byte_s, self._deadline))
         self._requester.informed(interim)
 
     def _changed(self) -> None:
@@ -277,15 +270,15 @@ class Exchange:
         if (head := incoming.head) is not None:
             incoming.detach()
             self.is_over = True
-            reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
-            if self._lane.purpose is Purpose.READ:
+            reply = Reply(head, incoming, self._call.bounds, self._deadline, self._sent)
+            if self._lane.purpose is _READ:
                 reply.in_slot(self._lane, self._pool.stalls)
-            if self._sending is not None:
-                self._sending.answered(reply)
+            if self._sent is not None:
+                self._sent.took_head(head.status, reply.cut)
             if self._span is not None:
                 self._span.answered(reply.status)
                 reply.span = self._span
-            self._requester.answered(reply)
+            self._answered(reply)
         elif (error := incoming.error) is not None:
             if not incoming.has_received and self._is_repeatable(error) and connection.may_repeat():
                 incoming.detach()
@@ -301,23 +294,31 @@ class Exchange:
         return bool(connection and connection.is_reused and incoming and not incoming.has_received)
 
     def _is_repeatable(self, error: BaseException) -> bool:
-        has_body, is_streamed = self._body is not None, self._upload is not None
-        return is_repeatable(error, self._method, has_body=has_body, is_streamed=is_streamed)
+        has_body, is_streamed = self._call.body is not None, self._upload is not None
+        return is_repeatable(error, self._call.method, has_body=has_body, is_streamed=is_streamed)
 
     def _fail(self, error: BaseException) -> None:
         if self.is_over:
             return
         self._cancel()
         failure = _failure(error, is_unsent=self._incoming is None)
-        if self._sending is not None:
+        if self._sent is not None:
             by_client = self._upload is not None and self._upload.is_at_fault(error)
-            if self._sending.failed(error, by_client=by_client, is_reused=self._was_reused):
+            if self._sent.gave_up(error, by_client=by_client, is_reused=self._was_reused):
                 failure = UpstreamUnreachable()
         failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
             self._span.end()
-        self._requester.failed(failure)
+        self._failed(failure)
+
+    # -- the end; `gateway.upstream.client` goes on to another host instead
+
+    def _answered(self, reply: Reply) -> None:
+        self._requester.answered(reply)
+
+    def _failed(self, error: GatewayError) -> None:
+        self._requester.failed(error)
 
     def leave(self) -> None:
         """Give up waiting for the head.  Has no effect once it is here."""
@@ -325,14 +326,14 @@ class Exchange:
             return
         # A client that cancels its reads must not cost the others the connections that are kept for all.
         incoming = self._incoming
-        if incoming is not None and self._lane.purpose is Purpose.READ:
+        if incoming is not None and self._lane.purpose is _READ:
             self._incoming = None
             incoming.detach()
             incoming.leave()
         self._cancel()
         left = asyncio.CancelledError()
-        if self._sending is not None:
-            self._sending.failed(left, by_client=True)
+        if self._sent is not None:
+            self._sent.gave_up(left, by_client=True)
         if self._span is not None:
             self._span.failed(left)
             self._span.end()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from multidict import CIMultiDict
-
 from gateway.aio.names import look_up
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.http.http2.counts import SessionCounts
-from gateway.limits.askers import Askers
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Requester, answer_to
+from gateway.upstream.call import OriginCall
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
@@ -21,8 +19,9 @@ from gateway.upstream.exchange import Exchange
 from gateway.upstream.http2_dials import Http2Dials
 from gateway.upstream.incoming import no_op
 from gateway.upstream.keeping import Keeping
-from gateway.upstream.purpose import Purpose, purpose_of
-from gateway.upstream.reply import Body, Bounds, OutcomeReport, Reply
+from gateway.upstream.origins import OriginRequest
+from gateway.upstream.purpose import Purpose
+from gateway.upstream.reply import Reply
 from gateway.upstream.resolver import LookUp
 from gateway.upstream.slots import SlotLimits, SlotUse
 
@@ -35,27 +34,27 @@ class Exchanges:
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
-        self._tracer = tracer
+        self.tracer = tracer
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up, self._resolved)
         self.http2 = SessionCounts()
-        self._shared = ConnectionPool(limits)
-        self._live = ConnectionPool(UNBOUNDED)
+        self.shared = ConnectionPool(limits)
+        self.live = ConnectionPool(UNBOUNDED)
         self._http2_hosts: frozenset[Endpoint] = frozenset()
         self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
 
     def configure(self, hosts: int, routes: int) -> None:
         """Share the connections among this many hosts and routes, so that one that hangs does not take them all."""
-        self._shared.configure(hosts, routes)
-        self._live.configure(hosts, routes)
+        self.shared.configure(hosts, routes)
+        self.live.configure(hosts, routes)
 
     def keep(self, keeping: Keeping) -> None:
         """Keep connections like this from now on."""
-        self._shared.keeping = self._live.keeping = keeping
+        self.shared.keeping = self.live.keeping = keeping
 
     def _resolved(self, host: str, port: int, addresses: list[str]) -> None:
-        self._shared.resolved(host, port, addresses)
-        self._live.resolved(host, port, addresses)
+        self.shared.resolved(host, port, addresses)
+        self.live.resolved(host, port, addresses)
 
     def renew(self) -> None:
         """Resolve all names again, and let new requests open new connections."""
@@ -77,8 +76,8 @@ class Exchanges:
 
     def _renew(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._shared.renew(now)
-        self._live.renew(now)
+        self.shared.renew(now)
+        self.live.renew(now)
 
     def uses_http2(self, endpoint: Endpoint) -> bool:
         """Whether the host is asked over HTTP/2."""
@@ -87,91 +86,35 @@ class Exchanges:
     @property
     def open_connections(self) -> int:
         """Connections in use now."""
-        return len(self._shared) + len(self._live)
+        return len(self.shared) + len(self.live)
 
     def connections(self) -> dict[str, Connections]:
         """The open connections: `shared` for all brief requests, `live` for followed streams and relayed live reads."""
         now = asyncio.get_running_loop().time()
-        return {"shared": self._shared.look(now), "live": self._live.look(now)}
+        return {"shared": self.shared.look(now), "live": self.live.look(now)}
 
     def slot_use(self) -> SlotUse:
         """The slots of the shared pool, and the live connections."""
-        shared, live = self._shared.slot_use(), self._live.slot_use()
+        shared, live = self.shared.slot_use(), self.live.slot_use()
         return shared._replace(taken={**shared.taken, Purpose.LIVE: live.taken[Purpose.LIVE]})
 
-    def ask(
-        self,
-        requester: Requester,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        sending: OutcomeReport | None = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        route: str = "",
-    ) -> Exchange:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns.
-
-        It takes its connection from the share of `route`, and for the account of `client`, or of the first of several
-        clients that has a turn.
-
-        A body iterator that fails aborts the connection, so that the origin never takes a part for the whole.
-        """
-        origin, target = split_url(url)
-        return self.ask_at(requester, method, origin, target, headers, bounds, body, sending, is_live, client, route)
-
-    def ask_at(
-        self,
-        requester: Requester,
-        method: str,
-        origin: str,
-        target: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body,
-        sending: OutcomeReport | None,
-        is_live: bool,
-        client: str | Askers,
-        route: str,
-    ) -> Exchange:
-        """The same for a target in origin form at an origin, as in `http://host:port`."""
-        span = None
-        if self._tracer is not NO_TRACER and (span := self._tracer.exchange(method, origin + target, headers)):
-            headers = span.headers
-        pool = self._live if is_live else self._shared
-        purpose = purpose_of(method, is_live=is_live, has_body=body is not None)
-        exchange = Exchange(self, pool, requester, method, bounds, body, sending, span, client)
-        exchange.begin(origin, target, headers, route, purpose)
+    def ask(self, requester: Requester, call: OriginCall, sent: OriginRequest | None = None) -> Exchange:
+        """Send one request.  `requester` is notified of its outcome, possibly before this returns, and so is `sent`, if
+        the host has a state."""
+        exchange = Exchange(self, requester, call, sent)
+        exchange.begin(*split_url(call.url))
         return exchange
 
     async def send(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        bounds: Bounds,
-        body: Body = None,
-        sending: OutcomeReport | None = None,
-        *,
-        is_live: bool = False,
-        client: str | Askers = "",
-        on_sent: Callable[[], object] = no_op,
+        self, call: OriginCall, on_sent: Callable[[], object] = no_op, sent: OriginRequest | None = None
     ) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken, UpstreamCongested.
         """
-        return await answer_to(
-            lambda requester: self.ask(
-                requester, method, url, headers, bounds, body, sending, is_live=is_live, client=client
-            ),
-            on_sent,
-        )
+        return await answer_to(lambda requester, call: self.ask(requester, call, sent), call, on_sent)
 
     async def close(self) -> None:
-        self._shared.close()
-        self._live.close()
+        self.shared.close()
+        self.live.close()
         await self.tasks.close()

@@ -27,11 +27,12 @@ from gateway.config.origins import HealthCheckConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
 from gateway.upstream.breaker import State
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origins import FAILING, Origin
 from gateway.upstream.reasons import reason_of, reason_of_status
-from gateway.upstream.reply import Bounds, OutcomeReport, Reply
+from gateway.upstream.reply import Reply
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_JITTER: Final = (0.5, 1.0)
@@ -126,7 +127,7 @@ class Health:
     async def _ask(self, url: str, timeout_s: float) -> str | None:
         """The problem, or None if the answer is below 500."""
         try:
-            reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s), is_live=True)
+            reply = await self._exchanges.send(OriginCall("GET", url, _headers(), _bounds(timeout_s), is_live=True))
         except GatewayError as error:
             return reason_of(error.__cause__ or error)
         reply.close()
@@ -159,13 +160,14 @@ class Health:
             return None
         try:
             reply: Reply = await self._exchanges.send(
-                "HEAD",
-                origin.authority + self._paths.get(origin.authority, "/"),
-                _headers(),
-                _bounds(_PROBE_S),
-                None,
-                OutcomeReport(sent, self._clock.now),
-                is_live=True,
+                OriginCall(
+                    "HEAD",
+                    origin.authority + self._paths.get(origin.authority, "/"),
+                    _headers(),
+                    _bounds(_PROBE_S),
+                    is_live=True,
+                ),
+                sent=sent,
             )
         except GatewayError as error:
             return reason_of(error.__cause__ or error)

@@ -6,12 +6,17 @@ that has carried a HEAD carries only HEADs from then on: an origin that sends a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.http2_connection import Http2Connection
+
+_SHELVES: Final = (False,)
+_SHELVES_FOR_HEAD: Final = (True, False)
+"""Whether the connections on a shelf are for HEADs; a HEAD may take another one, too."""
 
 
 class _Shelf(NamedTuple):
@@ -37,10 +42,6 @@ class IdleConnections:
     def __repr__(self) -> str:
         return f"<IdleConnections {self._count}>"
 
-    def may_have(self, endpoint: Endpoint, *, is_head: bool) -> bool:
-        """Whether there is a connection to this endpoint, at rest or not."""
-        return (endpoint, is_head) in self._shelves or (endpoint, False) in self._shelves
-
     def add(self, connection: Connection) -> None:
         """A connection has become idle; it rests until `connection.rests_until`."""
         key = connection.endpoint, connection.is_for_heads
@@ -50,13 +51,11 @@ class IdleConnections:
         shelf.resting[connection] = None
         self._count += 1
 
-    def take(
-        self, endpoint: Endpoint, now: float, is_usable: Callable[[Connection], bool], *, is_head: bool
-    ) -> Connection | None:
+    def take(self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool) -> Connection | None:
         """The most recently used connection that has rested and is usable, or None.  Connections that are not usable
-        are dropped on the way."""
-        for key in ((endpoint, True), (endpoint, False)) if is_head else ((endpoint, False),):
-            shelf = self._shelves.get(key)
+        are dropped on the way.  `named` are the addresses that the endpoint's name leads to, if known."""
+        for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
+            shelf = self._shelves.get((endpoint, is_for_heads))
             if shelf is None:
                 continue
             resting, rested = shelf
@@ -64,25 +63,32 @@ class IdleConnections:
                 del resting[first]
                 rested[first] = None
             while rested:
-                connection = next(reversed(rested))
-                self.remove(connection)
-                if is_usable(connection):
+                connection, _ = rested.popitem()
+                if self._took(connection, shelf, now, named):
                     return connection
-                connection.drop()
         return None
 
     def take_resting(
-        self, endpoint: Endpoint, is_usable: Callable[[Connection], bool], *, is_head: bool
+        self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> Connection | None:
         """The usable connection that has rested for longest, though not for its time, or None."""
-        for key in ((endpoint, True), (endpoint, False)) if is_head else ((endpoint, False),):
-            while (shelf := self._shelves.get(key)) is not None and shelf.resting:
+        for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
+            while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
                 connection = next(iter(shelf.resting))
-                self.remove(connection)
-                if is_usable(connection):
+                del shelf.resting[connection]
+                if self._took(connection, shelf, now, named):
                     return connection
-                connection.drop()
         return None
+
+    def _took(self, connection: Connection, shelf: _Shelf, now: float, named: frozenset[str] | None) -> bool:
+        """Count a connection that has left its shelf; returns whether it is usable, and drops it if not."""
+        self._count -= 1
+        if not shelf.rested and not shelf.resting:
+            del self._shelves[connection.endpoint, connection.is_for_heads]
+        if connection.is_open and connection.is_quiet and not is_outdated(connection, now, named):
+            return True
+        connection.drop()
+        return False
 
     def remove(self, connection: Connection) -> bool:
         """Remove a connection; returns whether it was here."""
@@ -102,3 +108,12 @@ class IdleConnections:
     def longest_idle(self) -> Iterator[Connection]:
         """For each endpoint the connection that became idle first."""
         return (next(chain(shelf.rested, shelf.resting)) for shelf in self._shelves.values())
+
+
+def is_outdated(connection: Connection | Http2Connection, now: float, named: frozenset[str] | None) -> bool:
+    """Whether it is too old for another request at `now`, or leads to a server that is not among those `named`."""
+    most_age_s = connection.most_age_s
+    # One exchange it may carry at any age, or requests would dial for ever.
+    if most_age_s and connection.is_reused and now - connection.made_at >= most_age_s:
+        return True
+    return named is not None and connection.address not in named

@@ -121,12 +121,13 @@ class OriginPool:
         if leader is not None:
             wanted = [leader]
         else:
-            wanted = self.order(method, path)
+            wanted = self.order(method, path) if self._only is None else [self._only]
             if tried:
                 wanted = [one for one in wanted if one not in tried]
         for origin in wanted:
             sent = origin.admit(now, is_live=is_live, is_upload=is_upload)
             if sent is not None:
+                sent.may_drain = self.may_drain
                 if is_live:
                     self._pin(sent, path)
                 return sent
@@ -232,7 +233,6 @@ class Origins:
 
         The state of an origin stays while a route leads to it.  Requests under way end as they began.
         """
-        now = self.clock.now()
         changed = [name for name, pool in self._pools.items() if pool.credentials != credentials.get(name)]
         origins: dict[str, Origin] = {}
         pools: dict[str, OriginPool] = {}
@@ -243,7 +243,7 @@ class Origins:
             members = [(authority_of(one.url), one.weight) for one in route.members]
             for name, weight in (*members, *((authority_of(url), 0) for url in route.leaders)):
                 known = origins.get(name) or self._origins.get(name)
-                origin = known or Origin(name, config, self._rng, now, self)
+                origin = known or Origin(name, config, self._rng, self.clock.now, self)
                 hosts[name] = origins[name] = origin
                 origin.configure(config)
                 origin.weight = max(origin.weight, weight)

@@ -1,8 +1,8 @@
 """The origins: the state of each server that requests are sent to, and whether it may be used now.
 
 `Origin` is one authority (scheme, host, port): its circuit breaker, its ejection by health checks, its requests in
-flight, its last error.  All routes that lead to it share it.  `OriginRequest` is one request on its way to an origin.
-For each, exactly one of `answered`, `failed` and `abandoned` must be called, and `close` at the end.
+flight, its last error.  All routes that lead to it share it.  `OriginRequest` is one request on its way to an origin:
+either `took_head` or `gave_up` must be called once, and `close` at the end.
 
 These count as failures: no connection, silence before the head, an answer that is not HTTP, a body cut off, and the
 statuses 502, 503 and 504.  A 500 does not: it answers one request, and one stream that an origin cannot serve must not
@@ -25,13 +25,19 @@ from typing import Final, Protocol
 from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
+from gateway.http.reply import ReplyBroken
 from gateway.upstream.breaker import Breaker, Permit, Policy, State
-from gateway.upstream.reasons import reason_of_status
+from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.reasons import is_loss, is_no_sign, reason_of, reason_of_status
 from gateway.upstream.slots import three_quarters
 
 FAILING: Final = frozenset({502, 503, 504})
 """Statuses by which an origin reports that it is failing."""
+_MAY_DRAIN: Final = 503
+"""The status by which a server may say that it is about to leave."""
 _BUSY_RETRY_S: Final = 1.0
+# Enum members are slow to reach in Python 3.11, and every request passes here.
+_CLOSED: Final = State.CLOSED
 
 Say = Callable[[str], None]
 
@@ -112,10 +118,12 @@ class Origin:
     """One server.  Owns all state about it."""
 
     def __init__(
-        self, authority: str, config: OriginsConfig, rng: random.Random, now: float, events: OriginEvents
+        self, authority: str, config: OriginsConfig, rng: random.Random, now: Callable[[], float], events: OriginEvents
     ) -> None:
         self.authority = authority
-        self.breaker = Breaker(policy_of(config), rng, now)
+        self.now = now
+        """Monotonic seconds."""
+        self.breaker = Breaker(policy_of(config), rng, now())
         self._most_waiting = config.waiting_requests
         self._events = events
         self.routes: tuple[str, ...] = ()
@@ -274,10 +282,12 @@ class OriginRequest:
 
     __slots__ = (
         "_is_reported",
+        "_is_undecided",
         "_is_waiting",
         "_permit",
         "has_ended",
         "is_live",
+        "may_drain",
         "on_close",
         "on_end",
         "origin",
@@ -287,6 +297,9 @@ class OriginRequest:
     def __init__(self, origin: Origin, permit: Permit, *, is_live: bool) -> None:
         self.origin = origin
         self.is_live = is_live
+        self.may_drain = False
+        """Whether a 503 may say in its body that the server is about to leave, which is no failure.  It is reported
+        once the answer is over."""
         self.has_ended = False
         """Whether it was ended here, so that its failure does not count."""
         self.pin: LivePin | None = None
@@ -296,13 +309,78 @@ class OriginRequest:
         self.on_close: Callable[[], None] | None = None
         self._permit = permit
         self._is_reported = False
+        self._is_undecided = False
+        """Whether a 503 is still to be reported."""
         self._is_waiting = not is_live
         origin.requests += 1
-        origin.waiting += self._is_waiting
+        origin.waiting += not is_live
         origin._sent[self] = None
 
+    # -- what became of it
+
+    def end_by(self, end: Callable[[], None]) -> None:
+        """Let the origin end the request by `end`, which is called at once if it already has."""
+        self.on_end = end
+        if self.has_ended:
+            end()
+
+    def took_head(self, status: int, cut: Callable[[], None]) -> None:
+        """The head of its answer has arrived; from now on the origin can end the request by cutting off the body."""
+        self.on_end = cut
+        if status == _MAY_DRAIN and self.may_drain:
+            self._is_undecided = True
+            self._no_longer_waits()
+        else:
+            self.answered(status, self.origin.now())
+
+    def drains(self) -> None:
+        """The server has said that it is about to leave."""
+        self._is_undecided = False
+
+    def gave_up(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
+        """No head has arrived, and none will; returns whether the origin ended the request itself.  `is_reused`: its
+        connection had served other requests, and no byte of the reply has arrived."""
+        is_patient = self.is_live and not self._permit.is_own
+        if by_client or is_no_sign(error, is_patient=is_patient, is_reused=is_reused):
+            self.abandoned()
+        else:
+            self.failed(reason_of(error), self.origin.now(), is_loss=is_loss(error))
+        self.close()
+        return self.has_ended
+
+    def took_part(self) -> None:
+        """A part of the body has arrived."""
+        self.origin.heard_at = self.origin.now()
+
+    def cut_off(self, error: BaseException) -> bool:
+        """The body ended early; returns whether the origin ended the request itself."""
+        self._decide()
+        if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
+            self.broke(self.origin.now(), is_loss=is_loss(error))
+        return self.has_ended
+
+    def close(self) -> None:
+        """The request and its answer are over.  May be called twice."""
+        if self._is_undecided:
+            self._decide()
+        self.on_end = None
+        if not self._is_reported:
+            self.abandoned()
+        if self in self.origin._sent:
+            del self.origin._sent[self]
+            if self.on_close is not None:
+                self.on_close()
+
+    def end(self) -> None:
+        """Fail the request now, so that it restarts elsewhere."""
+        self.has_ended = True
+        if self.on_end is not None:
+            self.on_end()
+
+    # -- what counts
+
     def answered(self, status: int, now: float) -> None:
-        """The head of its answer has arrived."""
+        """Its answer has this status."""
         origin = self.origin
         origin.waiting -= self._is_waiting
         self._is_waiting = False
@@ -310,17 +388,10 @@ class OriginRequest:
         origin.heard_at = now
         if status in FAILING:
             origin.failed(self._permit, reason_of_status(status), now, is_answer=True)
+        elif origin.breaker.state is _CLOSED and not self._permit.is_own:
+            origin.breaker.succeeded(self._permit, now)
         else:
             origin.succeeded(self._permit, now)
-
-    def responded(self) -> None:
-        """The head of its answer has arrived; its outcome is reported later."""
-        self._no_longer_waits()
-
-    @property
-    def is_patient(self) -> bool:
-        """Whether the origin may rightly be silent for long before it answers."""
-        return self.is_live and not self._permit.is_own
 
     def failed(self, reason: str, now: float, *, is_loss: bool = False) -> None:
         """No answer arrived, or none that could be parsed; `is_loss`: its connection was lost."""
@@ -338,30 +409,16 @@ class OriginRequest:
             self._is_reported = True
             self.origin.breaker.abandoned(self._permit)
 
-    def heard(self, now: float) -> None:
-        """A part of its answer has arrived."""
-        self.origin.heard_at = now
-
     def broke(self, now: float, *, is_loss: bool = False) -> None:
         """Its answer ended early; `is_loss`: its connection was lost.  For a live request this does not count: proxies
         cut those off after a while."""
         if not self.is_live and not self.has_ended:
             self.origin.failed(self._permit, "answer cut off", now, is_loss=is_loss, had_succeeded=True)
 
-    def end(self) -> None:
-        """Fail the request now, so that it restarts elsewhere."""
-        self.has_ended = True
-        if self.on_end is not None:
-            self.on_end()
-
-    def close(self) -> None:
-        """The request and its answer are over.  May be called twice."""
-        if not self._is_reported:
-            self.abandoned()
-        if self in self.origin._sent:
-            del self.origin._sent[self]
-            if self.on_close is not None:
-                self.on_close()
+    def _decide(self) -> None:
+        if self._is_undecided:
+            self._is_undecided = False
+            self.answered(_MAY_DRAIN, self.origin.now())
 
     def _no_longer_waits(self) -> None:
         self.origin.waiting -= self._is_waiting

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from math import inf
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import Head, ReplyBroken
 from gateway.telemetry.tracing import ExchangeSpan
+from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origins import OriginRequest
-from gateway.upstream.reasons import is_loss, is_no_sign, reason_of
 from gateway.upstream.slots import Lane
 from gateway.upstream.stalls import PATIENCE_S, Stalls
-
-_MAY_DRAIN: Final = 503
-"""The status by which a server may say that it is about to leave."""
-
-Body = AsyncIterator[bytes] | bytes | None
-"""A request's body: streamed, complete, or none."""
 
 
 class BodySource(Protocol):
@@ -62,84 +55,6 @@ class BodySource(Protocol):
         """Let the connection that it came by serve no further request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Time limits of an exchange, in seconds, for each phase."""
-
-    connect_s: float = 5.0
-    first_byte_s: float = 30.0
-    idle_s: float = 30.0
-    total_s: float | None = 600.0
-
-
-class OutcomeReport:
-    """Reports the outcome of a request to the state of its origin.
-
-    `may_drain`: a 503 may say in its body that the server is about to leave, which is no failure.  It is reported once
-    the reply is over.
-    """
-
-    __slots__ = ("_is_open", "_may_drain", "_now", "_sent")
-
-    def __init__(self, sent: OriginRequest, now: Callable[[], float], *, may_drain: bool = False) -> None:
-        self._sent = sent
-        self._now = now
-        self._may_drain = may_drain
-        self._is_open = False
-        """Whether a 503 is still to be reported."""
-
-    def answered(self, reply: Reply) -> None:
-        """The head has arrived; from now on the origin can end the request by cutting off the body."""
-        self._sent.on_end = reply.cut
-        if self._may_drain and reply.status == _MAY_DRAIN:
-            self._is_open = True
-            self._sent.responded()
-        else:
-            self._sent.answered(reply.status, self._now())
-
-    def drains(self) -> None:
-        """The server has said that it is about to leave."""
-        self._is_open = False
-
-    def failed(self, error: BaseException, *, by_client: bool, is_reused: bool = False) -> bool:
-        """No head has arrived; returns whether the origin ended the request itself.  `is_reused`: its connection had
-        served other requests, and no byte of the reply has arrived."""
-        if by_client or is_no_sign(error, is_patient=self._sent.is_patient, is_reused=is_reused):
-            self._sent.abandoned()
-        else:
-            self._sent.failed(reason_of(error), self._now(), is_loss=is_loss(error))
-        self._sent.close()
-        return self._sent.has_ended
-
-    def heard(self) -> None:
-        """A part of the body has arrived."""
-        self._sent.heard(self._now())
-
-    def broke(self, error: BaseException) -> bool:
-        """The body ended early; returns whether the origin ended the request itself."""
-        self._report()
-        if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
-            self._sent.broke(self._now(), is_loss=is_loss(error))
-        return self._sent.has_ended
-
-    def set_cancel(self, cancel: Callable[[], None]) -> None:
-        """`cancel` lets the origin end the request while its head is awaited; called at once if it already has."""
-        self._sent.on_end = cancel
-        if self._sent.has_ended:
-            cancel()
-
-    def close(self) -> None:
-        """The request and its reply are over."""
-        self._report()
-        self._sent.on_end = None
-        self._sent.close()
-
-    def _report(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._sent.answered(_MAY_DRAIN, self._now())
-
-
 class Reply:
     """An origin's reply: the head is here, `chunks` yields the body.  Use as an async context manager."""
 
@@ -148,7 +63,7 @@ class Reply:
         "_bounds",
         "_deadline",
         "_incoming",
-        "_sending",
+        "_sent",
         "_stalls",
         "_taken_bytes",
         "content_length",
@@ -163,12 +78,12 @@ class Reply:
     )
 
     def __init__(
-        self, head: Head, incoming: BodySource, bounds: Bounds, deadline: float, sending: OutcomeReport | None = None
+        self, head: Head, incoming: BodySource, bounds: Bounds, deadline: float, sent: OriginRequest | None = None
     ) -> None:
         self._incoming = incoming
         self._bounds = bounds
         self._deadline = deadline
-        self._sending = sending
+        self._sent = sent
         self.span: ExchangeSpan | None = None
         self._stalls: Stalls | None = None
         self._began = 0.0
@@ -216,7 +131,7 @@ class Reply:
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
             # The reply keeps the error, and its traceback would keep the reader's frames alive.
             error.with_traceback(None)
-            if self._sending is not None and self._sending.broke(error):
+            if self._sent is not None and self._sent.cut_off(error):
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
         if chunk is None:
@@ -224,8 +139,8 @@ class Reply:
         elif chunk:
             self._taken_bytes += len(chunk)
             self.is_stalled = False
-            if self._sending is not None:
-                self._sending.heard()
+            if self._sent is not None:
+                self._sent.took_part()
         return chunk
 
     def in_slot(self, lane: Lane, stalls: Stalls) -> None:
@@ -278,8 +193,8 @@ class Reply:
             self._stalls.discard(self)
             self.on_reclaim = no_op
         self._incoming.end(ConnectionLost("left"))
-        if self._sending is not None:
-            self._sending.close()
+        if self._sent is not None:
+            self._sent.close()
         if self.span is not None:
             self.span.end()
 
@@ -287,8 +202,8 @@ class Reply:
         """Let the connection serve no further request, and count no failure: the server has said in this reply that it
         is about to leave."""
         self._incoming.retire()
-        if self._sending is not None:
-            self._sending.drains()
+        if self._sent is not None:
+            self._sent.drains()
 
     def cut(self) -> None:
         """End the body here with an error."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.protocol.target import Target, upstream_query
-from gateway.upstream.reply import Bounds
+from gateway.upstream.call import Bounds
 
 
 class Source(NamedTuple):

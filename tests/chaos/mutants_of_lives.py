@@ -11,7 +11,7 @@ from gateway.engine.fetch_table import FetchTable
 from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import Read
-from gateway.engine.relay import RelayExchange
+from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import failure_answer, timed_out
 from gateway.engine.route import Route
@@ -26,6 +26,7 @@ from gateway.protocol.stream_key import Partition
 from gateway.server import remembered, request_keys
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape.stream import End, Stream
+from gateway.upstream.call import OriginCall
 from gateway.upstream.flight import Flight, FlightReader
 from gateway.upstream.reply import Reply
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
@@ -227,15 +228,17 @@ def remembered_answer_outlives_its_stream() -> Patches:
 
 @mutant("a write happens at most once")
 def append_is_sent_twice() -> Patches:
-    begin = RelayExchange.begin
+    send = Relay.send
 
     class Nobody:
         sent = answered = failed = staticmethod(nothing)
 
-    def twice(self: RelayExchange, upstream: Any, url: str, bounds: Any, *, is_live: bool) -> None:
-        passed = self.request
+    def twice(self: Relay, relayed: RelayedCall) -> Any:
+        passed = relayed.request
         if passed.mode is Mode.APPEND and isinstance(passed.body, bytes):
-            upstream.ask(Nobody(), passed.method, url, passed.headers, bounds, passed.body)
-        begin(self, upstream, url, bounds, is_live=is_live)
+            url, bounds = passed.route.url + passed.group.path, passed.route.bounds
+            upstream: Any = self.__dict__["_upstream"]
+            upstream.ask(Nobody(), OriginCall(passed.method, url, passed.headers, bounds, passed.body))
+        return send(self, relayed)
 
-    return [(RelayExchange, "begin", twice)]
+    return [(Relay, "send", twice)]

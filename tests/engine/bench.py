@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -15,9 +16,11 @@ from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.long_poll_waiter import Rendered, Waiter, Waiting
 from gateway.engine.read import Read
+from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
+from gateway.errors import GatewayError
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.live.reader import chunk
 from gateway.live.subscriber import Subscriber
@@ -28,7 +31,6 @@ from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import Asked, MemoryUpstream
 from tests.waiting import eventually
@@ -155,6 +157,22 @@ class EventStream:
         return found
 
 
+class Relayed(RelayedCall):
+    """A relayed request whose answer is awaited."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, relay: Relay, request: RelayedRequest) -> None:
+        super().__init__(relay, request)
+        self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def take_answer(self, reply: Reply) -> None:
+        self.answer.set_result(reply)
+
+    def take_failure(self, error: GatewayError) -> None:
+        self.answer.set_exception(error)
+
+
 class EngineBench:
     """An engine with its clock, upstream, metrics and route.  The caller must call `close`."""
 
@@ -193,7 +211,9 @@ class EngineBench:
             self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query, CIMultiDict(TEXT),
             chunks() if body is not None else None, "",
         )  # fmt: skip
-        return await answer_to(lambda asker: self.engine.relay.ask(request, asker))
+        relayed = Relayed(self.engine.relay, request)
+        relayed.send()
+        return await relayed.answer
 
     @property
     def live(self) -> list[Asked]:

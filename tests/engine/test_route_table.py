@@ -153,4 +153,4 @@ def test_a_location_at_any_origin_is_rewritten_to_the_public_url() -> None:
     for host in ("a", "b", "l"):
         assert own.public_location(f"http://{host}/v1/s?x", "https://edge") == "https://edge/p/s?x"
     assert own.public_location("http://a/v2/s", "https://edge") == "http://a/v2/s"
-    assert own.upstream_base("/p/s") == "route://default/v1/s"
+    assert own.url + own.upstream_path("/p/s") == "route://default/v1/s"

@@ -6,8 +6,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamTimeout
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import OriginClient
-from gateway.upstream.reply import Bounds
 from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.waiting import eventually
@@ -35,7 +35,8 @@ async def test_the_bound_counts_while_the_buffer_is_full(hostile: Hostile) -> No
     client = OriginClient()
     try:
         now = asyncio.get_running_loop().time
-        async with await client.send("GET", origin.url + "/s", CIMultiDict(), Bounds(total_s=TOTAL_S)) as reply:
+        call = OriginCall("GET", origin.url + "/s", CIMultiDict(), Bounds(total_s=TOTAL_S))
+        async with await client.send(call) as reply:
             ends_at = now() + TOTAL_S
             chunks = reply.chunks()
             await bounded(anext(chunks))

@@ -19,11 +19,14 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.http.reply import Interim
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import State
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.incoming import no_op
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
+from gateway.upstream.origins import OriginRequest
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds, OutcomeReport, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits
 from tests.waiting import at_rest, eventually, pause
 
@@ -116,8 +119,17 @@ async def exchanges() -> AsyncIterator[Exchanges]:
     await made.close()
 
 
-async def send(exchanges: Exchanges, url: str, method: str = "GET", bounds: Bounds | None = None, **more: Any) -> Reply:
-    return await bounded(exchanges.send(method, url + "/s", CIMultiDict(), bounds or PATIENT, **more))
+async def send(
+    exchanges: Exchanges,
+    url: str,
+    method: str = "GET",
+    bounds: Bounds | None = None,
+    on_sent: Callable[[], object] = no_op,
+    sent: OriginRequest | None = None,
+    **more: Any,
+) -> Reply:
+    call = OriginCall(method, url + "/s", CIMultiDict(), bounds or PATIENT, **more)
+    return await bounded(exchanges.send(call, on_sent, sent))
 
 
 async def body_of(reply: Reply) -> bytes:
@@ -253,7 +265,9 @@ async def test_a_full_pool_queues_requests() -> None:
             await peer.says(GOOD)
 
     async def one(name: str) -> None:
-        await body_of(await bounded(exchanges.send("GET", f"{running.url}/{name}", CIMultiDict(), Bounds())))
+        await body_of(
+            await bounded(exchanges.send(OriginCall("GET", f"{running.url}/{name}", CIMultiDict(), Bounds())))
+        )
 
     async with origin(script) as running:
         asking = [asyncio.create_task(one(name)) for name in "abcd"]
@@ -406,14 +420,14 @@ async def test_a_write_that_is_left_drops_its_connection_at_once(
 
 def books_of(running: Origin) -> Books:
     """The state of this origin."""
-    return Books(running.url, OriginsConfig(), random.Random(1), 0.0, News())
+    return Books(running.url, OriginsConfig(), random.Random(1), lambda: 0.0, News())
 
 
 async def recorded(exchanges: Exchanges, running: Origin, books: Books, method: str = "GET", **more: Any) -> Reply:
     """Send a request whose outcome the origin's state records."""
     sent = books.admit(0.0, is_live=more.pop("is_live", False))
     assert sent is not None
-    return await send(exchanges, running.url, method, sending=OutcomeReport(sent, lambda: 0.0), **more)
+    return await send(exchanges, running.url, method, sent=sent, **more)
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
@@ -523,14 +537,12 @@ async def test_a_request_that_is_called_off_ends_however_far_it_is(
         if is_kept:
             await body_of(await send(exchanges, running.url))
         clock = ManualClock()
-        books = Books(running.url, OriginsConfig(), random.Random(1), clock.now(), News())
+        books = Books(running.url, OriginsConfig(), random.Random(1), clock.now, News())
         sent = books.admit(clock.now(), is_live=True)
         assert sent is not None
         heard = Heard()
-        exchanges.ask(
-            heard, "POST" if has_upload else "GET", f"{running.url}/s", CIMultiDict(), PATIENT,
-            uploaded() if has_upload else None, OutcomeReport(sent, clock.now),
-        )  # fmt: skip
+        method, body = ("POST", uploaded()) if has_upload else ("GET", None)
+        exchanges.ask(heard, OriginCall(method, f"{running.url}/s", CIMultiDict(), PATIENT, body), sent)
         for _ in range(turns):
             await asyncio.sleep(0)
         sent.end()
@@ -731,7 +743,7 @@ async def test_a_truncated_upload_is_never_a_complete_request(exchanges: Exchang
     headers = CIMultiDict({} if length is None else {"Content-Length": length})
     async with origin(script) as running:
         with pytest.raises(UpstreamBroken) as failed:
-            await bounded(exchanges.send("POST", running.url + "/s", headers, Bounds(), chunks()))
+            await bounded(exchanges.send(OriginCall("POST", running.url + "/s", headers, Bounds(), chunks())))
         assert not failed.value.is_unsent
         await eventually(lambda: bool(got) and got[-1] == b"end")
         assert b"0\r\n\r\n" not in b"".join(got)
@@ -741,7 +753,7 @@ async def test_an_ambiguous_request_is_not_sent(exchanges: Exchanges) -> None:
     async with origin(always_good) as running:
         for headers, target in [({"X": "a\r\nY: b"}, "/s"), ({}, "/s HTTP/1.1\r\nX: y")]:
             with pytest.raises(UpstreamBroken):
-                await bounded(exchanges.send("GET", running.url + target, CIMultiDict(headers), Bounds()))
+                await bounded(exchanges.send(OriginCall("GET", running.url + target, CIMultiDict(headers), Bounds())))
         assert running.connections == 0
 
 
@@ -763,6 +775,6 @@ async def test_a_connection_lost_before_use_returns_its_slot(
 
     async with origin(waits) as there:
         with pytest.raises(UpstreamUnreachable) as error:
-            await bounded(exchanges.send("GET", f"{there.url}/s", CIMultiDict(), PATIENT))
+            await bounded(exchanges.send(OriginCall("GET", f"{there.url}/s", CIMultiDict(), PATIENT)))
     assert error.value.is_unsent
     assert exchanges.open_connections == 0

@@ -14,8 +14,8 @@ from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.reply import MOST_INTERIM
 from gateway.upstream import http2_connection
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
-from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import (
     NO_SETTINGS,
@@ -152,7 +152,7 @@ async def exchanges() -> AsyncIterator[Exchanges]:
 
 def sending(exchanges: Exchanges, running: Origin, path: str, bounds: Bounds = PATIENT) -> Awaitable[bytes]:
     async def work() -> bytes:
-        async with await exchanges.send("POST", running.url + path, CIMultiDict(), bounds, b"x") as reply_:
+        async with await exchanges.send(OriginCall("POST", running.url + path, CIMultiDict(), bounds, b"x")) as reply_:
             return await reply_.read(1 << 24)
 
     return bounded(work())
@@ -215,7 +215,9 @@ async def test_windows_that_stay_shut_cost_their_request_only(exchanges: Exchang
         exchanges.configure_http2([running.url])
         with pytest.raises(UpstreamTimeout):
             await sending(exchanges, running, "/s", SHORT)
-        async with await bounded(exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT)) as reply_:
+        async with await bounded(
+            exchanges.send(OriginCall("GET", running.url + "/s", CIMultiDict(), PATIENT))
+        ) as reply_:
             assert await bounded(reply_.read(100)) == b"good"
 
 
@@ -241,7 +243,9 @@ async def test_windows_that_shrink_and_grow_lose_no_byte(exchanges: Exchanges) -
     body = bytes(range(250)) * 200
     async with http2_origin(script, setting(Setting.INITIAL_WINDOW_SIZE, 9_000)) as running:
         exchanges.configure_http2([running.url])
-        async with await bounded(exchanges.send("POST", running.url + "/s", CIMultiDict(), PATIENT, body)) as reply_:
+        async with await bounded(
+            exchanges.send(OriginCall("POST", running.url + "/s", CIMultiDict(), PATIENT, body))
+        ) as reply_:
             assert await bounded(reply_.read(100)) == b"good"
         assert bytes(got) == body
 

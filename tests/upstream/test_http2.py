@@ -18,12 +18,13 @@ from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
 from gateway.upstream.breaker import State
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.keeping import Keeping
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.purpose import Purpose
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.reply import Reply
 from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import OK, data, goaway, reply, reset, setting, window
 from tests.server.test_garbage import collecting
@@ -48,7 +49,7 @@ def sending(
     exchanges: Exchanges, running: Origin, method: str = "GET", bounds: Bounds = PATIENT, **more: Any
 ) -> Awaitable[Reply]:
     exchanges.configure_http2([running.url])
-    return bounded(exchanges.send(method, running.url + "/s", CIMultiDict(), bounds, **more))
+    return bounded(exchanges.send(OriginCall(method, running.url + "/s", CIMultiDict(), bounds, **more)))
 
 
 async def body_of(reply: Reply) -> bytes:
@@ -77,7 +78,9 @@ async def test_requests_share_one_connection(exchanges: Exchanges) -> None:
     async with http2_origin(script) as running:
         exchanges.configure_http2([running.url])
         urls = [f"{running.url}/s{number}" for number in range(10)]
-        replies = await bounded(asyncio.gather(*(exchanges.send("GET", url, CIMultiDict(), PATIENT) for url in urls)))
+        replies = await bounded(
+            asyncio.gather(*(exchanges.send(OriginCall("GET", url, CIMultiDict(), PATIENT)) for url in urls))
+        )
         assert everyone.is_set()
         assert [await body_of(one) for one in replies] == [f"/s{number}".encode() for number in range(10)]
         assert running.connections == 1
@@ -271,7 +274,7 @@ async def test_another_version_is_used_from_the_next_request_on(exchanges: Excha
         await eventually(lambda: len(held) == 1)
         exchanges.configure_http2([])
         for _ in range(2):
-            newer = await bounded(exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT))
+            newer = await bounded(exchanges.send(OriginCall("GET", running.url + "/s", CIMultiDict(), PATIENT)))
             assert await body_of(newer) == b"old"
         await held[0][0].answers(held[0][1])
         assert await body_of(await waiting) == b"good"
@@ -298,7 +301,7 @@ async def test_a_connection_that_was_busy_at_the_change_is_not_kept(exchanges: E
         await good(greeted)
 
     async with origin(script) as running:
-        old = asyncio.ensure_future(exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT))
+        old = asyncio.ensure_future(exchanges.send(OriginCall("GET", running.url + "/s", CIMultiDict(), PATIENT)))
         await eventually(lambda: running.connections == 1)
         exchanges.configure_http2([running.url])
         may_answer.set()
@@ -341,7 +344,7 @@ async def test_idle_connections_make_room_for_new_ones() -> None:
     async with http2_origin(good) as one, http2_origin(good) as other:
         exchanges.configure_http2([one.url, other.url])
         for running in (one, other, one):
-            work = exchanges.send("GET", running.url + "/s", CIMultiDict(), PATIENT)
+            work = exchanges.send(OriginCall("GET", running.url + "/s", CIMultiDict(), PATIENT))
             assert await body_of(await bounded(work)) == b"good"
             assert exchanges.connections()["shared"][:2] == (0, 1)
         assert (one.connections, other.connections) == (2, 1)
@@ -616,7 +619,9 @@ async def test_a_body_of_another_length_resets_its_stream(exchanges: Exchanges, 
         with pytest.raises(UpstreamBroken):
             await bounded(
                 exchanges.send(
-                    "POST", running.url + "/s", CIMultiDict({"Content-Length": length}), PATIENT, pieces(b"a", b"b")
+                    OriginCall(
+                        "POST", running.url + "/s", CIMultiDict({"Content-Length": length}), PATIENT, pieces(b"a", b"b")
+                    )
                 )
             )
         assert await body_of(await sending(exchanges, running)) == b"good"
@@ -697,7 +702,9 @@ async def test_exchanges_leave_no_cyclic_garbage(exchanges: Exchanges) -> None:
         for path in ("/", "/reset", "/malformed", "/goaway", "/cut", "/left", "/late", "/up"):
             body = pieces(b"a", b"b") if path == "/up" else None
             bounds = Bounds(0.5, 0.05, 0.05, 0.5) if path in ("/left", "/late") else PATIENT
-            work = exchanges.send("POST" if body else "GET", running.url + path, CIMultiDict(), bounds, body)
+            work = exchanges.send(
+                OriginCall("POST" if body else "GET", running.url + path, CIMultiDict(), bounds, body)
+            )
             try:
                 await body_of(await bounded(work))
             except (UpstreamBroken, UpstreamUnreachable, UpstreamTimeout):

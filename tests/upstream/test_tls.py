@@ -16,9 +16,9 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits
 from tests.tls_origin import behind_tls, made, server_context
 from tests.upstream.http2_peer import good, http2_origin
@@ -73,7 +73,7 @@ async def ask(origin: SecureOrigin, **tls: str) -> bytes:
     try:
         if tls:
             exchanges.configure_tls(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
-        async with await exchanges.send("GET", origin.url + "/s", CIMultiDict(), BOUNDS) as reply:
+        async with await exchanges.send(OriginCall("GET", origin.url + "/s", CIMultiDict(), BOUNDS)) as reply:
             return await reply.read(100)
     finally:
         await exchanges.close()
@@ -132,7 +132,7 @@ async def test_an_alert_about_a_missing_certificate_is_reported(certificates: Pa
         known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
         exchanges.configure_tls(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
         with pytest.raises(UpstreamUnreachable, match=r"^Origin unreachable: TLS failed$"):
-            await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
+            await exchanges.send(OriginCall("GET", url + "/s", CIMultiDict(), BOUNDS))
         await exchanges.close()
         await serving
 
@@ -184,7 +184,7 @@ async def test_http_2_has_to_be_agreed_on(certificates: Path, offered: list[str]
         exchanges.configure_tls(load_tls(config))
         exchanges.configure_http2(config.http2_origins)
         try:
-            reply = await exchanges.send("POST", url + "/s", CIMultiDict(), BOUNDS, b"x")
+            reply = await exchanges.send(OriginCall("POST", url + "/s", CIMultiDict(), BOUNDS, b"x"))
             async with reply:
                 assert await reply.read(100) == b"good"
             assert "h2" in offered
@@ -201,6 +201,6 @@ async def test_over_http_2_an_origin_with_an_unknown_authority_is_refused(certif
     async with http2_origin(good) as plain, behind_tls(plain.url, server_context(certificates)) as url:
         exchanges.configure_http2([url])
         with pytest.raises(UpstreamUnreachable) as failed:
-            await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
+            await exchanges.send(OriginCall("GET", url + "/s", CIMultiDict(), BOUNDS))
         assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
         await exchanges.close()

@@ -29,7 +29,8 @@ from gateway.s2.records import Record, StreamPosition
 from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.reply import Reply
 from gateway.upstream.upstream import Upstream
 
 T = TypeVar("T")
@@ -162,15 +163,8 @@ class OriginReads:
         headers = _with(source.headers, {"Content-Type": session.CONTENT_TYPE})
         bounds = replace(source.live_bounds, idle_s=SILENCE_S, total_s=None)
         asked_at = self._clock.now()
-        reply = await self._upstream.send(
-            "GET",
-            f"{source.url}/records?{query}",
-            headers,
-            bounds,
-            is_live=True,
-            client=client,
-            on_sent=lambda: self._sent(source, Mode.SSE),
-        )
+        call = OriginCall("GET", f"{source.url}/records?{query}", headers, bounds, is_live=True, client=client)
+        reply = await self._upstream.send(call, lambda: self._sent(source, Mode.SSE))
         try:
             refused = await self._refusal(source, reply, asked_at, Mode.SSE, client)
         except BaseException:
@@ -199,15 +193,10 @@ class OriginReads:
 
     async def _send(self, source: Source, target: str, accept: str, mode: Mode, askers: Askers) -> tuple[Reply, float]:
         asked_at = self._clock.now()
+        headers = _with(source.headers, {"Accept": accept})
+        call = OriginCall("GET", source.url + target, headers, source.bounds, client=askers)
         try:
-            reply = await self._upstream.send(
-                "GET",
-                source.url + target,
-                _with(source.headers, {"Accept": accept}),
-                source.bounds,
-                client=askers,
-                on_sent=lambda: self._sent(source, mode),
-            )
+            reply = await self._upstream.send(call, lambda: self._sent(source, mode))
         except GatewayError as error:
             self._metrics.upstream_failure(mode, type(error).__name__, source.route)
             raise

@@ -20,8 +20,8 @@ from gateway.errors import GatewayError
 from gateway.ops.access_log.sinks.producer import Producer, Step, Verdict
 from gateway.ops.access_log.sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
+from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import OriginClient
-from gateway.upstream.reply import Bounds
 from gateway.upstream.slots import SlotLimits
 
 _BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)
@@ -92,6 +92,6 @@ class StreamSink:
     async def _send(self, method: str, more: dict[str, str], body: bytes | None) -> tuple[int, CIMultiDict[str]]:
         headers = self._headers.copy()
         headers.update(more)
-        async with await self._client.send(method, self._url, headers, _BOUNDS, body) as reply:
+        async with await self._client.send(OriginCall(method, self._url, headers, _BOUNDS, body)) as reply:
             await reply.read(_REPLY_BYTES)
             return reply.status, CIMultiDict(reply.headers)
