@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -34,7 +35,9 @@ _SAFE: Final = "/:@!$&'()*+,;=~-._%?"
 _DRAINED_BYTES: Final = 1 << 17
 _SHOWN_CHARS: Final = 200
 _TOLD_FROM_S: Final = 1.0
-"""A pause of at least this many seconds before the next try is logged as a warning."""
+"""A try that fails is logged as a warning if it and the pause after it take at least this many seconds."""
+_NOTICE_S: Final = 3.0
+"""A server that has not answered before is named as a warning after this many seconds without an answer."""
 _log: Final = logging.getLogger("pyspark_durable_streams")
 _T = TypeVar("_T")
 
@@ -118,6 +121,7 @@ class Client:
         self.config = config
         self.requests = 0
         """Requests sent so far, including repetitions."""
+        self._has_answered = False
         self._clock = clock if clock is not None else MachineClock()
         self._uniform = uniform
         self._base = config.url.rstrip("/")
@@ -206,6 +210,7 @@ class Client:
         deadline = self._clock.now() + min(config.total_s, max_s)
         pause = config.first_pause_s
         for number in range(1, tries + 1):
+            begun_at = self._clock.now()
             try:
                 return attempt(deadline)
             except _TransientError as transient:
@@ -213,7 +218,8 @@ class Client:
                 if number == tries or self._clock.now() + wait >= deadline:
                     tried = f" ({number} tries)" if number > 1 else ""
                     raise Unreachable(f"{transient}{tried}") from transient.__cause__
-                level = logging.WARNING if wait >= _TOLD_FROM_S else logging.DEBUG
+                lasts_s = self._clock.now() - begun_at + wait
+                level = logging.WARNING if lasts_s >= _TOLD_FROM_S else logging.DEBUG
                 _log.log(level, "%s: try %d of %d in %.0f s", transient, number + 1, tries, wait)
                 self._clock.sleep(wait)
                 pause = min(config.longest_pause_s, pause * 2)
@@ -230,19 +236,24 @@ class Client:
         # A request's own headers override the user's, whatever the case of the names.
         merged = {name.lower(): value for name, value in {"accept-encoding": "identity", **config.headers}.items()}
         merged.update({name.lower(): value for name, value in (headers or {}).items()})
+        times = urllib3.Timeout(connect=min(config.connect_s, left), read=min(config.read_s, left))
+        what = f"{method} {self._shown(path)}"
         try:
-            return self._pool.request(
-                method,
-                self._base + quote(path, safe=_SAFE),
-                headers=merged,
-                body=body,
-                redirect=False,
-                retries=False,
-                preload_content=False,
-                timeout=urllib3.Timeout(connect=min(config.connect_s, left), read=min(config.read_s, left)),
-            )
+            with nullcontext() if self._has_answered else _noticed(what, times):
+                raw = self._pool.request(
+                    method,
+                    self._base + quote(path, safe=_SAFE),
+                    headers=merged,
+                    body=body,
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                    timeout=times,
+                )
         except HTTPError as error:
-            raise _TransientError(f"{method} {self._shown(path)}: {_reason(error)}") from error
+            raise _TransientError(f"{what}: {_reason(error)}") from error
+        self._has_answered = True
+        return raw
 
     def _chunks(self, raw: urllib3.BaseHTTPResponse, method: str, path: str, deadline: float) -> Iterator[bytes]:
         is_framed = raw.headers.get("Content-Length") is not None or (
@@ -261,6 +272,19 @@ class Client:
 
     def _shown(self, path: str) -> str:
         return self._base + path
+
+
+@contextmanager
+def _noticed(what: str, times: urllib3.Timeout) -> Iterator[None]:
+    """Log a request that is still without an answer after `_NOTICE_S`: a wrong address may be silent for long."""
+    said = "%s: no answer yet, waiting for up to %.0f s to connect and %.0f s for the answer"
+    timer = threading.Timer(_NOTICE_S, _log.warning, (said, what, times.connect_timeout, times.read_timeout))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _TransientError(Unreachable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -24,6 +24,9 @@ class Scripted:
     def __init__(self) -> None:
         self.replies: list[bytes] = []
         self.heads: list[bytes] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self.on_request: Callable[[], object] = lambda: None
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -44,6 +47,8 @@ class Scripted:
                     head += data
                 if head:
                     self.heads.append(head)
+                    self.answers.wait(10)
+                    self.on_request()
                     reply = self.replies.pop(0) if self.replies else OK
                     # Or the client might send its next request before it has seen this connection's end.
                     connection.sendall(reply.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
@@ -153,6 +158,30 @@ def test_a_long_pause_names_its_reason_and_a_short_one_does_not(
     with caplog.at_level("WARNING", "pyspark_durable_streams"):
         assert client.request("GET", "/a").status == 200
     assert caplog.messages == [f"GET {server.url}/a: 503: try 3 of 4 in 7 s"]
+
+
+def test_a_server_that_has_not_answered_yet_is_named_while_it_is_waited_for(
+    server: Scripted, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_durable_streams.client._NOTICE_S", 0.01)
+    named = threading.Event()
+    caplog.handler.addFilter(lambda record: named.set() or True)
+    server.answers = named
+    with caplog.at_level("WARNING", "pyspark_durable_streams"):
+        for _ in range(2):
+            assert client.request("GET", "/a").status == 200
+    (message,) = caplog.messages
+    assert message.startswith(f"GET {server.url}/a: no answer yet, waiting for up to ")
+
+
+def test_a_try_that_fails_late_is_named(
+    server: Scripted, client: Client, clock: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.replies = [b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"]
+    server.on_request = lambda: clock.sleep(10)
+    with caplog.at_level("WARNING", "pyspark_durable_streams"):
+        assert client.request("GET", "/a").status == 200
+    assert caplog.messages == [f"GET {server.url}/a: 503: try 2 of 4 in 0 s"]
 
 
 def test_what_would_take_longer_than_there_is_time_is_given_up(server: Scripted, client: Client) -> None:
