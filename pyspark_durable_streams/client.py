@@ -327,7 +327,8 @@ def _retry_after_s(value: str | None) -> float:
 
 def _reason(error: HTTPError) -> str:
     # urllib3's texts begin with the repr of a connection object, which is of no use here.
-    return f"{type(error).__name__}: {str(error).rpartition('>: ')[2]}"
+    text = str(error.args[1] if len(error.args) == 2 and isinstance(error.args[1], str) else error)
+    return f"{type(error).__name__}: {text.rpartition('>: ')[2]}"
 
 
 def _release(raw: urllib3.BaseHTTPResponse) -> None:

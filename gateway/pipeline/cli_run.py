@@ -62,6 +62,19 @@ class Waits(logging.Handler):
         self._progress(record.getMessage())
 
 
+@contextmanager
+def showing_waits(progress: Progress) -> Iterator[None]:
+    """Show warnings of the Spark source as progress, and nowhere else, during the block."""
+    log, waits = logging.getLogger("pyspark_durable_streams"), Waits(progress)
+    log.addHandler(waits)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(waits)
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The steps that need Spark.  Each prints its result."""
@@ -205,7 +218,6 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
         rows = sum(file.rows for file in lake.snapshot(REQUESTS).files())
     if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
-    logging.getLogger("pyspark_durable_streams").addHandler(Waits(progress))
     progress(f"starting Spark on {master or 'the cluster of spark-submit'}")
     # Java takes seconds to start, and this process would only wait for it.
     threading.Thread(target=_import_ahead, name="imports", daemon=True).start()
@@ -216,7 +228,7 @@ def working(url: str, master: str | None, conf: list[str] | None, *, is_long: bo
     threading.Thread(target=_start_worker, args=(spark,), name="first worker", daemon=True).start()
     # SIGTERM, from a service manager, stops the run as SIGINT does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with failing():
+    with failing(), showing_waits(progress):
         try:
             yield Steps(spark, lake, progress)
         except (Py4JNetworkError, ConnectionError):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.pipeline.cli_run import Waits
+from gateway.pipeline.cli_run import showing_waits
 from gateway.pipeline.errors import one_line
 
 _MESSAGE = "stream a: 404 (is http://h/a its URL?); failOnDataLoss=false waits"
@@ -28,13 +28,13 @@ def test_an_error_of_the_source_is_its_message(shown: str) -> None:
     assert one_line(RuntimeError(shown)) == _MESSAGE
 
 
-def test_the_progress_shows_what_the_source_waits_for() -> None:
+def test_the_progress_alone_shows_what_the_source_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     shown: list[str] = []
-    waits, log = Waits(shown.append), logging.getLogger("pyspark_durable_streams")
-    log.addHandler(waits)
-    try:
+    log = logging.getLogger("pyspark_durable_streams")
+    with showing_waits(shown.append):
         log.debug("not this")
         log.warning("%s: try %d of %d in %.0f s", "GET http://h/a: refused", 5, 8, 1.6)
-    finally:
-        log.removeHandler(waits)
     assert shown == ["GET http://h/a: refused: try 5 of 8 in 2 s"]
+    assert not caplog.records
+    log.warning("after it")
+    assert caplog.messages == ["after it"]

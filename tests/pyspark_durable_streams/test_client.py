@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import threading
@@ -164,9 +165,13 @@ def test_a_server_that_has_not_answered_yet_is_named_while_it_is_waited_for(
     server: Scripted, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyspark_durable_streams.client._NOTICE_S", 0.01)
-    named = threading.Event()
-    caplog.handler.addFilter(lambda record: named.set() or True)
-    server.answers = named
+    server.answers.clear()
+
+    def answer(record: logging.LogRecord) -> bool:
+        server.answers.set()
+        return True
+
+    caplog.handler.addFilter(answer)
     with caplog.at_level("WARNING", "pyspark_durable_streams"):
         for _ in range(2):
             assert client.request("GET", "/a").status == 200
@@ -182,6 +187,23 @@ def test_a_try_that_fails_late_is_named(
     with caplog.at_level("WARNING", "pyspark_durable_streams"):
         assert client.request("GET", "/a").status == 200
     assert caplog.messages == [f"GET {server.url}/a: 503: try 2 of 4 in 0 s"]
+
+
+def test_a_server_that_takes_no_connection_is_named_without_the_repr_of_one() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        client = Client(ClientConfig(url, tries=1, connect_s=0.05))
+        with pytest.raises(
+            Unreachable, match=rf"^GET {url}/a: ConnectTimeoutError: Connection to 127\.0\.0\.1 timed out"
+        ):
+            client.request("GET", "/a")
+        client.close()
+        for one in waiting:
+            one.close()
 
 
 def test_what_would_take_longer_than_there_is_time_is_given_up(server: Scripted, client: Client) -> None:
