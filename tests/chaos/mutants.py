@@ -8,6 +8,7 @@ from tests.chaos.mutant import Mutant
 from tests.chaos.mutants_of_bytes import BYTES
 from tests.chaos.mutants_of_hits import HITS
 from tests.chaos.mutants_of_lives import LIVES
+from tests.chaos.mutants_of_rules import RULED
 
 MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES)
 """Chaos is to tell these."""
@@ -15,6 +16,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES)
 FAST_PATH_MUTANTS: Final[tuple[Mutant, ...]] = tuple(HITS)
 """The same traffic for two gateways is to tell these (`tests/server/fast_and_strict.py`)."""
 
+RULE_MUTANTS: Final[tuple[Mutant, ...]] = (*MUTANTS, *RULED)
+"""The tests of their rules are to tell these (`tests/chaos/rules.py`)."""
+
 RARE: Final = ("overtaken-flight-is-laid", "late-404-is-believed", "delete-404-raises-no-doubt")
-"""Of the first, mutants that a minute of chaos seldom tells, because they need several rare events in one order.  The
+"""Those of `MUTANTS` that a minute of chaos seldom tells, because they need several rare events in one order.  The
 tests of their rules tell them (`tests/chaos/rules.py`)."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import RULE_MUTANTS
 
 HOME: Final = Path(__file__).parents[2]
 PAGE: Final = HOME / "docs" / "rules.md"
@@ -60,7 +60,7 @@ def hunted(names: Sequence[str]) -> int:
 
 def main(names: Sequence[str]) -> int:
     """The same in this process."""
-    chosen = [one for one in MUTANTS if not names or one.name in names]
+    chosen = [one for one in RULE_MUTANTS if not names or one.name in names]
     tests = {name: rule.tests for rule in rules() for name in rule.mutants}
     # Modules keep what they import, so import them before anything is replaced.
     pytest.main([*_OPTIONS, "--collect-only", *sorted({test for one in chosen for test in tests[one.name]})])

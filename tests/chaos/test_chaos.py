@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.chaos import Size, chaos
 from tests.chaos.mutant import Mutant
-from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS, RARE
+from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS, RARE, RULE_MUTANTS
 from tests.chaos.rules import hunted
 
 _QUICK = ("cut-body-ends-cleanly", "credentials-share-a-tape", "offset-runs-ahead")
@@ -32,13 +32,13 @@ def test_faults_that_chaos_seldom_meets_fail_the_tests_of_their_rules() -> None:
     assert hunted(RARE) == 0
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *FAST_PATH_MUTANTS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*RULE_MUTANTS, *FAST_PATH_MUTANTS], ids=lambda mutant: mutant.name)
 def test_each_mutant_replaces_what_is_there(mutant: Mutant) -> None:
     with mutant.at_work():
         pass
 
 
 def test_each_mutant_has_a_name_of_its_own() -> None:
-    assert len({one.name for one in (*MUTANTS, *FAST_PATH_MUTANTS)}) == len(MUTANTS) + len(FAST_PATH_MUTANTS)
+    assert len({one.name for one in (*RULE_MUTANTS, *FAST_PATH_MUTANTS)}) == len(RULE_MUTANTS) + len(FAST_PATH_MUTANTS)
     assert len(MUTANTS) >= 25
     assert len(FAST_PATH_MUTANTS) >= 8

@@ -1,0 +1,220 @@
+"""Mutants that break one rule of `docs/rules.md` each and that the tests of the rule are to tell.
+
+Chaos may meet them or not: what tells them for certain is `python -m tests.chaos --rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from gateway.engine import classifier
+from gateway.engine.catchup import _Attempt
+from gateway.engine.classifier import TapeFacts
+from gateway.engine.live_read import LiveReads
+from gateway.engine.patience import Patience
+from gateway.engine.relayed_request import SentRequest
+from gateway.engine.sse_opening import SseOpening
+from gateway.engine.writes import Writes
+from gateway.errors import GatewayError, TailMovedBack
+from gateway.live.topic import Topic
+from gateway.protocol.stream_version import Version
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.tape import stream as stream_module
+from gateway.tape.expiry import Expiry
+from gateway.tape.stream import End, Stream
+from gateway.tape.tape import Tape
+from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
+
+RULED: Final[list[Mutant]] = []
+mutant = registrar(RULED)
+
+
+# -- the stream may be answered from memory
+
+
+@mutant("the first answer from memory waits for the lifetime")
+def lifetime_is_not_waited_for() -> Patches:
+    return [(Stream, "may_answer_alone", Stream.is_trusted)]
+
+
+@mutant("a stream is trusted for trust_s")
+def stream_is_trusted_for_ever() -> Patches:
+    return [(Stream, "is_trusted", lambda self, *_: not self.needs_revalidation)]
+
+
+@mutant("a sliding TTL is trusted for half its length")
+def sliding_ttl_is_trusted_whole() -> Patches:
+    return [(Stream, "_trusted_s", lambda _, trust_s: trust_s)]
+
+
+@mutant("a stream that may have ended is not shown even if the origin fails")
+def doubted_stream_outlasts_a_failure() -> Patches:
+    return [(Stream, "outlasts_failure", lambda self, *_: self.ended is None)]
+
+
+@mutant("an append of unknown outcome ends nothing")
+def lost_append_is_taken_for_an_end() -> Patches:
+    mark_stale = Stream.mark_stale
+    return [(Stream, "mark_stale", lambda self, **_: mark_stale(self, may_have_ended=True))]
+
+
+@mutant("a stream that may be another has a lifetime of its own")
+def earlier_lifetime_is_kept() -> Patches:
+    return [(Expiry, "lose", nothing)]
+
+
+@mutant("a HEAD sent before the stream may have been replaced says nothing of the lifetime")
+def early_head_tells_the_lifetime() -> Patches:
+    return [(classifier, "_may_be_of_predecessor", never)]
+
+
+@mutant("bytes in memory do not wait for a silent origin")
+def held_bytes_wait_for_a_silent_origin() -> Patches:
+    async def answer(self: Patience, read: Any, stream: Stream, work: Coroutine[Any, Any, Any], held: Any) -> Any:
+        return await work
+
+    return [(Patience, "answer", answer)]
+
+
+@mutant("bytes that lack an acknowledged write are not given for want of the origin")
+def held_bytes_lack_a_write() -> Patches:
+    return [(Stream, "holds_acknowledged", always)]
+
+
+@mutant("where parties share, the 404 of one is verified by the others")
+def one_partys_404_is_everybodys() -> Patches:
+    return [(Stream, "is_hidden_from", never)]
+
+
+# -- the tail and the end
+
+
+@mutant("a request says nothing of writes that were acknowledged after it was sent")
+def early_request_confirms_later_writes() -> Patches:
+    return [(Version, "same_acks_as", always)]
+
+
+@mutant("a query whose writes end beyond the tail names another stream")
+def every_query_names_one_stream() -> Patches:
+    return [(stream_module, "MAX_OTHER_QUERIES", 0)]
+
+
+@mutant("an acknowledged append without an offset ends what is known of the tail")
+def append_without_an_offset_is_not_recorded() -> Patches:
+    return [(Stream, "acknowledged_without_offset", nothing)]
+
+
+@mutant("an append that is acknowledged late does not make its end the tail")
+def late_append_names_the_tail() -> Patches:
+    return [(_Attempt, "_is_at_tail", always)]
+
+
+@mutant("an offset beyond the tail is asked for again while a write is under way")
+def offset_stays_beyond_the_tail() -> Patches:
+    return [(Stream, "forget_beyond", nothing), (Writes, "is_under_way", never)]
+
+
+@mutant("a live read may repeat the tail that its fetch was told, until a write")
+def first_tail_outlives_a_write() -> Patches:
+    return [(Stream, "is_still", lambda self, first, at: self.tape.resolve(first.at) == at)]
+
+
+@mutant("a follower that is lost confirms no tail")
+def lost_follower_confirms_the_tail() -> Patches:
+    def lost(self: Topic, now: float, failure: GatewayError | None) -> None:
+        self.stream.unfollowed(now)
+        self.failure = failure
+        self.wake()
+
+    return [(Topic, "lost", lost)]
+
+
+# -- fetches under way
+
+
+@mutant("a read whose bytes were forgotten in its middle joins no bytes of another stream")
+def walk_goes_on_over_forgotten_bytes() -> Patches:
+    def check(self: _Attempt) -> None:
+        if self._stream.ended is not None:
+            raise TailMovedBack
+
+    return [(_Attempt, "_check_incarnation", check)]
+
+
+@mutant("a tail that moved back is another stream's")
+def tail_may_move_back() -> Patches:
+    return [(Tape, "check", nothing)]
+
+
+@mutant("a closed stream that is open again is another stream")
+def closed_stream_may_open_again() -> Patches:
+    of = TapeFacts.of
+    return [(TapeFacts, "of", lambda *known: of(*known)._replace(closed_at=None))]
+
+
+@mutant("another identity is another stream's")
+def identity_is_ignored() -> Patches:
+    return [(Stream, "learn_identity", always)]
+
+
+@mutant("a record that learned its identity after a fetch was sent may be the later stream")
+def late_fetch_ends_the_later_stream() -> Patches:
+    return [(classifier, "is_outdated", never)]
+
+
+@mutant("a 410 for an offset that the gateway chose is not the client's answer")
+def refusal_of_a_chosen_offset_is_passed_on() -> Patches:
+    async def fill_for(self: LiveReads, read: Any, topic: Topic, at: str) -> bool:
+        return await self.fill(read.route, read.source, topic, at)
+
+    failed = _Attempt._failed
+
+    def passed_on(self: _Attempt, head: Any) -> Any:
+        self._at = self._read.start
+        return failed(self, head)
+
+    return [(LiveReads, "fill_for", fill_for), (_Attempt, "_failed", passed_on)]
+
+
+# -- lives
+
+
+@mutant("a PUT that made a stream ends the earlier one")
+def creation_ends_nothing() -> Patches:
+    end_group = Writes._end_group
+
+    def ended(self: Writes, write: SentRequest, why: End) -> None:
+        if why is not End.RECREATED:
+            end_group(self, write, why)
+
+    return [(Writes, "_end_group", ended)]
+
+
+@mutant("a write that another write has overtaken ends what is known of the tail")
+def overtaken_write_is_not_recorded() -> Patches:
+    return [(Writes, "_record_overtaken", nothing)]
+
+
+@mutant("an append acknowledged while a PUT or a DELETE is under way may be of another stream")
+def pending_writes_remake_nothing() -> Patches:
+    return [(Writes, "_may_be_remade", staticmethod(never))]
+
+
+# -- answers found by the bytes of their request
+
+
+@mutant("an answer that was read before bytes were dropped is not remembered after it")
+def answer_of_dropped_bytes_is_remembered() -> Patches:
+    remember = RememberedAnswers.remember
+
+    def remembered(self: RememberedAnswers, request: bytes, answer: RememberedAnswer, names: Any) -> None:
+        answer.edition = answer.stream.version.edition
+        remember(self, request, answer, names)
+
+    return [(RememberedAnswers, "remember", remembered)]
+
+
+@mutant("the first part of an SSE answer is repeated only until the stream changes")
+def sse_opening_outlives_a_change() -> Patches:
+    return [(SseOpening, "topic_at", lambda self, _: self._topic())]
