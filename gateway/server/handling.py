@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
 
 from gateway.http.request import Mark
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
+from gateway.protocol.offsets import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.server.clients import Clients, Work
@@ -27,7 +27,6 @@ from gateway.server.request import LiveAnswer, Request
 
 _log = logging.getLogger("gateway.server")
 
-_FROM_TAIL: Final = re.compile(r"([?&])offset=now(?=[&#]|$)")
 REFUSALS: Final = {
     Mark.BROKEN: (400, b"Bad request\n"),
     Mark.TARGET_TOO_LONG: (414, b"Request target too long\n"),
@@ -157,7 +156,7 @@ class Handling(ABC):
         request = self._repeated(data)
         if request is not None:
             request.is_alone = True
-            request.target = _FROM_TAIL.sub(rf"\1offset={quote(at, safe='')}", request.target)
+            request.target = _from_tail(request.target, at)
             self._begin_handling(request)
 
     def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
@@ -193,6 +192,17 @@ class _Again:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.take_again(self._request, self._at)
+
+
+def _from_tail(target: str, at: str) -> str:
+    """The target of a read, from the offset `at` if it reads from the tail, however that is spelt."""
+    path, mark, query = target.partition("?")
+    parts = query.split("&")
+    for number, part in enumerate(parts):
+        name, _, value = part.partition("=")
+        if unquote(name) == "offset" and unquote(value) == NOW:
+            parts[number] = f"offset={quote(at, safe='')}"
+    return path + mark + "&".join(parts)
 
 
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:

@@ -180,11 +180,14 @@ async def test_a_stream_that_is_read_often_is_not_followed_again_if_live_answers
 
 
 @pytest.mark.http_2
-async def test_a_long_poll_from_now_that_is_handed_over_misses_nothing(hostile: Hostile, start: Start) -> None:
+@pytest.mark.parametrize("asked_from", ["offset=now", "offset=%6eow", "%6Fffset=now"])
+async def test_a_long_poll_from_now_that_is_handed_over_misses_nothing(
+    hostile: Hostile, start: Start, asked_from: str
+) -> None:
     """Its `now` is when it arrived, not when the origin's answer proved to be personal."""
     origin = PersonalOrigin(TEXT, live={"Cache-Control": "private"})
     edge = await start(await origin.start(hostile))
-    poll = edge.asking(polled("now"))
+    poll = edge.asking(polled("now").replace("offset=now", asked_from))
     await eventually(lambda: origin.count("live=long-poll") >= 1)
     origin.gate.set()
     assert (await bounded(poll)).status == 204
