@@ -38,7 +38,7 @@ class _Flow(Generic[Item]):
 class Flows(Generic[Client, Item]):
     """Items that wait, by client.  Each client has `quantum_s` seconds in a round."""
 
-    __slots__ = ("_new", "_new_served", "_old", "_quantum_s", "_waiting")
+    __slots__ = ("_new", "_new_served", "_old", "_quantum_s", "waiting")
 
     def __init__(self, quantum_s: float) -> None:
         self._quantum_s = quantum_s
@@ -48,14 +48,15 @@ class Flows(Generic[Client, Item]):
         """All other flows.  An empty one stays for a round, so a client that comes back within it is not new."""
         self._new_served = 0
         """How often new ones have been served since there are others, or since one of those was."""
-        self._waiting = 0
+        self.waiting = 0
+        """The number of items."""
 
     def __repr__(self) -> str:
-        return f"<Flows {self._waiting} items of {len(self._new)} new and {len(self._old)} old clients>"
+        return f"<Flows {self.waiting} items of {len(self._new)} new and {len(self._old)} old clients>"
 
     def __len__(self) -> int:
         """The number of items."""
-        return self._waiting
+        return self.waiting
 
     def has(self, client: Client) -> bool:
         """Whether an item of the client waits."""
@@ -64,7 +65,7 @@ class Flows(Generic[Client, Item]):
 
     def push(self, client: Client, item: Item) -> None:
         """Add an item behind the client's others."""
-        if not self._waiting:
+        if not self.waiting:
             self._new.clear()
             self._old.clear()
         flow = self._new.get(client) or self._old.get(client)
@@ -74,16 +75,19 @@ class Flows(Generic[Client, Item]):
             # It asks for more than it is given, so it takes turns with all that do.
             self._retire(self._new, client, flow)
         flow.items.append(item)
-        self._waiting += 1
+        self.waiting += 1
 
     def pop(self) -> tuple[Client, Item]:
         """Remove and return the next item and its client.  KeyError if there is none."""
-        while self._waiting:
+        while self.waiting:
             is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
             flows = self._new if is_new else self._old
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
-                flow.left_s += self._quantum_s
+                is_alone = len(self._new) + len(self._old) == 1
+                # Alone, it is passed at once for as many rounds as it owes.
+                rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
+                flow.left_s += rounds * self._quantum_s
                 self._retire(flows, client, flow)
             elif not flow.items:
                 if is_new and len(self._old) < _MOST_OLD:
@@ -91,7 +95,7 @@ class Flows(Generic[Client, Item]):
                 else:
                     del flows[client]
             else:
-                self._waiting -= 1
+                self.waiting -= 1
                 self._new_served = self._new_served + 1 if is_new and self._old else 0
                 return client, flow.items.popleft()
         raise KeyError

@@ -82,7 +82,7 @@ class Turns:
         flows = self._flows
         if not self._is_running:
             is_late = self._is_late()
-            if not is_late and not (flows and flows.has(taker.use or taker)):
+            if not is_late and not (flows.waiting and flows.has(taker.use or taker)):
                 return False
         flows.push(taker.use or taker, taker)
         self.waited += 1
@@ -106,13 +106,13 @@ class Turns:
         """The next turn: begin waiting requests, as many as may be begun."""
         self.has_begun = False
         flows, now = self._flows, self._now
-        if not flows:
+        if not flows.waiting:
             return
         at = now()
         besides = at - self._began
         until = at + min(SHARE_S, max(SHARE_S - besides, besides * _LEAST))
         self._is_running = True
-        while flows:
+        while flows.waiting:
             client, taker = flows.pop()
             try:
                 taker.take_turn()
@@ -123,6 +123,6 @@ class Turns:
             if at > until:
                 break
         self._is_running = False
-        if flows and not self.has_begun:
+        if flows.waiting and not self.has_begun:
             self.has_begun, self._began = True, at
             self._call_soon(self._next)
