@@ -122,7 +122,7 @@ class Relay:
         request = relayed.request
         route, query, is_live = request.route, request.raw_query, request.is_live
         bounds = route.live_bounds if is_live else route.bounds
-        if request.mode is Mode.SSE or request.is_session:
+        if is_live and (request.mode is Mode.SSE or request.is_session):
             # An origin may be silent on such a connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         if relayed.is_write:

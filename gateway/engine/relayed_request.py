@@ -13,6 +13,7 @@ from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
+_LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 Change: TypeAlias = int
 """What writes may do to the existence of a stream: a sum of bits.  No `enum.Flag`: in Python 3.11 its operators take
@@ -61,7 +62,7 @@ class RelayedRequest(NamedTuple):
     @property
     def is_live(self) -> bool:
         """Whether it may last for minutes."""
-        return self.is_session or self.mode in (Mode.LONGPOLL, Mode.SSE)
+        return self.is_session or self.mode in _LIVE
 
 
 class SentRequest:

@@ -215,7 +215,8 @@ def response_headers_for_client(headers: Headers, *, node: str, http_version: st
 
     An event stream gets `X-Accel-Buffering: no`, unless the origin set that header, so that nginx does not buffer it.
     """
-    passed = _end_to_end(headers)
+    dropped = HOP_BY_HOP if "Connection" not in headers else HOP_BY_HOP | nominated(headers)
+    passed = CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
     content_type = passed.get("Content-Type")
     if content_type is not None and media_type(content_type) == SSE_TYPE:
         passed.setdefault(ACCEL_BUFFERING, "no")

@@ -153,7 +153,7 @@ class Relays:
             context.is_session,
             key.partition,
         )
-        if context.is_session or mode is Mode.LONGPOLL or mode is Mode.SSE:
+        if passed.is_live:
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, route.config.name)

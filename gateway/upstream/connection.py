@@ -128,9 +128,12 @@ class Connection(asyncio.Protocol):
         return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing has arrived that the event loop has not reported yet: bytes that no request asked for, or
-        the origin's close."""
+    def may_carry(self) -> bool:
+        """Whether it is open, and nothing has arrived that the event loop has not reported yet: bytes that no request
+        asked for, or the origin's close."""
+        transport = self._transport
+        if self._is_lost or transport is None or transport.is_closing():
+            return False
         return self._poller is None or not self._poller.poll(0)
 
     # -- one exchange
@@ -141,7 +144,7 @@ class Connection(asyncio.Protocol):
         """Send a request whose reply head must arrive by `by`, in seconds of the loop's clock."""
         assert self._incoming is None
         assert self._transport is not None
-        incoming = self._incoming = IncomingReply(self)
+        incoming = self._incoming = IncomingReply(self, self)
         self._parser.expect(is_head=is_head)
         self.is_for_heads = is_head
         self._is_read = request.startswith(_READS)
@@ -232,11 +235,6 @@ class Connection(asyncio.Protocol):
         self.drop()
         if incoming is not None:
             incoming.fail(error)
-
-    @property
-    def line(self) -> Connection:
-        """The connection itself."""
-        return self
 
     def retire(self) -> None:
         """Take no further exchange: close once the one under way is over.  Drop idle connections to the same host, too,

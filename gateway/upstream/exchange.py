@@ -49,7 +49,7 @@ from gateway.upstream.failures import (
     UploadFailed,
 )
 from gateway.upstream.http2_dials import Http2Dials
-from gateway.upstream.incoming import Carrier, IncomingReply, no_op
+from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
 from gateway.upstream.origins import OriginRequest
 from gateway.upstream.purpose import Purpose, purpose_of
 from gateway.upstream.reasons import reason_of
@@ -131,10 +131,9 @@ class Exchange:
         several clients that has a turn.
         """
         method, _, headers, bounds, body, is_live, client = self._call
-        hosts, pool, loop = self._hosts, self._pool, asyncio.get_running_loop()
+        hosts, pool, began = self._hosts, self._pool, asyncio.get_running_loop().time()
         if hosts.tracer is not NO_TRACER and (span := hosts.tracer.exchange(method, authority + target, headers)):
             self._span, headers = span, span.headers
-        began = loop.time()
         self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
         length: int | None = None
         is_chunked = False
@@ -156,7 +155,7 @@ class Exchange:
         lane = self._lane = pool.lane(endpoint, route, purpose, is_upload=self._upload is not None)
         hosts.dialer.look_again(endpoint.host, endpoint.port)
         payer = client if isinstance(client, str) else next(iter(client.nets))
-        connection = pool.take_idle(lane, payer, loop.time(), is_head=method == "HEAD")
+        connection = pool.take_idle(lane, payer, began, is_head=method == "HEAD")
         if connection is not None:
             self._requester.sent()
             self._send(connection)
@@ -268,7 +267,7 @@ class Exchange:
         assert incoming is not None
         assert connection is not None
         if (head := incoming.head) is not None:
-            incoming.detach()
+            incoming.on_change, incoming.on_interim = no_op, ignore
             self.is_over = True
             reply = Reply(head, incoming, self._call.bounds, self._deadline, self._sent)
             if self._lane.purpose is _READ:

@@ -113,11 +113,6 @@ class Http2Stream:
         """Whether the connection has carried a complete exchange before."""
         return self.connection.is_reused
 
-    @property
-    def line(self) -> StreamOwner:
-        """The connection."""
-        return self.connection
-
     # -- the request
 
     def ask(
@@ -131,7 +126,7 @@ class Http2Stream:
         connection.add(stream, self)
         if body:
             session.send(stream, body, ends=True)
-        incoming = self._incoming = IncomingReply(self)
+        incoming = self._incoming = IncomingReply(self, self.connection)
         self.deadline.move(by)
         connection.flush()
         return incoming

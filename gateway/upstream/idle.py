@@ -85,7 +85,7 @@ class IdleConnections:
         self._count -= 1
         if not shelf.rested and not shelf.resting:
             del self._shelves[connection.endpoint, connection.is_for_heads]
-        if connection.is_open and connection.is_quiet and not is_outdated(connection, now, named):
+        if connection.may_carry and not is_outdated(connection, now, named):
             return True
         connection.drop()
         return False

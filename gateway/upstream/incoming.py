@@ -75,10 +75,6 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """End it at once."""
 
-    @property
-    def line(self) -> Line:
-        """The connection, which outlives the exchange."""
-
 
 class IncomingReply:
     """A reply as it arrives, for one reader at a time.
@@ -100,10 +96,11 @@ class IncomingReply:
         "on_interim",
     )
 
-    def __init__(self, connection: Carrier) -> None:
+    def __init__(self, connection: Carrier, line: Line) -> None:
         self.connection: Carrier | None = connection
         """None once the exchange is over."""
-        self._line = connection.line
+        self._line = line
+        """The connection, which outlives the exchange."""
         self.head: Head | None = None
         self.has_received = False
         """Whether any byte of the reply has arrived."""

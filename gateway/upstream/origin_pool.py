@@ -61,6 +61,8 @@ class OriginPool:
         self._clock = clock
         self._hosts: dict[str, Origin] = {}
         self._members: tuple[tuple[str, int], ...] = ()
+        self.follows_redirects = False
+        """Whether there is another host that a redirect may lead to."""
         self._only: Origin | None = None
         """The only host, if there is just one."""
         self.credentials: tuple[str, str] | None = None
@@ -82,12 +84,8 @@ class OriginPool:
         self._hosts = dict(hosts)
         self._members = tuple(members)
         self._only = next(iter(hosts.values())) if len(hosts) == 1 else None
+        self.follows_redirects = len(hosts) > 1
         self.credentials = credentials
-
-    @property
-    def follows_redirects(self) -> bool:
-        """Whether there is another host that a redirect may lead to."""
-        return len(self._hosts) > 1
 
     def members(self) -> Iterator[Origin]:
         """The origins that streams are spread over."""

@@ -6,12 +6,12 @@ import tracemalloc
 from types import SimpleNamespace
 from typing import cast
 
-from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, IncomingReply
+from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, IncomingReply, Line
 
 
 def test_a_body_in_tiny_pieces_takes_little_more_than_its_bytes() -> None:
     """An origin may send each byte pair in a chunk or frame of its own, and the reader may be slow."""
-    incoming = IncomingReply(cast("Carrier", SimpleNamespace(line=None, is_reading=True)))
+    incoming = IncomingReply(cast("Carrier", SimpleNamespace(is_reading=True)), cast("Line", None))
     pieces = [number.to_bytes(2) for number in range(HIGH_WATER_BYTES // 4)]
     body = b"".join(pieces)
     del pieces
