@@ -358,7 +358,9 @@ class Following:
         body, control = self._bytes(), json.loads(text)
         end, is_closed = control["streamNextOffset"], bool(control.get("streamClosed"))
         up_to_date = bool(control.get("upToDate")) or is_closed
-        here = [life for life in self.lives if _has(life, body, self.asked, self.at, end)]
+        # An answer that began while the origin was silent may show what that has trimmed, and names no tail then.
+        asked = replace(self.asked, is_stale=not up_to_date and not self.asked.is_calm)
+        here = [life for life in self.lives if _has(life, body, asked, self.at, end)]
         if not here:
             raise Wrong(f"{body[:60]!r} from {self.at} to {end} is of none of {self.lives}")
         asked = replace(self.asked, offset=self.at)

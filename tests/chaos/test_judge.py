@@ -264,6 +264,26 @@ def test_one_connection_tells_of_one_life(course: Course) -> None:
         following.control(json.dumps({"streamNextOffset": new, "streamCursor": "8"}))
 
 
+@pytest.mark.parametrize(("is_calm", "says"), [(True, {}), (False, {"upToDate": True})])
+def test_events_show_trimmed_bytes_only_while_the_origin_may_be_silent(
+    course: Course, is_calm: bool, says: dict[str, bool]
+) -> None:
+    life = course.create(b"old")
+    end = course.append(b"new")
+    course.history.trim(life.tail, hides_start=False)
+    course.now += judge.TRIMMED_WITHIN_S + 1
+
+    def send(*, is_calm: bool, **said: bool) -> None:
+        asked = course.asked(offset="-1", live="sse", is_calm=is_calm)
+        following = Following(asked, [life], "-1", None, BINARY)
+        following.data("b2xkbmV3")
+        following.control(json.dumps({"streamNextOffset": end, "streamCursor": "7", **said}))
+
+    send(is_calm=False)
+    with pytest.raises(Wrong, match="of none of"):
+        send(is_calm=is_calm, **says)
+
+
 def test_a_reader_of_what_is_over_is_sent_off_in_time(course: Course) -> None:
     life = course.create(b"x")
     judge.late(course.history, [life], 100.0)
