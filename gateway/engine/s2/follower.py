@@ -10,25 +10,25 @@ more, the last one before the topic's position, which shows whether it is the sa
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.aio.clock import Clock, pause
+from gateway.aio.clock import pause
 from gateway.engine.classifier import PERSONAL
-from gateway.engine.s2.origin import AtTail, OriginReads, Refused, Source
+from gateway.engine.s2.origin import AtTail, OriginReads, Refused
+from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
+from gateway.limits.askers import Askers
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.s2.json_format import CONTENT_TYPE
-from gateway.s2.records import ReadBatch, Record, StreamPosition
+from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import BadFrame, FrameReader, Message, Terminal
-from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.reply import Reply
 
 PAUSES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0)
@@ -56,41 +56,26 @@ REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or
 
 
 class Follower:
-    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.
-
-    `store` stores a batch's records, which begin at the topic's position, and raises TailMovedBack if they are of
-    another stream; `sees` judges a tail in the same way, `compare` the record before a position, and `refused` an
-    error.  `verify` asks whether it is still the stream of which records are held, and returns the origin's error if it
-    refuses.
-    """
+    """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.  The
+    stream judges what the origin sends."""
 
     def __init__(
         self,
         topic: Topic,
-        source: Source,
+        stream: S2Stream,
         client: str,
         origin: OriginReads,
-        clock: Clock,
-        metrics: MetricsRecorder,
-        rng: random.Random,
-        store: Callable[[ReadBatch], object],
-        sees: Callable[[AtTail], object],
-        refused: Callable[[Refused], object],
-        compare: Callable[[Record, StreamPosition], object],
-        verify: Callable[[], Awaitable[Refused | None]],
+        surroundings: Surroundings,
     ) -> None:
+        clock = surroundings.clock
         self._topic = topic
-        self._source = source
+        self._stream = stream
+        self._source = stream.source
         self._client = client
         self._origin = origin
         self._clock = clock
-        self._metrics = metrics
-        self._rng = rng
-        self._store = store
-        self._sees = sees
-        self._refused = refused
-        self._compare = compare
-        self._verify = verify
+        self._metrics = surroundings.metrics
+        self._rng = surroundings.rng
         self._failures = 0
         """Attempts in a row that have brought nothing."""
         self._short = 0
@@ -139,13 +124,16 @@ class Follower:
         topic = self._topic
         self._overlap = topic.position - 1 if topic.position else None
         start = topic.position if self._overlap is None else self._overlap
-        if not self._goes_on and (refused := await self._verify()) is not None:
-            self._refuse(refused)
-            return False
+        if not self._goes_on:
+            # Is it still the stream of which records are held?
+            refused = await self._stream.verify(topic.position, Askers(self._client))
+            if refused is not None:
+                self._refuse(refused)
+                return False
         self._goes_on = True
         opened = await self._origin.session(self._source, start, self._client)
         if isinstance(opened, AtTail):
-            self._sees(opened)
+            self._stream.sees(opened.tail, topic.position)
             raise UpstreamBroken("Origin refused to follow a stream at its tail")
         if isinstance(opened, Refused):
             if opened.is_draining:
@@ -183,10 +171,10 @@ class Follower:
             batch = self._without_overlap(batch, self._overlap)
             self._overlap = None
         if batch.records:
-            self._store(batch)
+            self._stream.store_batch(batch)
             self._topic.publish(batch.records, batch.tail, self._clock.now())
         elif batch.tail is not None:
-            self._sees(AtTail(batch.tail))
+            self._stream.sees(batch.tail, self._topic.position)
             self._topic.heard(batch.tail, self._clock.now())
         self._failures = 0
         self._heard_at = self._clock.now()
@@ -197,7 +185,7 @@ class Follower:
         if first.seq_num > overlap:
             # It has been trimmed.
             return batch
-        self._compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
+        self._stream.compare(first, StreamPosition(overlap + 1, self._topic.last_timestamp))
         return replace(batch, records=batch.records[1:])
 
     def _refuse(self, error: Refused) -> None:
@@ -206,6 +194,6 @@ class Follower:
             raise UpstreamUnreachable
         if error.status < 400:
             raise UpstreamBroken("Origin ended a session with a status that is no error")
-        self._refused(error)
+        self._stream.refused(error)
         # The credentials may be those of another reader: each client comes again with its own.
         self._topic.lost(error if error.status not in PERSONAL else REFUSED)

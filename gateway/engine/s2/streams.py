@@ -18,7 +18,6 @@ from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
 from gateway.engine.s2.topic import Topic
 from gateway.errors import GatewayError
-from gateway.limits.askers import Askers
 from gateway.live.live_requests import RelayedLive
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
@@ -47,8 +46,7 @@ class S2Streams:
     ) -> None:
         clock = surroundings.clock
         self._shared = Shared(origin, store, clock, surroundings.tasks, _soon)
-        self._metrics = surroundings.metrics
-        self._rng = surroundings.rng
+        self._surroundings = surroundings
         self._begin_live = begin_live
         self._streams: dict[Stream, S2Stream] = {}
         self._runs: dict[S2Stream, asyncio.Task[None]] = {}
@@ -189,20 +187,7 @@ class S2Streams:
             self._shared.tasks.start(confirm(), f"confirm {stream.stream.key.group.path}")
 
     async def _follow(self, stream: S2Stream, topic: Topic, client: str) -> None:
-        follower = Follower(
-            topic,
-            stream.source,
-            client,
-            self._shared.origin,
-            self._shared.clock,
-            self._metrics,
-            self._rng,
-            stream.store_batch,
-            lambda found: stream.sees(found.tail, topic.position),
-            stream.refused,
-            stream.compare,
-            lambda: stream.verify(topic.position, Askers(client)),
-        )
+        follower = Follower(topic, stream, client, self._shared.origin, self._surroundings)
         try:
             await follower.run()
         finally:
