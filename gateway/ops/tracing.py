@@ -218,12 +218,11 @@ class _TimedSpan:
 
 
 class _RequestSpan:
-    __slots__ = ("_joined", "_timed", "is_parked", "span")
+    __slots__ = ("_joined", "_timed", "span")
 
     def __init__(self, timed: _TimedSpan) -> None:
         self._timed = timed
         self.span = timed.span
-        self.is_parked = False
         self._joined: Span | None = None
 
     @property
@@ -249,9 +248,6 @@ class _RequestSpan:
         self.span.set_attribute("http.response.status_code", status)
         if status >= 500:
             self.span.set_status(Status(StatusCode.ERROR))
-
-    def park(self) -> None:
-        self.is_parked = True
 
     def aborted(self) -> None:
         self.span.add_event("aborted")

@@ -54,10 +54,8 @@ _MOST_LOOKED_AT: Final = 1_000
 """Connections looked at for an idle one to be displaced."""
 
 Work = Coroutine[Any, Any, Answered | None]
-"""The rest of answering a request.  None if the answer is given without a task and ends by itself.  ConnectionError if
-the connection was dropped in the middle of the answer."""
-AsyncHandler = Callable[[Request], Work]
-"""Answers a request in a coroutine."""
+"""The rest of answering a request.  None if the channel is free already, or is freed without a task.  ConnectionError
+if the connection was dropped in the middle of the answer."""
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as possible without waiting; returns the remaining work, or None if there is none."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
@@ -24,11 +24,11 @@ from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
+from gateway.server.observing import Observed, Observers
 from gateway.server.request import Answered, Request
 from gateway.server.s2_request import S2Request, recorded_start
-from gateway.telemetry.access_record import RecordedStream, note_response
+from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
-from gateway.telemetry.tracing import current
 
 _BY_CLIENT: Final = frozenset({400, 408, 414, 429, 431})
 """The statuses of refusals that a client brings about by what it sends, or by how often."""
@@ -66,6 +66,15 @@ class ParsedRequest(NamedTuple):
         return self.target.offset if self.s2 is None else recorded_start(self.s2.asked)
 
 
+class Stage(Enum):
+    """Who answers a request, and ends it by `ResponseRecorder.end`."""
+
+    HANDLED = "the request handler, at once or in a task"
+    RELAYED = "a relay, without a task"
+    LIVE = "a live reader, which counts and records its own end"
+    ENDED = "the answer is out, or has been given up"
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One request in progress: what is known for its answer and its record."""
@@ -73,9 +82,9 @@ class RequestContext:
     request: Request
     delivery: Delivery
     began: float
-    relay_done: asyncio.Future[Answered | None] | None = None
-    """Resolves when a relayed answer is out, to None if it broke off.  None if no task waits: the relay then
-    calls the channel's `answered`."""
+    observed: Observed | None
+    """What log and trace keep of it; None without either."""
+    stage: Stage = Stage.HANDLED
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
@@ -85,14 +94,10 @@ class RequestContext:
     """Whether a live read is relayed only until the reader has caught up to the tail."""
     why_alone: str | None = None
     """Why a read is relayed although its route shares answers; None if it is not."""
-    is_live: bool = False
-    """Whether the answer is live; a live answer is recorded when it ends."""
     client: str = UNKNOWN
     """The net of the client, if rate limits count the request."""
     fields: tuple[str, str] | None = None
     """The answer's RateLimit-Policy and RateLimit fields; None if no rate limit applies."""
-    is_relayed: bool = False
-    """Whether a relay gives the answer."""
     is_session: bool = False
     """Whether request and answer go on side by side for as long as both parties like."""
     speaks_s2: bool = False
@@ -107,14 +112,30 @@ class RequestContext:
 class ResponseRecorder:
     """Adds the headers that all responses have in common, and records how each request ended."""
 
-    def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float], admission: Admission) -> None:
+    def __init__(
+        self,
+        node: str,
+        metrics: MetricsRecorder,
+        now: Callable[[], float],
+        admission: Admission,
+        observers: Observers,
+    ) -> None:
         self._admission = admission
+        self._observers = observers
         self.node = node
         self.metrics = metrics
         self.now = now
 
-    def record(self, context: RequestContext) -> None:
-        """Record the end of the request in the metrics, the span and the access log."""
+    def end(self, context: RequestContext, answered: Answered | None) -> None:
+        """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer is
+        out, or was broken off by a relay.  Does nothing for a request that has ended, or that is answered live.
+
+        `answered` is the answer that was given; None if there is none, or not all of it.
+        """
+        stage, observed = context.stage, context.observed
+        if stage is Stage.ENDED or stage is Stage.LIVE:
+            return
+        context.stage = Stage.ENDED
         mode, outcome, delivery, began = context.mode, context.outcome, context.delivery, context.began
         route = context.route.config.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
@@ -127,13 +148,20 @@ class ResponseRecorder:
             first_byte_s=first_byte_s,
             sent_bytes=sent_bytes,
             saved_bytes=context.saved_bytes,
+            trace_id=observed.sampled_trace_id if observed is not None else None,
         )
-        if (body := context.request.body) is not None and body.exceeded is not None:
+        request = context.request
+        if (body := request.body) is not None and body.exceeded is not None:
             self.metrics.client_limited(body.exceeded)
         if sent_bytes and route is not None:
             self._admission.charge(context.client, route, sent_bytes)
-        current().describe(mode, outcome, route)
-        note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
+        if observed is not None:
+            self._observers.end(
+                observed, answered, mode, outcome, route, began, first_byte_s, sent_bytes, context.saved_bytes
+            )
+        if answered is not None or stage is Stage.RELAYED:
+            # A connection may have closed long ago, and may have been kept only for this answer.
+            request.channel.answered(request)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
         """Turn an error into a response: its status, and one line of text or S2's JSON."""

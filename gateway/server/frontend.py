@@ -22,19 +22,18 @@ from gateway.limits.usage import Usage
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
-from gateway.server.access_logging import AccessLogHandler
 from gateway.server.admission import Admission
-from gateway.server.clients import AsyncHandler, ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
+from gateway.server.clients import ClientConnection, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
+from gateway.server.observing import Observers
 from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Request
-from gateway.server.tracing import TracingHandler
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
@@ -68,6 +67,7 @@ class Frontend:
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._joins = Joins()
+        self._observers = Observers(access_log, tracer, engine.clock)
         limits, usage = config.limits, Usage()
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self._rates = RateLimits(config.rate_limits)
@@ -82,10 +82,10 @@ class Frontend:
         self.clients.speaks_s2 = self._speaks_s2()
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
-        if access_log.is_kept or tracer is not NO_TRACER:
+        if self._observers.is_on:
             self.clients.on_hit = self._note_hit
-        # With a log or a tracer, every request has to go through their handlers.
-        self._knows_joins = config.server.fast_path and self.clients.on_hit is None
+        # With a log or a tracer, every request is observed by the handler.
+        self._knows_joins = config.server.fast_path and not self._observers.is_on
         self._handler = self._make_handler()
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
@@ -203,18 +203,12 @@ class Frontend:
             self._engine,
             self.routes.routes,
             self._metrics,
-            self._access_log,
+            self._observers,
             self._joins,
             self._admission,
         )
         self._join = request_handler.join
-        handler: AsyncHandler | None = None
-        if self._access_log.is_kept:
-            handler = AccessLogHandler(request_handler, self._access_log, self._engine.clock)
-        if self._tracer is not NO_TRACER:
-            # Outside the access log, whose lines name the trace.
-            handler = TracingHandler(handler or request_handler, self._tracer)
-        return handler or request_handler.begin
+        return request_handler.begin
 
     def _make_remembered(self) -> RememberedAnswers | None:
         if not self._config.server.fast_path:

@@ -7,7 +7,6 @@ not be shared, go to a relay.  A `GatewayError` becomes a response by `ResponseR
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from multidict import CIMultiDict
@@ -34,10 +33,11 @@ from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.admission import Admission
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
-from gateway.server.delivery import Aborted, Delivery
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
+from gateway.server.delivery import Delivery
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
+from gateway.server.observing import Observed, Observers
 from gateway.server.parsing import LIVE, RequestParser
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
@@ -45,10 +45,8 @@ from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import AccessLog, has_record, note_request
+from gateway.telemetry.access_record import note_request
 from gateway.telemetry.metrics import MetricsRecorder
-
-_log = logging.getLogger("gateway.front")
 
 
 class RequestHandler:
@@ -60,7 +58,7 @@ class RequestHandler:
         engine: Engine,
         routes: Sequence[Route],
         metrics: MetricsRecorder,
-        access_log: AccessLog,
+        observers: Observers,
         joins: Joins,
         admission: Admission,
     ) -> None:
@@ -72,75 +70,63 @@ class RequestHandler:
         self._parser = RequestParser(node, routes, admission.client_net)
         self._metrics = metrics
         self._joins = joins
-        self._recorder = recorder = ResponseRecorder(node, metrics, now, admission)
-        self._relays = Relays(recorder, engine, access_log, config.limits)
-        self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
+        self._observers = observers
+        self._recorder = recorder = ResponseRecorder(node, metrics, now, admission, observers)
+        self._relays = Relays(recorder, engine, observers.access_log, config.limits)
+        rendering = Rendering(node, recorder.dress, engine.clock, engine.drain, metrics)
+        self._live = LiveAnswers(rendering, observers.access_log)
         self._s2 = S2Answers(engine.s2, recorder, self._live)
-
-    async def __call__(self, request: Request) -> Answered | None:
-        """Answer a request; None if the answer is live and ends by itself."""
-        context = self._context(request)
-        relay_done = context.relay_done = asyncio.get_running_loop().create_future()
-        try:
-            found = self._begin(context)
-            if found is not None and not isinstance(found, Answered):
-                found = await self._finish(context, found)
-            if context.is_relayed and (found := await relay_done) is None:
-                raise Aborted("connection dropped")
-            return found
-        except (asyncio.CancelledError, ConnectionError):
-            context.outcome = Outcome.ABORTED
-            raise
-        except Exception:
-            context.outcome = Outcome.FAILED
-            raise
-        finally:
-            if not context.is_live:
-                self._recorder.record(context)
 
     def begin(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
 
-        Returns the remaining work, whose result is that of `__call__`; None if the answer is out, or is given without a
-        task.
+        Returns the remaining work; None if the answer is out, or is given without a task.
         """
-        context = self._context(request)
+        observers, now = self._observers, self._engine.clock.now
+        began, observed = now(), observers.begin(request) if observers.is_on else None
+        context = RequestContext(request, Delivery(request, self._metrics, now), began, observed)
+        if observed is None:
+            return self._begin_recorded(context)
+        tokens = observed.enter()
+        try:
+            return self._begin_recorded(context)
+        finally:
+            observed.leave(tokens)
+
+    def _begin_recorded(self, context: RequestContext) -> Work | None:
         try:
             found = self._begin(context)
         except Exception:
-            context.outcome = Outcome.FAILED
-            self._recorder.record(context)
+            self._give_up(context, Outcome.FAILED)
             raise
-        if found is None:
-            return None
         if isinstance(found, Answered):
-            self._recorder.record(context)
-            request.channel.answered(request)
+            self._recorder.end(context, found)
             return None
-        return self._rest(context, found)
+        return self._rest(context, found) if found is not None else None
 
-    async def _rest(self, context: RequestContext, rest: Work) -> Answered | None:
+    async def _rest(self, context: RequestContext, rest: Work) -> None:
+        """Do the rest, in a task of its own."""
+        if context.observed is not None:
+            context.observed.enter()
         try:
-            return await self._finish(context, rest)
+            try:
+                answered = await rest
+            except GatewayError as error:
+                answered = self._recorder.refuse(context, error)
         except (asyncio.CancelledError, ConnectionError):
-            context.outcome = Outcome.ABORTED
+            self._give_up(context, Outcome.ABORTED)
             raise
         except Exception:
-            context.outcome = Outcome.FAILED
+            self._give_up(context, Outcome.FAILED)
             raise
-        finally:
-            if not context.is_live and not context.is_relayed:
-                self._recorder.record(context)
+        if answered is not None:
+            self._recorder.end(context, answered)
 
-    async def _finish(self, context: RequestContext, rest: Work) -> Answered | None:
-        try:
-            return await rest
-        except GatewayError as error:
-            return self._recorder.refuse(context, error)
-
-    def _context(self, request: Request) -> RequestContext:
-        now = self._engine.clock.now
-        return RequestContext(request, Delivery(request, self._metrics, now), now())
+    def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
+        """Record that the handler ends without an answer of its own: the channel answers with a 500, or is aborted."""
+        if context.stage is Stage.HANDLED:
+            context.outcome = outcome
+            self._recorder.end(context, None)
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
@@ -150,7 +136,7 @@ class RequestHandler:
                 return preflight
             self._admit(context, parsed)
             is_alone = context.request.is_alone
-            if has_record():
+            if context.observed is not None and context.observed.record is not None:
                 note_request(context.mode, parsed.recorded, parsed.start)
             if parsed.s2 is not None:
                 return self._answer_s2(context, parsed, parsed.s2)
@@ -270,16 +256,24 @@ class RequestHandler:
         origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
         join = Join(subscription.read, Mode.SSE, origin)
         self._live.subscribe(
-            request.channel, join, subscription, context.began, keeps=request.keeps_alive, is_chunked=is_chunked
+            request.channel,
+            join,
+            subscription,
+            context.began,
+            context.observed,
+            keeps=request.keeps_alive,
+            is_chunked=is_chunked,
         )
-        context.is_live = True
+        context.stage = Stage.LIVE
         self._remember(request.channel, join)
 
     def _wait(self, context: RequestContext, waiting: Waiting) -> None:
         request = context.request
         origin = request.headers.get("Origin")
-        group = self._live.wait(request.channel, origin, waiting, context.began, keeps=request.keeps_alive)
-        context.is_live = True
+        group = self._live.wait(
+            request.channel, origin, waiting, context.began, context.observed, keeps=request.keeps_alive
+        )
+        context.stage = Stage.LIVE
         self._remember(request.channel, Join(waiting.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
@@ -320,18 +314,25 @@ class RequestHandler:
 
     def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if that needs no request to the origin; returns whether it began."""
-        if context.relay_done is not None:
-            # A task waits for the result, to log or trace the request by itself.
-            return False
         request = context.request
         join = Join(read, context.mode, request.headers.get("Origin"))
         keeps, is_chunked = request.keeps_alive, request.version != "1.0"
-        if not self._join(request.channel, join, context.began, keeps=keeps, is_chunked=is_chunked):
+        if not self._join(request.channel, join, context.began, context.observed, keeps=keeps, is_chunked=is_chunked):
             return False
+        context.stage = Stage.LIVE
         self._remember(request.channel, join)
         return True
 
-    def _join(self, channel: Channel, join: Join, began: float, *, keeps: bool = True, is_chunked: bool = True) -> bool:
+    def _join(
+        self,
+        channel: Channel,
+        join: Join,
+        began: float,
+        observed: Observed | None = None,
+        *,
+        keeps: bool = True,
+        is_chunked: bool = True,
+    ) -> bool:
         if join.group is not None and join.group.join(channel, began):
             return True
         if join.mode is Mode.SSE:
@@ -345,14 +346,14 @@ class RequestHandler:
             if subscription is None:
                 return False
             try:
-                self._live.subscribe(channel, join, subscription, began, keeps=keeps, is_chunked=is_chunked)
+                self._live.subscribe(channel, join, subscription, began, observed, keeps=keeps, is_chunked=is_chunked)
             except GatewayError:
                 return False
         else:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            join.group = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
+            join.group = self._live.wait(channel, join.origin, waiting, began, observed, keeps=keeps)
             join.group.request = join.request
         return True
 

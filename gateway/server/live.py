@@ -23,10 +23,11 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
+from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, park_record
-from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, current
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
+from gateway.telemetry.tracing import RequestSpan
 
 _log = logging.getLogger("gateway.live")
 
@@ -45,6 +46,7 @@ class LiveAnswers:
         join: Join,
         subscription: Subscription,
         began: float,
+        observed: Observed | None,
         *,
         keeps: bool = True,
         is_chunked: bool = True,
@@ -67,7 +69,7 @@ class LiveAnswers:
         opening = _Opening(channel, head)
         subscriber = subscription.start(opening)
         name = route.config.name
-        note = self.note(Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
+        note = self.note(observed, Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         _start(subscriber)
         opening.write_head()
@@ -96,7 +98,14 @@ class LiveAnswers:
         return response_head(200, headers, self._clock.wall(), keeps=keeps)
 
     def wait(
-        self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
+        self,
+        channel: Channel,
+        origin: str | None,
+        waiting: Waiting,
+        began: float,
+        observed: Observed | None,
+        *,
+        keeps: bool = True,
     ) -> PollGroup:
         """Begin to wait for a long-poll's answer, in a new group that the same requests may join.  `origin` is the
         request's Origin header."""
@@ -114,16 +123,17 @@ class LiveAnswers:
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        group.begin(waiter, channel, began, self.note(Mode.LONGPOLL, route.config.name, began, fill))
+        group.begin(waiter, channel, began, self.note(observed, Mode.LONGPOLL, route.config.name, began, fill))
         _start(waiter)
         return group
 
-    def note(self, mode: Mode, route: str, began: float, fill: Callable[[Record], None]) -> LiveRecord | None:
+    def note(
+        self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
+    ) -> LiveRecord | None:
         """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
-        record, span = park_record(), current()
-        span.park()
-        if record is None and span is NO_REQUEST:
+        if observed is None:
             return None
+        record, span = observed.record, observed.span
         note = None
         if record is not None:
             record.outcome = Outcome.FOLLOWED

@@ -39,7 +39,7 @@ from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.draining import DrainWatch
 from gateway.server.catchup_end import CatchUpEnd
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.expectation import Expectation, ask_for_body, is_expecting
 from gateway.server.request import Answered, Channel, LiveUse, Request
@@ -157,7 +157,7 @@ class Relays:
             request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, route.config.name)
-        context.is_relayed = True
+        context.stage = Stage.RELAYED
         Relaying(self, context, parsed, passed, is_expecting=is_expecting).begin()
 
 
@@ -217,8 +217,8 @@ class Relaying(RelayedCall):
         self._parsed = parsed
         self._request = context.request
         self._channel: Channel = context.request.channel
-        # Log and trace belong to the context of the task that waits for this relay, so its steps run in that context.
-        self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
+        # The steps run in the context in which the request is observed, if it is.
+        self._context_vars: Context | None = copy_context() if context.observed is not None else None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.pending_writes.epoch
         self._reply: Reply | None = None
@@ -400,7 +400,7 @@ class Relaying(RelayedCall):
             self._acks.finish()
         self._close()
         context.delivery.end()
-        self._answer_is_out()
+        self._relays.recorder.end(context, self._answered)
 
     def _refuse(self, error: GatewayError) -> None:
         """Answer with the error, or abort an answer that has begun."""
@@ -415,29 +415,14 @@ class Relaying(RelayedCall):
             self._break_off()
         else:
             self._close()
-            self._answered = self._relays.recorder.refuse(self._context, error)
-            self._answer_is_out()
-
-    def _answer_is_out(self) -> None:
-        context, relay_done = self._context, self._context.relay_done
-        if relay_done is None:
-            self._relays.recorder.record(context)
-            self._channel.answered(self._request)
-        elif not relay_done.done():
-            assert self._answered is not None
-            relay_done.set_result(self._answered)
+            recorder = self._relays.recorder
+            recorder.end(self._context, recorder.refuse(self._context, error))
 
     def _break_off(self) -> None:
         """End an answer that its client does not get in full."""
-        context, relay_done = self._context, self._context.relay_done
         self._close()
-        context.outcome = Outcome.ABORTED
-        if relay_done is None:
-            self._relays.recorder.record(context)
-            # The connection may have closed long ago, and may have been kept only for this answer.
-            self._channel.answered(self._request)
-        elif not relay_done.done():
-            relay_done.set_result(None)
+        self._context.outcome = Outcome.ABORTED
+        self._relays.recorder.end(self._context, None)
 
     def _close(self) -> None:
         if self._expectation is not None:

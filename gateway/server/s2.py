@@ -24,7 +24,7 @@ from gateway.s2 import session as s2s
 from gateway.s2 import sse
 from gateway.s2.numbers import fixed_width
 from gateway.server.clients import Work
-from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder, Stage
 from gateway.server.head import response_head
 from gateway.server.live import LiveAnswers
 from gateway.server.remembering import learn_hit
@@ -115,10 +115,10 @@ class S2Answers:
             into.subscribers = len(topic.readers) if topic is not None else 1
 
         name = route.config.name
-        note = self._live.note(Mode.SSE, name, context.began, fill)
+        note = self._live.note(context.observed, Mode.SSE, name, context.began, fill)
         channel.follow(reader, name, context.began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
-        context.is_live = True
+        context.stage = Stage.LIVE
         _start(reader, session)
 
     def _head(self, request: Request, route: Route, session: Session, *, keeps: bool, is_chunked: bool) -> bytes:

@@ -150,8 +150,6 @@ class Record:
     is_final: bool = True
     """False for an interim record of a live read that continues."""
 
-    is_parked: bool = False
-    """Whether a live answer has taken over the record and hands it to the access log itself."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
     """The shared fetches that the request waited for, each with whether it started it; `finalize` claims their
     figures."""
@@ -187,23 +185,11 @@ record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
 """The record of the request that the running task answers."""
 
 
-def has_record() -> bool:
-    """Whether the current request is recorded."""
-    return record_now.get() is not None
-
-
 def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
     """Record what the current request asks for, once it is parsed."""
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
         record.route, record.stream, record.partition, record.is_s2 = stream
-
-
-def note_response(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
-    """Record how the current request was answered.  A live answer reports this at its end instead."""
-    if (record := record_now.get()) is not None and not record.is_parked:
-        record.mode, record.outcome = mode, outcome
-        record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
 
 
 def note_span(start: str, next_offset: str) -> None:
@@ -231,14 +217,6 @@ def note_origin_request() -> bool:
         return False
     record.origin_requests += 1
     return True
-
-
-def park_record() -> Record | None:
-    """Take over the record of the current request, whose answer is a live one; pass it to `AccessLog.live`."""
-    record = record_now.get()
-    if record is not None:
-        record.is_parked = True
-    return record
 
 
 def detach_record() -> None:

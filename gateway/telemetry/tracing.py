@@ -32,10 +32,6 @@ class RequestSpan(Protocol):
         """32 hexadecimal digits; empty without tracing."""
 
     @property
-    def is_parked(self) -> bool:
-        """Whether the answer outlives its handler, so that the live answer ends the span."""
-
-    @property
     def is_sampled(self) -> bool:
         """Whether the trace is exported, so that it can be looked up."""
 
@@ -44,9 +40,6 @@ class RequestSpan(Protocol):
 
     def answered(self, status: int) -> None:
         """Record the HTTP status of the answer."""
-
-    def park(self) -> None:
-        """The answer is a live one, which calls `end` itself."""
 
     def aborted(self) -> None:
         """The connection was dropped before the answer was complete."""
@@ -107,13 +100,10 @@ class _NoRequest:
     __slots__ = ()
     trace_id = ""
     is_sampled = False
-    is_parked = False
 
     def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
 
     def answered(self, status: int) -> None: ...
-
-    def park(self) -> None: ...
 
     def aborted(self) -> None: ...
 

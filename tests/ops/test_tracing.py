@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
@@ -23,15 +23,11 @@ from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.config.telemetry import TracingConfig
-from gateway.http.request import Fields, RequestHead
 from gateway.ops.tracing import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import Faults
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.server.request import Answered, Channel, Request
-from gateway.server.tracing import TracingHandler
-from gateway.telemetry.tracing import RequestSpan, current
 from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 from tests.waiting import eventually
@@ -433,43 +429,32 @@ async def test_a_follower_is_traced_apart_from_its_first_reader(edge: Traced) ->
     assert [exchange for exchange in live if exchange.parent is None]
 
 
-# -- spans of a handler ------------------------------------------------------------------------------------------------
+# -- spans by themselves -----------------------------------------------------------------------------------------------
 
 
-async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
+async def test_a_span_lasts_until_its_answer_has_ended_by_the_clock_and_ends_once() -> None:
     exporter, clock = InMemorySpanExporter(), ManualClock()
     tracer = OpenTelemetryTracer(
         TracingConfig(sample_ratio=1.0, follow_clients=True), clock, Random(11), SimpleSpanProcessor(exporter)
     )
-    parked: list[RequestSpan] = []
-
-    async def handler(request: Request) -> Answered | None:
-        span = current()
-        if request.target == "/live":
-            assert span.trace_id == TRACE
-            span.park()
-            parked.append(span)
-            return None
-        span.describe(Mode.CATCHUP, Outcome.FAILED, "chat")
-        return Answered(502, CIMultiDict())
-
-    handler = TracingHandler(handler, tracer)
-    channel = cast(Channel, None)
-    for target, headers in (("/live", CIMultiDict(SAMPLED)), ("/once", CIMultiDict())):
-        await handler(Request(channel, RequestHead("GET", target, "1.1", Fields(headers, True, 0)), None))
+    live = tracer.request("GET", "/live", CIMultiDict(SAMPLED))
+    assert live.trace_id == TRACE
+    failed = tracer.request("GET", "/once", CIMultiDict())
+    failed.describe(Mode.CATCHUP, Outcome.FAILED, "chat")
+    failed.answered(502)
+    failed.end()
     (once,) = exporter.get_finished_spans()
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR
     clock.advance(60)
-    parked[0].describe(Mode.SSE, Outcome.FOLLOWED, "chat")
-    parked[0].end()
-    parked[0].end()
-    _, live = exporter.get_finished_spans()
-    assert shown(live)["gateway.outcome"] == "followed"
-    assert live.start_time is not None
-    assert live.end_time is not None
-    assert round((live.end_time - live.start_time) / 1e9) == 60
-    assert current().trace_id == ""
+    live.describe(Mode.SSE, Outcome.FOLLOWED, "chat")
+    live.end()
+    live.end()
+    _, ended = exporter.get_finished_spans()
+    assert shown(ended)["gateway.outcome"] == "followed"
+    assert ended.start_time is not None
+    assert ended.end_time is not None
+    assert round((ended.end_time - ended.start_time) / 1e9) == 60
     await tracer.close(5)
 
 

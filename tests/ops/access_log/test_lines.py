@@ -147,7 +147,7 @@ def test_every_fact_of_a_record_is_written() -> None:
         "id",
         "v",
         "node",
-    } | {"fetches", "is_parked", "is_accounted"}
+    } | {"fetches", "is_accounted"}
 
 
 def test_no_two_lines_have_the_same_id() -> None:

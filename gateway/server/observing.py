@@ -1,0 +1,114 @@
+"""What the access log and the tracer keep of a request, from its arrival to its end.
+
+`Observers` makes an `Observed` for each request if there is a log or a tracer.  It is current, by context variables,
+while code works for the request, so that any code on the way can add to it (`gateway.telemetry.access_record`,
+`gateway.telemetry.tracing`).  A relayed or live answer takes it over and ends it at its own end.
+"""
+
+from __future__ import annotations
+
+from contextvars import Token
+
+from gateway.aio.clock import Clock
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import applied
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_NEXT_OFFSET
+from gateway.protocol.target import without_authority
+from gateway.protocol.trace_context import trace_id_of
+from gateway.server.request import Answered, Request
+from gateway.telemetry.access_record import AccessLog, Record, record_now
+from gateway.telemetry.tracing import NO_REQUEST, NO_TRACER, RequestSpan, Tracer, request_now
+
+Tokens = tuple[Token[Record | None], Token[RequestSpan]]
+
+
+class Observed:
+    """The record and the span of one request."""
+
+    __slots__ = ("record", "span")
+
+    def __init__(self, record: Record | None, span: RequestSpan) -> None:
+        self.record = record
+        """None without an access log."""
+        self.span = span
+        """`NO_REQUEST` without a tracer."""
+
+    @property
+    def sampled_trace_id(self) -> str:
+        """The trace for the metrics' exemplars; empty if it is not sampled."""
+        return self.span.trace_id if self.span.is_sampled else ""
+
+    def enter(self) -> Tokens:
+        """Make it current.  A task that serves this request alone need not call `leave`."""
+        return record_now.set(self.record), request_now.set(self.span)
+
+    @staticmethod
+    def leave(tokens: Tokens) -> None:
+        """Undo `enter`."""
+        record_now.reset(tokens[0])
+        request_now.reset(tokens[1])
+
+
+class Observers:
+    """Begins and ends what is kept of requests.  Owns nothing."""
+
+    def __init__(self, access_log: AccessLog, tracer: Tracer, clock: Clock) -> None:
+        self.access_log = access_log
+        self.tracer = tracer
+        self._clock = clock
+        self._is_traced = tracer is not NO_TRACER
+        self.is_on = access_log.is_kept or self._is_traced
+        """Whether requests are observed one by one."""
+
+    def begin(self, request: Request) -> Observed:
+        """A request has arrived."""
+        headers, span = request.headers, NO_REQUEST
+        # The target as sent, until it has been parsed; an invalid one is logged as it is.
+        target = without_authority(request.target)
+        if self._is_traced:
+            span = self.tracer.request(request.method, target.partition("?")[0], headers)
+        record = None
+        if self.access_log.is_kept:
+            traces = headers.getall("traceparent", ())
+            record = Record(
+                method=request.method,
+                stream=target,
+                client=request.client,
+                user_agent=headers.get("User-Agent"),
+                # The trace id of this gateway's span if there is one, so that log lines match spans; else the client's.
+                trace_id=span.trace_id or (trace_id_of(traces[0]) if len(traces) == 1 else None),
+            )
+        return Observed(record, span)
+
+    def end(
+        self,
+        observed: Observed,
+        answered: Answered | None,
+        mode: Mode,
+        outcome: Outcome,
+        route: str | None,
+        began: float,
+        first_byte_s: float | None,
+        sent_bytes: int,
+        saved_bytes: int,
+    ) -> None:
+        """The request has ended, in order or not; its channel's answer is `answered`, if it was whole."""
+        span, record = observed.span, observed.record
+        status = answered.status if answered is not None else 500 if outcome is Outcome.FAILED else 0
+        if span is not NO_REQUEST:
+            span.describe(mode, outcome, route)
+            if status:
+                span.answered(status)
+            else:
+                span.aborted()
+            span.end()
+        if record is None:
+            return
+        record.mode, record.outcome, record.status = mode, outcome, status
+        record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
+        if answered is not None:
+            record.next_offset = answered.headers.get(STREAM_NEXT_OFFSET, record.next_offset)
+            record.coding = applied(answered.headers.get("Content-Encoding"))
+        record.ended_at, record.duration_s = self._clock.wall(), self._clock.now() - began
+        self.access_log.record(record)
