@@ -275,4 +275,7 @@ class LongPoll:
         """The place at which a long-poll's client waits, or is answered from the tape, if that is known without the
         origin; else None, without side effects.  The caller must call `Waiting.start` or `Waiting.close`."""
         topic = self._reads.join(read, stream)
-        return Waiting(self, read, stream, topic) if topic is not None else None
+        if topic is None:
+            return None
+        # As in `_on`: other clients may join the wait, each with credentials of its own.
+        return Waiting(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)

@@ -166,6 +166,10 @@ class NegativeCache:
                 return found.error
         return None
 
+    def has_any(self, group: Group) -> bool:
+        """Whether any reader's error for the group's path is remembered."""
+        return group in self._groups
+
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
         """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
         bucket = self._bucket(route)

@@ -110,7 +110,11 @@ class Route:
         """Which of the origin's replies may be shared."""
         self._noticed: set[str] = set()
         """The grounds that the operator has been told."""
-        self.meaningful_names = frozenset((*self.credential_names, "accept") if self.is_s2 else self.credential_names)
+        is_shared = config.credentials == "shared" and not self.is_s2
+        self.personal_names = frozenset(filter(_is_personal, self.credential_names) if is_shared else ())
+        """Credentials that the route's readers may differ in: shared answers do not depend on them."""
+        decisive = (*self.credential_names, "accept") if self.is_s2 else self.credential_names
+        self.meaningful_names = frozenset(decisive) - self.personal_names
         """Headers that the route's answers depend on and most routes' answers do not."""
         self._host = config.host.lower()
         self._is_path_kept = not (config.strip_prefix and self._prefix)
@@ -289,6 +293,11 @@ class Route:
         """
         path = group.path if group is not None else self.upstream_path(target.path)
         return Source(self.url + path, target, headers, self.bounds, self.live_bounds, client)
+
+
+def _is_personal(name: str) -> bool:
+    """Whether the gateway itself reads nothing else from a header of this name than a credential."""
+    return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
 
 
 def _authorities(config: RouteConfig) -> tuple[str, ...]:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.limits.buckets import Buckets
 from gateway.limits.client_net import UNKNOWN
 from gateway.limits.retry_after import UNKNOWN_WAIT_S
 from gateway.limits.usage import Tally
+
+_MOST_REMEMBERED: Final = 16_384
 
 
 class Refusal(NamedTuple):
@@ -129,6 +131,8 @@ class RateLimits:
     def __init__(self, configs: Sequence[RateLimitConfig] = ()) -> None:
         self.limits: tuple[RateLimit, ...] = ()
         self._of_route: dict[str, tuple[RateLimit, ...]] = {}
+        self._of_client: dict[tuple[str, str], _Applied] = {}
+        """The limits that apply to a net's requests of a route, and the keys of its allowances."""
         self.replace(configs)
 
     def __repr__(self) -> str:
@@ -140,13 +144,20 @@ class RateLimits:
         known = {limit.config: limit for limit in self.limits}
         self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
         self._of_route = {}
+        self._of_client = {}
 
     def _applied(self, net: str, route: str) -> _Applied:
+        applied = self._of_client.get((net, route))
+        if applied is not None:
+            return applied
         limits = self._of_route.get(route)
         if limits is None:
             limits = self._of_route[route] = tuple(limit for limit in self.limits if limit.applies_to(route))
         found = ((limit, limit.key(net, route)) for limit in limits)
-        return tuple((limit, key) for limit, key in found if key is not None)
+        if len(self._of_client) >= _MOST_REMEMBERED:
+            self._of_client.clear()
+        applied = self._of_client[net, route] = tuple((limit, key) for limit, key in found if key is not None)
+        return applied
 
     def refusal(self, net: str, route: str, now: float, *, is_live: bool) -> Refusal | None:
         """The limit for which the request has to wait longest; None if it may be admitted."""

@@ -111,15 +111,21 @@ class OpenTelemetryTracer:
     def request(self, method: str, path: str, headers: Headers) -> _RequestSpan:
         return _RequestSpan(self._begin_request(method, path, headers))
 
-    def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
+    def chooses(self, request: bytes) -> bool:
         lines: list[tuple[bytes, bytes]] = _CONTEXT_LINES.findall(request)
-        if not self._follows or not lines:
-            drawn = self._ids.draw()
-            if self._sampler.should_sample(None, drawn, "").decision is Decision.DROP:
-                return
-            self._ids.drawn = drawn
-        elif len(lines) == 1 and _NOT_SAMPLED.fullmatch(lines[0][1]):
+        if self._follows and lines:
+            return len(lines) != 1 or _NOT_SAMPLED.fullmatch(lines[0][1]) is None
+        drawn = self._ids.draw()
+        if self._sampler.should_sample(None, drawn, "").decision is Decision.DROP:
+            return False
+        # The next span that is begun gets it.
+        self._ids.drawn = drawn
+        return True
+
+    def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
+        if not self.chooses(request):
             return
+        lines: list[tuple[bytes, bytes]] = _CONTEXT_LINES.findall(request)
         line = request[: request.find(b"\r\n")].decode("latin-1").split(" ")
         headers: CIMultiDict[str] = CIMultiDict()
         for name, value in lines:

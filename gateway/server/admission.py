@@ -120,15 +120,30 @@ class Admission:
         self.rates.charge(net, route, sent_bytes, now)
         return True
 
-    def may_join(self, net: str, route: str) -> bool:
-        """Whether a live read that is known by its bytes is admitted; if it joins, `joined` must follow."""
-        if net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
-            return False
-        return not self.rates.limits or self.rates.refusal(net, route, self._now(), is_live=True) is None
+    def begin_join(self, channel: Channel, use: NetUse | None, net: str, route: str) -> bool:
+        """Count a live read that is not parsed, as long as the channel's `live_use` lasts; False, with nothing counted,
+        if the handler has to refuse it.  `joined` follows if it has begun.
 
-    def begin_join(self, channel: Channel, net: str, route: str) -> None:
-        """Count the live read as long as the channel's `live_use` lasts; `joined` follows if it has begun."""
-        self._begin_live(channel, net, route)
+        `use` is where the connection's net is counted, if the client is on that net.
+        """
+        if self.rates.limits:
+            if use is None and net != UNKNOWN and self._usage.live_reads(net) >= self.most_live_reads:
+                return False
+            if use is not None and use.live_reads >= self.most_live_reads:
+                return False
+            if self.rates.refusal(net, route, self._now(), is_live=True) is not None:
+                return False
+            self._begin_live(channel, net, route)
+        elif use is not None:
+            if use.live_reads >= self.most_live_reads:
+                return False
+            channel.live_use = use
+            use.begin_live()
+        elif net != UNKNOWN:
+            if self._usage.live_reads(net) >= self.most_live_reads:
+                return False
+            channel.live_use = self._usage.begin_live(net)
+        return True
 
     def joined(self, net: str, route: str) -> None:
         """Count the request of a live read that has joined."""

@@ -36,6 +36,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.request_keys import Section, Sections
 from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -173,12 +174,12 @@ class Clients:
         self.speaks_s2 = False
         """Whether all routes are S2's, so that a request which names none is refused in S2's form."""
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
-        self.joins = Joins() if joins is None else joins
+        self.joins = Joins(Sections([])) if joins is None else joins
         self.admits: Callable[[RememberedAnswer, Peer, bytes], bool] | None = None
         """Whether a remembered answer may be sent for these bytes; None if there is no rate limit."""
-        self.join: Callable[[Channel, Join, bytes], bool] | None = None
-        """Begins a live answer to a request known by its bytes; False if it cannot.  None if the fast path is off, or
-        if each request needs a log line or a span."""
+        self.join: Callable[[Channel, Join, Section], bool] | None = None
+        """Begins a live answer to a request that is known without being parsed; False if it cannot.  None if the fast
+        path is off."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()

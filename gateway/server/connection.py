@@ -1,7 +1,7 @@
 """One client's HTTP/1.1 connection, which answers its requests in order.
 
-A request whose bytes are remembered (`remembered`) is answered at once without being parsed: the same bytes were parsed
-before.  Any other request goes to the handler (`handling`).  A live answer has no task: a reader of the stream writes
+A request that is known is answered at once without being parsed (`recognising`).  Any other request goes to the handler
+(`handling`).  A live answer has no task: a reader of the stream writes
 to the connection (`gateway.server.live`).
 """
 
@@ -17,14 +17,13 @@ from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead
 from gateway.http.state import State
 from gateway.limits.shared_bytes import Holding
-from gateway.protocol.client_address import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.handling import REFUSALS, Handling, refusal
+from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
-from gateway.server.reading import NO_EVENTS, ReadingConnection
-from gateway.server.remembered import RememberedAnswer
+from gateway.server.reading import NO_EVENTS
+from gateway.server.recognising import RecognisingConnection
 from gateway.server.request import Request
 from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S, Phase
 
@@ -34,31 +33,22 @@ _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
 
 
-class Connection(ReadingConnection, Handling):
+class Connection(RecognisingConnection):
     """One client's HTTP/1.1 connection.  Owner of its transport."""
 
     __slots__ = (
-        "_client",
-        "_exact",
-        "_is_local",
         "_request",
         "_task",
     )
 
-    scheme: str = "http"
-    versions = frozenset({"1.0", "1.1"})
-
     def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
         """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
         itself even if its address is a trusted proxy's."""
-        super().__init__(clients)
+        super().__init__(clients, client, is_local=is_local)
         clients.expect()
-        self._exact = clients.exact
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         """The request that is being answered."""
-        self._client = client
-        self._is_local = is_local
 
     def __repr__(self) -> str:
         """The phase, and what is held for a request."""
@@ -77,18 +67,6 @@ class Connection(ReadingConnection, Handling):
     def has_pending(self) -> bool:
         """Whether a parsed request waits for the one before it."""
         return bool(self._pending)
-
-    @property
-    def client(self) -> str | None:
-        """The address that the connection comes from, without its port; None if it has none."""
-        if self._client is None and self.transport is not None:
-            peer = self.transport.get_extra_info("peername")
-            self._client = peer[0] if isinstance(peer, tuple) else None
-        return self._client
-
-    @property
-    def proxies(self) -> Proxies | None:
-        return self._clients.proxies if not self._is_local else None
 
     def holdings(self) -> Iterator[Holding]:
         """The bytes that it refers to and that others may refer to as well."""
@@ -114,52 +92,12 @@ class Connection(ReadingConnection, Handling):
         # The first deadline, so there is none to clear.
         self._tick = clients.wheel.add(self, clients.limits.client_header_timeout_s)
 
-    def data_received(self, data: bytes) -> None:
-        # The hottest path, where every attribute lookup counts: a hit on an idle connection.
-        answer = self._exact.get(data)
-        if (
-            answer is None
-            or self._is_busy
-            or (began := self._now()) >= answer.until
-            or (answer.version is not answer.stream.version and not answer.is_unchanged())
-            or self.transport is None
-        ):
-            self._receive(data)
-            return
-        self._is_active = True
-        answer.hits += 1
-        if answer.joined is not None:
-            self.transport.write(answer.joined)
-        else:
-            self._shared_bytes, self._shared = answer.body_bytes, answer.shared
-            self.transport.writelines(answer.pieces)
-        if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self, data, began)
-
     def _receive(self, data: bytes) -> None:
         clients = self._clients
         if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
-        if is_first and clients.join is not None and (join := clients.joins.get(data)) is not None:
-            self._is_busy = self._is_active = True
-            try:
-                if clients.join(self, join, data):
-                    return
-            except Exception:
-                _log.exception("unhandled error")
-                self.abort()
-                return
-            self._is_busy = False
-        remembered = clients.remembered
-        if (
-            is_first
-            and remembered is not None
-            and (answer := remembered.find(data)) is not None
-            and (clients.admits is None or clients.admits(answer, self, data))
-        ):
-            self._is_active = True
-            self._serve(answer, data)
+        if is_first and self._answers_known(data):
             return
         if self._is_waiting:
             self._unparsed += data
@@ -185,12 +123,24 @@ class Connection(ReadingConnection, Handling):
         if self.transport is None or self.transport.is_closing():
             return
         if is_waiting and self.phase is Phase.IDLE and self._parser is None and not self._pending:
-            self._begin()
+            self._begin_late()
         else:
             self._take_pending()
             self._read()
         if self._has_ended:
             self._end_input()
+
+    def _begin_late(self) -> None:
+        """Take the input, which begins with a request that has waited for its turn.  Another client's request may have
+        made it known meanwhile."""
+        data, self._unparsed = self._unparsed, b""
+        # Set before it is answered: the end of the answer may take more input.
+        self._is_busy = False
+        if not self._answers_known(data):
+            self._unparsed, self._is_busy = data, True
+            self._begin()
+        elif self._is_paused:
+            self._end_pause()
 
     def _begin(self) -> None:
         """Take the input, which begins with a request that nothing stands before."""
@@ -447,21 +397,6 @@ class Connection(ReadingConnection, Handling):
         if not self._has_ended:
             transport.resume_reading()
         self._set_deadline(_LINGER_S)
-
-    # -- remembered answers
-
-    def _serve(self, answer: RememberedAnswer, request: bytes) -> None:
-        assert self.transport is not None
-        on_hit = self._clients.on_hit
-        began = 0.0 if on_hit is None else self._now()
-        answer.hits += 1
-        if answer.joined is not None:
-            self.transport.write(answer.joined)
-        else:
-            self._shared_bytes, self._shared = answer.body_bytes, answer.shared
-            self.transport.writelines(answer.pieces)
-        if on_hit is not None:
-            on_hit(answer, self, request, began)
 
 
 class SecureConnection(Connection):

@@ -83,7 +83,7 @@ class RequestContext:
     delivery: Delivery
     began: float
     observed: Observed | None
-    """What log and trace keep of it; None without either."""
+    """Its record and its span; None without a log and a tracer."""
     stage: Stage = Stage.HANDLED
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
@@ -130,7 +130,7 @@ class ResponseRecorder:
         """Record how the request has ended, in the metrics, the log and the trace; free the channel if the answer is
         out, or was broken off by a relay.  Does nothing for a request that has ended, or that is answered live.
 
-        `answered` is the answer that was given; None if there is none, or not all of it.
+        `answered` is the head of the answer; None if the answer was not given in full.
         """
         stage, observed = context.stage, context.observed
         if stage is Stage.ENDED or stage is Stage.LIVE:

@@ -34,6 +34,8 @@ from gateway.server.observing import Observers
 from gateway.server.redirect import redirect
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Request
+from gateway.server.request_keys import Sections
+from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import AccessLog, Record
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
@@ -66,7 +68,8 @@ class Frontend:
         self._tracer = tracer
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
-        self._joins = Joins()
+        self._sections = Sections(self._meaningful_names(), self._personal_names())
+        self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
         limits, usage = config.limits, Usage()
         client_net = client_nets(limits.client_v4_bits, limits.client_v6_bits)
@@ -84,8 +87,6 @@ class Frontend:
         """The main clients, and those of listeners that only redirect."""
         if self._observers.is_on:
             self.clients.on_hit = self._note_hit
-        # With a log or a tracer, every request is observed by the handler.
-        self._knows_joins = config.server.fast_path and not self._observers.is_on
         self._handler = self._make_handler()
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
@@ -157,7 +158,7 @@ class Frontend:
         clients.admits = _admits_none if is_draining else self._admits if is_limited else None
         if clients.remembered is not None:
             clients.remembered.answers_at_once = not is_limited and not is_draining
-        clients.join = self._join if self._knows_joins and not is_draining else None
+        clients.join = self._join if clients.remembered is not None and not is_draining else None
 
     def begin_drain(self) -> None:
         """Have every connection leave after its next answer."""
@@ -191,8 +192,13 @@ class Frontend:
     def _admits(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> bool:
         """Whether a rate limit admits a request that a remembered answer answers."""
         client, proxies = peer.client, peer.proxies
-        net = self._admission.client_net(client if proxies is None else proxies.client_of(client, request))
+        net = self._admission.client_net(client if proxies is None else self._client_of(client, proxies, request))
         return self._admission.admit_remembered(net, answer.route, answer.body_bytes)
+
+    def _client_of(self, peer: str | None, proxies: Proxies, request: bytes) -> str | None:
+        """The client's address, without a port, for a request from `peer` that a remembered answer answers."""
+        split = self._sections.split(request)
+        return split[1].client(proxies, peer) if split is not None else proxies.client_of(peer, request)
 
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
@@ -215,10 +221,17 @@ class Frontend:
             return None
         engine = self._engine
         remembered = RememberedAnswers(
-            engine.clock, engine.store, self._metrics, self._meaningful_names(), engine.touch
+            engine.clock, engine.store, self._metrics, self._sections, engine.touch, self._has_refusals
         )
         engine.on_forget = remembered.forget
         return remembered
+
+    def _has_refusals(self, stream: Stream) -> bool:
+        """Whether the origin has lately refused the stream to some reader."""
+        return self._engine.negative_cache.has_any(stream.key.group)
+
+    def _personal_names(self) -> list[str]:
+        return sorted({name for route in self.routes.routes for name in route.personal_names})
 
     def _meaningful_names(self) -> list[frozenset[str]]:
         return [route.meaningful_names for route in self.routes.routes]
@@ -229,7 +242,7 @@ class Frontend:
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
-                client = proxies.client_of(client, request)
+                client = self._client_of(client, proxies, request)
             self._access_log.repeat(answer.repeated, began, self._engine.clock.now(), client, request)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
@@ -253,8 +266,9 @@ class Frontend:
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
-                self.clients.remembered.reset(self._meaningful_names())
+                self.clients.remembered.reset()
             self._joins.clear()
+            self._sections.reset(self._meaningful_names(), self._personal_names())
             self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_handler()
         self._choose_shortcuts()

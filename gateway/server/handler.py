@@ -43,9 +43,10 @@ from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembering import learn_hit
 from gateway.server.request import Answered, Channel, Request
+from gateway.server.request_keys import Section
 from gateway.server.s2 import S2Answers
 from gateway.server.s2_request import S2Request
-from gateway.telemetry.access_record import note_request
+from gateway.telemetry.access_record import LiveClient, note_request
 from gateway.telemetry.metrics import MetricsRecorder
 
 
@@ -73,7 +74,7 @@ class RequestHandler:
         self._observers = observers
         self._recorder = recorder = ResponseRecorder(node, metrics, now, admission, observers)
         self._relays = Relays(recorder, engine, observers.access_log, config.limits)
-        rendering = Rendering(node, recorder.dress, engine.clock, engine.drain, metrics)
+        rendering = Rendering(node, recorder.dress, engine.clock, engine.drain, metrics, observers.access_log)
         self._live = LiveAnswers(rendering, observers.access_log)
         self._s2 = S2Answers(engine.s2, recorder, self._live)
 
@@ -252,9 +253,7 @@ class RequestHandler:
         return await self._deliver(context, read, answer)
 
     def _subscribe(self, context: RequestContext, subscription: Subscription) -> None:
-        request = context.request
-        origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
-        join = Join(subscription.read, Mode.SSE, origin)
+        request, join = context.request, self._asked(context, subscription.read)
         self._live.subscribe(
             request.channel,
             join,
@@ -262,99 +261,105 @@ class RequestHandler:
             context.began,
             context.observed,
             keeps=request.keeps_alive,
-            is_chunked=is_chunked,
+            is_chunked=request.version != "1.0",
         )
         context.stage = Stage.LIVE
         self._remember(request.channel, join)
 
     def _wait(self, context: RequestContext, waiting: Waiting) -> None:
-        request = context.request
-        origin = request.headers.get("Origin")
-        group = self._live.wait(
-            request.channel, origin, waiting, context.began, context.observed, keeps=request.keeps_alive
+        request, join = context.request, self._asked(context, waiting.read)
+        join.group = self._live.wait(
+            request.channel, join, waiting, context.began, context.observed, keeps=request.keeps_alive
         )
         context.stage = Stage.LIVE
-        self._remember(request.channel, Join(waiting.read, Mode.LONGPOLL, origin, group))
-
-    def _remember(self, channel: Channel, join: Join) -> None:
-        if (alias := channel.alias) is not None and self._engine.is_repeatable(join.read):
-            self._joins.remember(alias, join)
-
-    def join(self, channel: Channel, join: Join, request: bytes) -> bool:
-        """Begin a live answer to a request known by its bytes, an HTTP/1.1 GET that keeps its connection.
-
-        False, without any effect, if the request has to be answered like any other.
-        """
-        admission, use = self._admission, channel.use
-        if use is None or admission.rates.limits:
-            return self._join_limited(channel, join, request)
-        if use.live_reads >= admission.most_live_reads:
-            return False
-        # Counted first: the answer may be out when `_join` returns.
-        channel.live_use = use
-        use.begin_live()
-        if self._join(channel, join, self._engine.clock.now()):
-            return True
-        channel.end_live_use()
-        return False
-
-    def _join_limited(self, channel: Channel, join: Join, request: bytes) -> bool:
-        """The same if rate limits apply, or if the request names its client."""
-        proxies, client = channel.proxies, channel.client
-        net = self._client_net(client if proxies is None else proxies.client_of(client, request))
-        admission, route = self._admission, join.read.route.config.name
-        if not admission.may_join(net, route):
-            return False
-        admission.begin_join(channel, net, route)
-        if self._join(channel, join, self._engine.clock.now()):
-            admission.joined(net, route)
-            return True
-        channel.end_live_use()
-        return False
+        self._remember(request.channel, join)
 
     def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if that needs no request to the origin; returns whether it began."""
-        request = context.request
-        join = Join(read, context.mode, request.headers.get("Origin"))
+        request, join = context.request, self._asked(context, read)
         keeps, is_chunked = request.keeps_alive, request.version != "1.0"
-        if not self._join(request.channel, join, context.began, context.observed, keeps=keeps, is_chunked=is_chunked):
+        if not self._join(
+            request.channel, join, context.began, context.observed, None, keeps=keeps, is_chunked=is_chunked
+        ):
             return False
         context.stage = Stage.LIVE
         self._remember(request.channel, join)
         return True
+
+    @staticmethod
+    def _asked(context: RequestContext, read: Read) -> Join:
+        """The join that stands for a live request."""
+        observed = context.observed
+        facts = observed.record.common() if observed is not None and observed.record is not None else None
+        return Join(read, context.mode, context.request.headers.get("Origin"), facts)
+
+    def _remember(self, channel: Channel, join: Join) -> None:
+        if (alias := channel.alias) is None or not self._engine.is_repeatable(join.read):
+            return
+        section = self._joins.remember(alias, join, join.read.route.meaningful_names)
+        if section is not None and join.group is not None and join.line is not None:
+            join.group.remembered(join.line, section.text)
+
+    def join(self, channel: Channel, join: Join, section: Section) -> bool:
+        """Begin a live answer to an HTTP/1.1 GET that was not parsed and asks for `join`, with the header section
+        `section`.
+
+        False, without any effect, if the request has to be answered like any other.
+        """
+        engine, admission, observers = self._engine, self._admission, self._observers
+        if engine.refuses_some(join.read) or (observers.is_traced and observers.tracer.chooses(section.text)):
+            return False
+        use, client = channel.use, None
+        if use is None or observers.is_on:
+            peer, proxies = channel.client, channel.proxies
+            address = peer if proxies is None else section.client(proxies, peer)
+            client = (address, section.text)
+        net = use.net if use is not None else self._client_net(client[0] if client is not None else None)
+        route = join.read.route.config.name
+        # Counted first: the answer may be out when `_join` returns.
+        if not admission.begin_join(channel, use, net, route):
+            return False
+        if self._join(channel, join, engine.clock.now(), None, client or (None, section.text)):
+            admission.joined(net, route)
+            return True
+        channel.end_live_use()
+        return False
 
     def _join(
         self,
         channel: Channel,
         join: Join,
         began: float,
-        observed: Observed | None = None,
+        observed: Observed | None,
+        client: LiveClient | None,
         *,
         keeps: bool = True,
         is_chunked: bool = True,
     ) -> bool:
-        if join.group is not None and join.group.join(channel, began):
-            return True
+        """Begin a live answer to a request that the request handler has recorded as `observed`, or of this `client`."""
         if join.mode is Mode.SSE:
             if (opening := join.sse_opening) is not None:
                 subscriber = self._engine.reopen_sse(join.read, opening, channel)
                 if subscriber is not None:
-                    self._live.reopen(channel, join, opening, subscriber, began)
+                    self._live.reopen(channel, join, opening, subscriber, began, client)
                     return True
                 join.sse_opening = None
             subscription = self._engine.subscribe_at_once(join.read)
             if subscription is None:
                 return False
             try:
-                self._live.subscribe(channel, join, subscription, began, observed, keeps=keeps, is_chunked=is_chunked)
+                self._live.subscribe(
+                    channel, join, subscription, began, observed, client, keeps=keeps, is_chunked=is_chunked
+                )
             except GatewayError:
                 return False
         else:
+            if client is not None and join.group is not None and join.group.join(channel, (began, *client)):
+                return True
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            join.group = self._live.wait(channel, join.origin, waiting, began, observed, keeps=keeps)
-            join.group.request = join.request
+            join.group = self._live.wait(channel, join, waiting, began, observed, client, keeps=keeps)
         return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from multidict import CIMultiDict
 
@@ -25,9 +24,9 @@ from gateway.server.head import response_head
 from gateway.server.joins import Join, SseHead
 from gateway.server.observing import Observed
 from gateway.server.poll_group import PollGroup, Rendering
-from gateway.server.request import Channel
-from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
-from gateway.telemetry.tracing import RequestSpan
+from gateway.server.request import Channel, Note
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveClient, LiveNote, Record
+from gateway.telemetry.tracing import NO_REQUEST, RequestSpan
 
 _log = logging.getLogger("gateway.live")
 
@@ -47,11 +46,15 @@ class LiveAnswers:
         subscription: Subscription,
         began: float,
         observed: Observed | None,
+        client: LiveClient | None = None,
         *,
         keeps: bool = True,
         is_chunked: bool = True,
     ) -> None:
-        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
+        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written.
+
+        A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
+        """
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
         if known is not None and not known.is_of(stream, second):
@@ -69,7 +72,7 @@ class LiveAnswers:
         opening = _Opening(channel, head)
         subscriber = subscription.start(opening)
         name = route.config.name
-        note = self.note(observed, Mode.SSE, name, began, partial(_fill_sse, channel, subscriber))
+        note = self._sse_note(channel, subscriber, join, began, observed, client)
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         _start(subscriber)
         opening.write_head()
@@ -78,12 +81,36 @@ class LiveAnswers:
             # The second such reader in this second: others may follow.
             join.sse_opening = subscription.sse.opening(subscriber, subscription.at, head, second)
 
-    def reopen(self, channel: Channel, join: Join, opening: SseOpening, subscriber: Subscriber, began: float) -> None:
+    def reopen(
+        self,
+        channel: Channel,
+        join: Join,
+        opening: SseOpening,
+        subscriber: Subscriber,
+        began: float,
+        client: LiveClient | None,
+    ) -> None:
         """Begin an SSE response, for a reader that `Engine.reopen_sse` has let in."""
-        # Requests are known by their bytes only while there is neither an access log nor a tracer.
-        channel.follow(subscriber, join.read.route.config.name, began, None, keeps=True, is_chunked=True)
+        note = self._sse_note(channel, subscriber, join, began, None, client)
+        channel.follow(subscriber, join.read.route.config.name, began, note, keeps=True, is_chunked=True)
         subscriber.start_after(opening.step)
         channel.write_head(opening.head, opening.step.data, opening.step.size)
+
+    def _sse_note(
+        self,
+        channel: Channel,
+        subscriber: Subscriber,
+        join: Join,
+        began: float,
+        observed: Observed | None,
+        client: LiveClient | None,
+    ) -> Note | None:
+        """Where an SSE answer is recorded."""
+        if observed is not None:
+            return self.note(observed, Mode.SSE, join.read.route.config.name, began, _SseFacts(channel, subscriber))
+        if client is None or join.facts is None:
+            return None
+        return self._access_log.live(join.facts, began, _SseFacts(channel, subscriber), client)
 
     def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
         headers = CIMultiDict(subscription.stream.headers)
@@ -100,36 +127,43 @@ class LiveAnswers:
     def wait(
         self,
         channel: Channel,
-        origin: str | None,
+        join: Join,
         waiting: Waiting,
         began: float,
         observed: Observed | None,
+        client: LiveClient | None = None,
         *,
         keeps: bool = True,
     ) -> PollGroup:
-        """Begin to wait for a long-poll's answer, in a new group that the same requests may join.  `origin` is the
-        request's Origin header."""
-        route = waiting.read.route
-        group = PollGroup(self._rendering, route, origin, keeps=keeps)
+        """Begin to wait for a long-poll's answer, in a new group that the same requests may join.
+
+        A request that the request handler has recorded is `observed`; of another one the access log gets the `client`.
+        """
+        route, topic = waiting.read.route, waiting.topic
+        group = PollGroup(self._rendering, route, join.origin, topic, join.facts, keeps=keeps)
         waiter = waiting.start(group)
-        topic = waiting.topic
+        group.line = join.line
+        note = None
+        if observed is not None:
 
-        def fill(into: Record) -> None:
-            into.sent_bytes = channel.live_bytes
-            into.subscribers = len(topic.readers_now) + topic.extra_clients + (waiter not in topic.readers_now)
-            if (answer := group.answer) is not None:
-                into.status = answer.status
-                into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
-                into.first_byte_s = self._clock.now() - began
-                into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
+            def fill(into: Record) -> None:
+                into.sent_bytes = channel.live_bytes
+                into.subscribers = group.subscribers
+                if (answer := group.answer) is not None:
+                    into.status = answer.status
+                    into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
+                    into.first_byte_s = self._clock.now() - began
+                    into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        group.begin(waiter, channel, began, self.note(observed, Mode.LONGPOLL, route.config.name, began, fill))
+            note = self.note(observed, Mode.LONGPOLL, route.config.name, began, fill)
+        address, text = client if client is not None else (None, b"")
+        group.begin(waiter, channel, (began, address, text), note)
         _start(waiter)
         return group
 
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
-    ) -> LiveRecord | None:
+    ) -> Note | None:
         """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
         if observed is None:
             return None
@@ -138,6 +172,8 @@ class LiveAnswers:
         if record is not None:
             record.outcome = Outcome.FOLLOWED
             note = self._access_log.live(record, began, fill)
+            if span is NO_REQUEST:
+                return note
         return LiveRecord(note, span, mode, route, fill)
 
 
@@ -212,11 +248,21 @@ class _Opening:
             self._channel.write_head(head)
 
 
-def _fill_sse(channel: Channel, subscriber: Subscriber, into: Record) -> None:
-    into.status, into.first_byte_s = 200, channel.live_first_byte_s
-    into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
-    readers = subscriber.topic.readers_now
-    into.subscribers = len(readers) + (subscriber not in readers)
+class _SseFacts:
+    """Fills in what an SSE answer has come to.  An object of two slots: each reader of a logged stream has one."""
+
+    __slots__ = ("_channel", "_subscriber")
+
+    def __init__(self, channel: Channel, subscriber: Subscriber) -> None:
+        self._channel = channel
+        self._subscriber = subscriber
+
+    def __call__(self, into: Record) -> None:
+        channel, subscriber = self._channel, self._subscriber
+        into.status, into.first_byte_s = 200, channel.live_first_byte_s
+        into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
+        readers = subscriber.topic.readers_now
+        into.subscribers = len(readers) + (subscriber not in readers)
 
 
 def _start(reader: Subscriber | Waiter) -> None:

@@ -1,4 +1,4 @@
-"""What the access log and the tracer keep of a request, from its arrival to its end.
+"""Records for the access log and spans for the tracer, from the arrival of a request to its end.
 
 `Observers` makes an `Observed` for each request if there is a log or a tracer.  It is current, by context variables,
 while code works for the request, so that any code on the way can add to it (`gateway.telemetry.access_record`,
@@ -51,14 +51,14 @@ class Observed:
 
 
 class Observers:
-    """Begins and ends what is kept of requests.  Owns nothing."""
+    """Begins and ends the records and spans of requests.  Owns nothing."""
 
     def __init__(self, access_log: AccessLog, tracer: Tracer, clock: Clock) -> None:
         self.access_log = access_log
         self.tracer = tracer
         self._clock = clock
-        self._is_traced = tracer is not NO_TRACER
-        self.is_on = access_log.is_kept or self._is_traced
+        self.is_traced = tracer is not NO_TRACER
+        self.is_on = access_log.is_kept or self.is_traced
         """Whether requests are observed one by one."""
 
     def begin(self, request: Request) -> Observed:
@@ -66,7 +66,7 @@ class Observers:
         headers, span = request.headers, NO_REQUEST
         # The target as sent, until it has been parsed; an invalid one is logged as it is.
         target = without_authority(request.target)
-        if self._is_traced:
+        if self.is_traced:
             span = self.tracer.request(request.method, target.partition("?")[0], headers)
         record = None
         if self.access_log.is_kept:

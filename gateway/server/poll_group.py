@@ -1,12 +1,14 @@
 """Long-poll clients that wait for the same answer: one waiter in the stream, and one answer rendered for all of them.
 
-A group begins with one client.  Clients that have sent the same bytes may join it for a short while, in which none can
-tell that it came later: all get the same answer at the same time.
+A group begins with one client.  Clients that ask for the same may join it for a short while, in which none can tell
+that it came later: all get the same answer at the same time.  What their lines in the access log have in common is made
+once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 
 from multidict import CIMultiDict
 
@@ -18,12 +20,14 @@ from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
+from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, is_true
+from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.head import JOINED_BYTES, response_head
 from gateway.server.request import Channel, Note
-from gateway.telemetry.access_record import CloseReason
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, Repeated
 from gateway.telemetry.metrics import MetricsRecorder
 
 Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
@@ -33,14 +37,28 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 class Rendering:
     """What all live answers of a process are rendered with."""
 
-    __slots__ = ("clock", "drain", "dress", "metrics", "node")
+    __slots__ = ("access_log", "clock", "drain", "dress", "metrics", "node")
 
-    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, metrics: MetricsRecorder) -> None:
+    def __init__(
+        self,
+        node: str,
+        dress: Dress,
+        clock: Clock,
+        drain: Drain,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
+    ) -> None:
         self.node = node
         self.dress = dress
         self.clock = clock
         self.drain = drain
         self.metrics = metrics
+        self.access_log = access_log
+
+
+PolledBy = tuple[float, str | None, bytes]
+"""One client of a group: when its request was read, in seconds of the streams' clock; its address; and its header
+section.  A plain tuple, because one is made for each long-poll."""
 
 
 class PollGroup:
@@ -50,16 +68,24 @@ class PollGroup:
         "_channels",
         "_keeps",
         "_note",
+        "_noted",
         "_origin",
         "_rendering",
         "_route",
+        "_topic",
         "_waiter",
+        "_watch",
         "answer",
-        "request",
+        "facts",
+        "line",
         "shape",
     )
 
-    def __init__(self, rendering: Rendering, route: Route, origin: str | None, *, keeps: bool) -> None:
+    def __init__(
+        self, rendering: Rendering, route: Route, origin: str | None, topic: Topic, facts: Record | None, *, keeps: bool
+    ) -> None:
+        """`facts` are what the access log has of each client's request; None without an access log."""
+        self._topic = topic
         self._rendering = rendering
         self._route = route
         self._origin = origin
@@ -67,42 +93,68 @@ class PollGroup:
         self.shape: Hashable = (origin, keeps)
         self._waiter: Waiter | None = None
         """None before `begin` and after the end."""
-        self._channels: dict[Channel, float] = {}
-        """The clients, and when each arrived, in seconds of the streams' clock."""
+        self._channels: dict[Channel, PolledBy] = {}
+        """The clients."""
         self._note: Note | None = None
+        """Where the first client's answer is recorded, if the request handler has recorded its request."""
+        self._noted: Channel | None = None
+        """That client."""
+        self._watch: LiveNote | None = None
+        """Writes the interim lines of the other clients; None while the first one waits alone."""
         self.answer: Answer | None = None
-        """The answer that was sent, if it is logged or traced."""
-        self.request: bytes | None = None
-        """The bytes that all clients have sent, if they may be remembered.  Without them there is one client."""
+        """The answer that was sent, if the note has to know it."""
+        self.facts = facts
+        self.line: bytes | None = None
+        """The request line that all clients have sent, if the request is remembered.  Without it there is one
+        client."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
 
-    def begin(self, waiter: Waiter, channel: Channel, began: float, note: Note | None) -> None:
-        """Add the first client."""
-        self._waiter = waiter
-        self._note = note
-        self._take(channel, began)
+    @property
+    def subscribers(self) -> int:
+        """Live readers of the stream, the clients of this group included, also when they leave just now."""
+        topic, is_there = self._topic, self._waiter in self._topic.readers_now
+        return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
-    def join(self, channel: Channel, began: float) -> bool:
+    def begin(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
+        """Add the first client, which `note` records if the request handler has recorded its request."""
+        self._waiter = waiter
+        if note is not None:
+            self._note, self._noted = note, channel
+        self._take(channel, client)
+
+    def join(self, channel: Channel, client: PolledBy) -> bool:
         """Add one more client; False if it came too late for this group."""
-        if self._note is not None or self._waiter is None or not self._waiter.join(began):
+        if self._waiter is None or not self._waiter.join(client[0]):
             return False
-        self._take(channel, began)
+        self._take(channel, client)
         return True
 
-    def _take(self, channel: Channel, began: float) -> None:
-        self._channels[channel] = began
+    def remembered(self, line: bytes, text: bytes) -> None:
+        """The first client's request is remembered, so others may join: its line, and its header section."""
+        self.line = line
+        for channel, (began, address, _) in self._channels.items():
+            self._channels[channel] = (began, address, text)
+
+    def _take(self, channel: Channel, client: PolledBy) -> None:
+        self._channels[channel] = client
         self._rendering.metrics.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
         channel.park(self, keeps=self._keeps)
+        if self.facts is not None and self._watch is None and channel is not self._noted:
+            self._watch = self._rendering.access_log.watch(client[0], self._record_waiting)
 
     def split(self) -> Iterator[PollGroup]:
         """Yield a new group for each client but the first; the caller owes each a call to `waits`."""
         while len(self._channels) > 1:
-            channel, began = self._channels.popitem()
-            alone = PollGroup(self._rendering, self._route, self._origin, keeps=self._keeps)
-            alone._channels[channel] = began
-            alone.request = self.request
+            channel, client = self._channels.popitem()
+            alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
+            alone.line = self.line
+            alone._channels[channel] = client
+            if channel is self._noted:
+                alone._note, alone._noted, self._note, self._noted = self._note, channel, None, None
+            elif self.facts is not None:
+                alone._watch = self._rendering.access_log.watch(client[0], alone._record_waiting)
             channel.park(alone, keeps=self._keeps)
             yield alone
 
@@ -125,9 +177,18 @@ class PollGroup:
         if len(self._channels) == 1:
             self._waiter.gone()
         else:
+            client = self._channels[channel]
+            reason = channel.cut_reason or CloseReason.LEFT
+            # Recorded while it is there: it is one of the live readers itself.
+            if channel is self._noted:
+                note, self._note, self._noted = self._note, None, None
+                if note is not None:
+                    note.end(Outcome.ABORTED, reason)
+            elif self.facts is not None:
+                self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
+            del self._channels[channel]
             self._waiter.leave_one()
-            began = self._channels.pop(channel)
-            self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - began, 0, 0)
+            self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - client[0], 0, 0)
 
     # -- called by the waiter
 
@@ -165,6 +226,7 @@ class PollGroup:
             self.answer = answer
         self._end(answer.outcome, _reason(answer, is_draining=self._rendering.drain.is_set), rendered)
         channels, self._channels = self._channels, {}
+        self._noted = None
         for channel in channels:
             channel.release(keeps=rendered.keeps)
 
@@ -172,12 +234,13 @@ class PollGroup:
         """Have each client's request handled again, by itself, as a read of the bytes after the offset `at`."""
         self._waiter = None
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -len(self._channels), self._route.config.name)
+        self._end_watch()
         note, self._note = self._note, None
         if note is not None:
             note.drop()
         channels, self._channels = self._channels, {}
-        for channel in channels:
-            channel.begin_again(self.request, at)
+        for channel, (_, _, text) in channels.items():
+            channel.begin_again(self.line + text if self.line is not None else None, at)
 
     def has_gone(self) -> None:
         """Abort all connections: no answer will come."""
@@ -193,13 +256,74 @@ class PollGroup:
         if not clients:
             return
         # The clients arrived within one tick, so the mean is close enough for each.
-        waited_s = self._rendering.clock.now() - sum(self._channels.values()) / clients
+        now, began = self._rendering.clock.now(), sum(client[0] for client in self._channels.values())
         sent_bytes = rendered.body_bytes if rendered is not None else 0
-        self._count(outcome, clients, waited_s, sent_bytes, rendered.answer.saved_bytes if rendered is not None else 0)
+        saved_bytes = rendered.answer.saved_bytes if rendered is not None else 0
+        self._count(outcome, clients, now - began / clients, sent_bytes, saved_bytes)
+        self._end_watch()
         note, self._note = self._note, None
-        if note is not None:
-            (channel,) = self._channels
-            note.end(outcome, channel.cut_reason or reason if reason is CloseReason.LEFT else reason)
+        if note is not None and (noted := self._noted) is not None:
+            note.end(outcome, noted.cut_reason or reason if reason is CloseReason.LEFT else reason)
+        if self.facts is not None and (self._noted is None or clients > 1):
+            self._record_all(self.facts, outcome, reason, rendered, now)
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.drop()
+
+    def _record_all(
+        self,
+        facts: Record,
+        outcome: Outcome,
+        reason: CloseReason,
+        rendered: Rendered | None,
+        now: float,
+    ) -> None:
+        """Record the end of all clients except the one that has a note."""
+        subscribers = self.subscribers
+        if rendered is None:
+            for channel, client in self._channels.items():
+                if channel is not self._noted:
+                    why = channel.cut_reason or reason
+                    self._record(facts, client, outcome, why, subscribers, is_final=True)
+            return
+        answer = rendered.answer
+        common = replace(
+            facts,
+            outcome=outcome,
+            status=answer.status,
+            next_offset=answer.headers.get(STREAM_NEXT_OFFSET),
+            sent_bytes=rendered.body_bytes,
+            saved_bytes=answer.saved_bytes,
+            subscribers=subscribers,
+            coding=applied(answer.headers.get("Content-Encoding")),
+            close_reason=reason,
+        )
+        clients = [client for channel, client in self._channels.items() if channel is not self._noted]
+        self._rendering.access_log.repeat_live(Repeated(common), now, clients)
+
+    def _record_waiting(self) -> None:
+        """Record that the clients still wait."""
+        if self.facts is not None:
+            subscribers = self.subscribers
+            for channel, client in self._channels.items():
+                if channel is not self._noted:
+                    self._record(self.facts, client, Outcome.FOLLOWED, None, subscribers, is_final=False)
+
+    def _record(
+        self,
+        facts: Record,
+        client: PolledBy,
+        outcome: Outcome,
+        reason: CloseReason | None,
+        subscribers: int,
+        *,
+        is_final: bool,
+    ) -> None:
+        """Record one client that is not answered, or not yet."""
+        record = replace(facts, outcome=outcome, close_reason=reason, subscribers=subscribers, is_final=is_final)
+        self._rendering.access_log.record_of(record, *client)
 
     def _count(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
         metrics, name = self._rendering.metrics, self._route.config.name

@@ -19,7 +19,7 @@ are kept, heads, joined bodies, and those bytes of a body that are not shared wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from multidict import CIMultiDict
@@ -31,7 +31,7 @@ from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.head import JOINED_BYTES, date_line, field_lines, status_line
-from gateway.server.request_keys import MEANINGLESS, lines_named, reduced
+from gateway.server.request_keys import Sections
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -64,6 +64,7 @@ class RememberedAnswer:
         "cost",
         "edition",
         "hits",
+        "is_settled",
         "joined",
         "key",
         "mode",
@@ -101,6 +102,8 @@ class RememberedAnswer:
         self.edition = run.edition
         """The stream's edition when the body was read."""
         self.route = route
+        self.is_settled = False
+        """Whether its aliases stay as they are for this second."""
         self.repeated = repeated
         """What the access log repeats for every hit; None without an access log."""
         self.trust_s = trust_s
@@ -201,6 +204,7 @@ class RememberedAnswer:
         age = b"Age: %d\r\n" % max(0, int(now - self._as_of)) if self._has_age else b""
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         self._block = None
+        self.is_settled = False
         if self.is_small:
             self.joined = head + self._body[0]
         else:
@@ -222,13 +226,16 @@ class RememberedAnswers:
         clock: Clock,
         store: TapeStore,
         metrics: MetricsRecorder,
-        meaningful_names: Iterable[Collection[str]],
+        sections: Sections,
         touch: Callable[[Stream], None],
+        has_refusals: Callable[[Stream], bool],
     ) -> None:
         self._clock = clock
         self._store = store
         self._metrics = metrics
         self._touch = touch
+        self._sections = sections
+        self._has_refusals = has_refusals
         self.exact: dict[bytes, RememberedAnswer] = {}
         """Answers by whole requests (aliases); connections look here first and send what they find."""
         self._held_back: dict[bytes, RememberedAnswer] = {}
@@ -249,18 +256,12 @@ class RememberedAnswers:
         self.generation = 0
         """Counts calls to `reset`: a request read in an earlier generation was read under other routes, and its answer
         must not be remembered."""
-        self.reset(meaningful_names)
 
-    def reset(self, meaningful_names: Iterable[Collection[str]]) -> None:
-        """Drop everything, and begin with routes whose answers depend on these headers (`Route.meaningful_names`)."""
+    def reset(self) -> None:
+        """Drop everything, because the routes have changed."""
         self.generation += 1
         for remembered in list(self._all):
             self._drop(remembered)
-        by_route = list(meaningful_names)
-        self._loose_names = [name for name in MEANINGLESS if not all(name in names for names in by_route)]
-        tight_names = [name for name in MEANINGLESS if not any(name in names for names in by_route)]
-        self._loose = lines_named(self._loose_names)
-        self._tight = lines_named(tight_names) if tight_names != self._loose_names else None
 
     def __repr__(self) -> str:
         return f"<RememberedAnswers {len(self._all)} answers, {len(self._aliases)} aliases, {self.cost} bytes>"
@@ -298,21 +299,23 @@ class RememberedAnswers:
         remembered = self._aliases.get(request)
         if remembered is None:
             remembered = self._find_reduced(request)
-            if remembered is None:
+            if remembered is None or self._has_refusals(remembered.stream):
+                # The origin has refused some reader of the stream lately: this one may be it.
                 return None
-            self._note_repeat(request, remembered)
+            if not remembered.is_settled:
+                self._note_repeat(request, remembered)
         if remembered.is_valid(self._clock.now()) or self._renew(remembered):
             return remembered
         return None
 
     def _find_reduced(self, request: bytes) -> RememberedAnswer | None:
-        if self._by_loose and (key := reduced(self._loose, request)) is not None:
-            remembered = self._by_loose.get(key)
-            if remembered is not None:
-                return remembered
-        if self._by_tight and self._tight is not None and (key := reduced(self._tight, request)) is not None:
-            return self._by_tight.get(key)
-        return None
+        if not self._all or (split := self._sections.split(request)) is None:
+            return None
+        line, section = split
+        remembered = self._by_loose.get(line + section.loose)
+        if remembered is None and section.tight is not None:
+            remembered = self._by_tight.get(line + section.tight)
+        return remembered
 
     def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make a request that comes a second time an alias; after the first time only its hash is kept."""
@@ -327,6 +330,8 @@ class RememberedAnswers:
     def _add_alias(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make the request an alias of the answer if there is room; no other answer is dropped for it."""
         if len(remembered.aliases) >= _MOST_ALIASES:
+            # Not more often than once a second: the clients may be more than there are aliases.
+            remembered.is_settled = True
             oldest = remembered.aliases.pop(0)
             del self._aliases[oldest]
             self._charge(remembered, -_alias_cost(oldest))
@@ -380,17 +385,14 @@ class RememberedAnswers:
 
         `meaningful_names` are those of its route.
         """
-        is_loose = self._tight is None or not any(name in meaningful_names for name in self._loose_names)
-        shape = self._loose if is_loose or self._tight is None else self._tight
+        if (split := self._sections.split(request)) is None:
+            return
+        line, section = split
+        is_loose = section.tight is None or self._sections.is_loose(meaningful_names)
         by_key = self._by_loose if is_loose else self._by_tight
-        key = reduced(shape, request)
+        key = line + (section.loose if is_loose or section.tight is None else section.tight)
         stream = remembered.stream
-        if (
-            key is None
-            or stream.ended is not None
-            or not stream.is_awake
-            or stream.version.edition != remembered.edition
-        ):
+        if stream.ended is not None or not stream.is_awake or stream.version.edition != remembered.edition:
             return
         cost = remembered.cost_under(key)
         if cost > self.budget_bytes:

@@ -18,7 +18,7 @@ common; each of them adds only its times, its client and the bytes of its reques
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum, auto
@@ -164,6 +164,18 @@ class Record:
             fetch.is_led |= leads
             self.fetches += ((fetch, leads),)
 
+    def common(self) -> Record:
+        """What the records of equal requests of other clients have in common with this one."""
+        return Record(
+            mode=self.mode,
+            method=self.method,
+            route=self.route,
+            stream=self.stream,
+            is_s2=self.is_s2,
+            partition=self.partition,
+            start=self.start,
+        )
+
     def finalize(self, *, goes_on: bool = False) -> None:
         """Claim the figures of the shared fetches and release them; if the request `goes_on`, release only those that
         have ended."""
@@ -261,8 +273,16 @@ def note_repeated(
     )
 
 
+LiveClient = tuple[str | None, bytes]
+"""The client of a live request that was not parsed: its address, and the bytes of its header section."""
+
+
 class LiveNote(Protocol):
     """The access-log entry of one live read, from its start to its end."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """None: the access log keeps no trace."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The read has ended.  Further calls do nothing."""
@@ -285,9 +305,24 @@ class AccessLog(Protocol):
         """A remembered answer was sent again: these request bytes were read at `began`, and the answer was handed to
         the connection at `ended` (monotonic seconds)."""
 
-    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
+    def live(
+        self, record: Record, began: float, update: Callable[[Record], None], client: LiveClient | None = None
+    ) -> LiveNote:
         """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
-        the current offsets, bytes since the start and subscribers into `record`."""
+        the current offsets, bytes since the start and subscribers into a record.  With a `client`, `record` is what
+        several reads have in common."""
+
+    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
+        """Live reads that began together go on: call `write` when their next line is due, until `drop`.  None if live
+        reads have a line at their end only."""
+
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+        """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
+        section."""
+
+    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
+        """A live read that began at `began`, with this client and this header section, has ended or continues as the
+        record says."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Traffic with the origin that belongs to no record; `mode` is the mode of the request to the origin."""
@@ -297,6 +332,7 @@ class NoAccessLog:
     """The access log of a gateway that keeps none."""
 
     is_kept = False
+    trace_id = None
 
     def record(self, record: Record) -> None:
         """Do nothing."""
@@ -304,8 +340,19 @@ class NoAccessLog:
     def repeat(self, hit: Repeated, began: float, ended: float, client: str | None, request: bytes) -> None:
         """Do nothing."""
 
-    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
+    def live(
+        self, record: Record, began: float, update: Callable[[Record], None], client: LiveClient | None = None
+    ) -> LiveNote:
         return self
+
+    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
+        return None
+
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+        """Do nothing."""
+
+    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
+        """Do nothing."""
 
     def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Do nothing."""

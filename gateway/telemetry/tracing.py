@@ -83,6 +83,9 @@ class Tracer(Protocol):
     def request(self, method: str, path: str, headers: Headers) -> RequestSpan:
         """A client's request was read; `headers` may name its trace (W3C Trace Context)."""
 
+    def chooses(self, request: bytes) -> bool:
+        """Whether the request with these header bytes is to be traced; if so, `request` is called for it."""
+
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
         """A whole request, given as its bytes, was answered from a remembered answer."""
 
@@ -129,6 +132,9 @@ class _NoTracer:
 
     def request(self, method: str, path: str, headers: Headers) -> RequestSpan:
         return NO_REQUEST
+
+    def chooses(self, request: bytes) -> bool:
+        return False
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None: ...
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any, Final
 from unittest.mock import patch
 
-from gateway.server import remembered, request_keys
+from gateway.server import request_keys
 from gateway.server.connection import Connection
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
 
@@ -29,14 +29,14 @@ mutant = registrar(HITS)
 
 def _taken_out(*names: str) -> Patches:
     """These headers are taken for meaningless, whatever the routes say."""
-    reset = RememberedAnswers.reset
+    reset = Sections.reset
 
-    def without_credentials(self: RememberedAnswers, _: Any) -> None:
+    def without_credentials(self: Sections, _: Any, __: Any = ()) -> None:
         reset(self, [()])
 
     return [
-        (remembered, "MEANINGLESS", (*request_keys.MEANINGLESS, *names)),
-        (RememberedAnswers, "reset", without_credentials),
+        (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, *names)),
+        (Sections, "reset", without_credentials),
     ]
 
 
@@ -77,7 +77,7 @@ def line_with_control_characters_is_taken_out() -> Patches:
     def any_value(names: Any) -> re.Pattern[bytes]:
         return re.compile(lines(names).pattern.replace(rb"[\t\x20-\x7e]*", rb"[^\r\n]*"))
 
-    return [(remembered, "lines_named", any_value)]
+    return [(request_keys, "lines_named", any_value)]
 
 
 @mutant("the strict parser's bound on lines applies to what is taken out")
@@ -184,13 +184,7 @@ def alias_outlives_its_answer() -> Patches:
 
 @mutant("what is remembered ends with the routes that it was read under")
 def hit_outlives_a_reload() -> Patches:
-    reset = RememberedAnswers.reset
-
-    def reset_once(self: RememberedAnswers, meaningful_names: Collection[Collection[str]]) -> None:
-        if not self.generation:
-            reset(self, meaningful_names)
-
-    return [(RememberedAnswers, "reset", reset_once)]
+    return [(RememberedAnswers, "reset", nothing)]
 
 
 @mutant("answers come in the order of their requests")
@@ -218,13 +212,13 @@ def _joined_without(name: bytes) -> Patches:
     line = re.compile(rb"\r\n" + name + rb":[^\r]*")
     init, remember = Joins.__init__, Joins.remember
 
-    def begin(self: Joins) -> None:
-        init(self)
-        get: Any = self._joins.get
+    def begin(self: Joins, sections: Sections) -> None:
+        init(self, sections)
+        get: Any = self._by_bytes.get
         self.get = lambda request: get(line.sub(b"", request))  # type: ignore[assignment]
 
-    def remembered_without(self: Joins, request: bytes, join: Join) -> None:
-        remember(self, line.sub(b"", request), join)
+    def remembered_without(self: Joins, request: bytes, join: Join, names: Any) -> Section | None:
+        return remember(self, line.sub(b"", request), join, names)
 
     return [(Joins, "__init__", begin), (Joins, "remember", remembered_without)]
 

@@ -23,8 +23,9 @@ from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, SharingRules
 from gateway.protocol.stream_key import Partition
-from gateway.server import remembered, request_keys
+from gateway.server import request_keys
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import OriginCall
 from gateway.upstream.flight import Flight, FlightReader
@@ -105,14 +106,14 @@ def credentials_share_a_tape() -> Patches:
 
 @mutant("nothing fetched with credentials reaches a client with others")
 def remembered_answer_ignores_authorization() -> Patches:
-    reset = RememberedAnswers.reset
+    reset = Sections.reset
 
-    def taken(self: RememberedAnswers, _: Any) -> None:
+    def taken(self: Sections, _: Any, __: Any = ()) -> None:
         reset(self, [()])
 
     return [
-        (remembered, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),
-        (RememberedAnswers, "reset", taken),
+        (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),
+        (Sections, "reset", taken),
     ]
 
 

@@ -107,3 +107,10 @@ def test_a_suspended_client_comes_back_without_what_it_had_not_used() -> None:
     assert [admitted(rates, now=21.01) for _ in range(3)] == [True, True, False]
     assert admitted(rates, "b", now=21.01)
     assert all(admitted(rates, now=26.01) for _ in range(10)), "the allowance has grown back"
+
+
+def test_a_limit_per_client_holds_for_each_of_many_networks() -> None:
+    rates = limits({"requests_per_s": 1, "burst": 1})
+    nets = [(str(number), route) for number in range(9_000) for route in ("r", "s")]
+    assert all(admitted(rates, *one) for one in nets[::2])
+    assert not any(admitted(rates, *one) for one in nets)

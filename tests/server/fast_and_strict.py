@@ -62,6 +62,17 @@ PAIRS: Final = [
     (["Cookie: a=b"], ["Cookie: a=b"] * 140),
 ]
 """Headers of two requests that are alike but for what the fast path must not take for the same."""
+CLIENTS: Final = [
+    [],
+    ["User-Agent: u", "X-Forwarded-For: 203.0.113.1", "Authorization: Bearer a"],
+    ["User-Agent: v", "X-Forwarded-For: 203.0.113.2", "Authorization: Bearer b", "Referer: https://a.example/1"],
+    ["X-Forwarded-For: 203.0.113.1, 10.0.0.1", "Origin: https://a.example"],
+    ["x-forwarded-for: 203.0.113.3", "X-Forwarded-For: 203.0.113.4", "Origin: https://b.example"],
+    ["X-FORWARDED-FOR: 203.0.113.5", "Cookie: a=b"],
+    ["X-Forwarded-For: unknown", "Accept-Encoding: gzip", "Cookie: c=d"],
+    ["traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Forwarded: for=203.0.113.6"],
+]
+"""Headers of clients that ask for the same."""
 CORS: Final = {"cors": {"allow_origins": ["https://a.example"]}}
 FRESH: Final[dict[str, Any]] = {"tail_fresh_s": 20.0}
 """With it a tail is repeated for a while, so that open streams have remembered answers too."""
@@ -70,6 +81,12 @@ SETTINGS: Final[list[dict[str, Any]]] = [
     FRESH,
     {**FRESH, "credential_headers": ["authorization", "cookie"]},
     {**FRESH, "credentials": "shared"},
+    {
+        **FRESH,
+        "credentials": "shared",
+        "credential_headers": ["authorization", "cookie"],
+        "cors": {"allow_origins": ["*"]},
+    },
     {**FRESH, **CORS},
     {**FRESH, "trust_s": 1.0},
     UNCODED,
@@ -100,8 +117,9 @@ class FastAndStrict(RuleBasedStateMachine):
         for path in sorted(filled):
             self.write("PUT", path, 3_000, is_closing=False, ttl=None)
 
-    def on_both(self, work: Callable[[Side], Awaitable[list[Essence]]]) -> None:
-        """Have both sides do this, and compare what they were answered."""
+    def on_both(self, work: Callable[[Side], Awaitable[list[Essence]]], *, settles: bool = False) -> None:
+        """Have both sides do this, and compare their answers; `settles` waits for their own requests to the
+        origin."""
 
         async def do() -> list[list[Essence]]:
             return await asyncio.gather(*(work(side) for side in self.sides))
@@ -113,6 +131,8 @@ class FastAndStrict(RuleBasedStateMachine):
             assert sorted(one[1].items() ^ other[1].items()) == []
             assert one[2] == other[2]
             self.latest = one
+        if settles:
+            self.settle()
         asked, asked_of_other = (side.reads for side in self.sides)
         assert asked == asked_of_other
 
@@ -242,6 +262,33 @@ class FastAndStrict(RuleBasedStateMachine):
         assert fast == strict
         self.settle()
 
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        clients=st.lists(st.sampled_from(CLIENTS), min_size=2, max_size=6),
+        leaving=st.integers(0, 5),
+        first=st.sampled_from([*SETTINGS[:4], SETTINGS[4], SETTINGS[4]]),
+    )
+    def wait_together(self, path: str, clients: list[list[str]], leaving: int, first: dict[str, Any]) -> None:
+        """Long-polls of clients that differ in their headers wait for one append."""
+        self.reload(first)
+        self.write("PUT", f"{path}/{next(self.numbers)}", 20, is_closing=False, ttl=None)
+        target = self.latest_target
+        at, body = self.sides[0].tail[target], b"[2]" if path == "/j" else b"more"
+
+        def append(side: Side) -> bytes:
+            return side.request("POST", target, [f"Content-Type: {PATHS[path]}"], None, body)
+
+        self.on_both(lambda side: side.wait(target, at, clients, leaving % len(clients), append(side)), settles=True)
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        clients=st.lists(st.sampled_from(CLIENTS), min_size=2, max_size=5),
+        first=st.sampled_from(SETTINGS[:5]),
+    )
+    def follow_together(self, path: str, clients: list[list[str]], first: dict[str, Any]) -> None:
+        self.reload(first)
+        self.on_both(lambda side: side.follow(f"{path}?offset=-1&live=sse", clients, None), settles=True)
+
     @rule(path=st.sampled_from(sorted(PATHS)), is_soft=st.booleans())
     def purge(self, path: str, is_soft: bool) -> None:
         for _ in range(3):
@@ -309,6 +356,10 @@ class FastAndStrict(RuleBasedStateMachine):
         for side in self.sides:
             self.loop.run_until_complete(side.stop())
         FastAndStrict.hits += self.sides[0].hits
+        (fast, fast_sums), (strict, strict_sums) = (side.logged() for side in self.sides)
+        assert fast == strict
+        assert fast_sums == strict_sums
+        assert self.sides[0].requests == self.sides[1].requests
         self.loop.close()
 
 

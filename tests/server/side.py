@@ -7,8 +7,11 @@ and Date: the origins write theirs by the machine's clock.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -26,8 +29,15 @@ _SERVER: Final = {
     "shutdown_timeout_s": 0.2,
     "live_linger_s": 0,
     "credential_headers": ["authorization"],
+    "trusted_proxies": ["127.0.0.1/32"],
+    "sink": "file",
+    "client_address": "full",
 }
-_FREE: Final = ("age", "date")
+_FREE: Final = ("age", "date", "ratelimit", "ratelimit-policy")
+"""Remembered answers do not state the rest of a limit."""
+_REQUESTS: Final = "durable_gateway_requests_total"
+_FREE_OF_LINES: Final = ("id", "time", "partition", "duration_s", "first_byte_s", "subscribers", "collapsed")
+"""Ids and times are those of each side; live readers that leave together are counted together."""
 _INCARNATION: Final = re.compile(r'"([^":]+):')
 _UP_TO_DATE: Final = b'"upToDate":true'
 
@@ -45,12 +55,18 @@ class Side:
         self.tail: dict[str, str] = {}
         """The latest offset named, by path."""
         self.hits = 0
+        self.requests: list[str] = []
+        """The counts of requests by route, mode and outcome, after `stop`."""
+        self._folder = tempfile.TemporaryDirectory(prefix="side-")
+        self._log = Path(self._folder.name, "access.log")
         self._names: dict[str, int] = {}
         self.origin: RunningOrigin
         self.gateway: RunningGateway
 
     def load(self) -> GatewayConfig:
-        config = GatewayConfig.for_origin(self.origin.url, fast_path=self.is_fast, **{**_SERVER, **self.more})
+        config = GatewayConfig.for_origin(
+            self.origin.url, fast_path=self.is_fast, path=str(self._log), **_SERVER | self.more
+        )
         (route,) = config.routes
         by_cookie = route.model_copy(update={"name": "b", "prefix": "/b", "credential_headers": ("cookie",)})
         return config.model_copy(update={"routes": (route, by_cookie)})
@@ -68,7 +84,20 @@ class Side:
         self.hits = remembered.served if remembered is not None else 0
         await close(self._writer)
         await self.gateway.stop()
+        text = self.gateway.metrics.exposition()[0].decode()
+        self.requests = sorted(line for line in text.splitlines() if line.startswith(_REQUESTS) and line[-4:] != " 0.0")
         await self.origin.stop(grace_s=0)
+
+    def logged(self) -> tuple[list[str], dict[str, int]]:
+        """The lines of the access log after `stop`, sorted and without the fields that may differ; and the sums of the
+        traffic with the origin."""
+        lines = [json.loads(line) for line in self._log.read_bytes().splitlines()]
+        sums = {name: sum(line.pop(name, 0) for line in lines) for name in ("fetched_bytes", "origin_requests")}
+        for line in lines:
+            for name in _FREE_OF_LINES:
+                line.pop(name, None)
+        self._folder.cleanup()
+        return sorted(json.dumps(line, sort_keys=True) for line in lines), sums
 
     async def reload(self, more: dict[str, Any]) -> None:
         self.more = more
@@ -141,6 +170,36 @@ class Side:
             for writer in writers:
                 await close(writer)
         return found
+
+    async def wait(
+        self, target: str, at: str, variants: Sequence[Sequence[str]], leaving: int, append: bytes
+    ) -> list[Essence]:
+        """The answers of long-polls at the tail `at` after an append; the one with the number `leaving` leaves
+        before."""
+        opened = [await connect(self.gateway) for _ in variants]
+
+        async def has_readers(count: int) -> None:
+            topics = self.gateway.engine.live.topics
+            await eventually(
+                lambda: sum(topic.readers for topic in topics() if topic.is_confirmed) == count,
+                state=lambda: [*topics()],
+            )
+
+        try:
+            for number, ((_, writer), lines) in enumerate(zip(opened, variants, strict=True), 1):
+                writer.write(self.request("GET", f"{target}?offset={at}&live=long-poll", lines))
+                await has_readers(number)
+            await close(opened[leaving][1])
+            await has_readers(len(variants) - 1)
+            self.send(append)
+            found = [await self.answer("POST")]
+            for number, (reader, _) in enumerate(opened):
+                if number != leaving:
+                    found.append(self._essence(await read_response(reader)))
+            return found
+        finally:
+            for _, writer in opened:
+                await close(writer)
 
     async def settle(self, clock: ManualClock) -> None:
         """End what lingers, and wait until nothing goes on by itself; no time goes by."""

@@ -14,6 +14,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.request_keys import Sections
 from gateway.tape.eviction import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
@@ -33,7 +34,9 @@ class Kept:
     def __init__(self, cache_bytes: int) -> None:
         self.bench = Bench(cache_bytes, cache_bytes)
         self.store, self.coder = self.bench.store, self.bench.coder
-        self.answers = RememberedAnswers(self.bench.clock, self.store, NoMetrics(), [()], self.store.touch)
+        self.answers = RememberedAnswers(
+            self.bench.clock, self.store, NoMetrics(), Sections([()]), self.store.touch, lambda _: False
+        )
         self.coder.on_evict = self.answers.forget
         self.store.on_forget = self._forget
 
@@ -160,8 +163,7 @@ class LentBudget(RuleBasedStateMachine):
 
     @rule()
     def reset_answers(self) -> None:
-        self.kept.answers.reset([("cookie",)])
-        self.kept.answers.reset([()])
+        self.kept.answers.reset()
 
     @invariant()
     def lent_equals_held(self) -> None:

@@ -28,6 +28,7 @@ _MASKS: Final = {4: 24, 6: 48}
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 _AGENT_LINE: Final = re.compile(rb"\r\nuser-agent:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _TRACE_VALUE: Final = re.compile(rb"[ \t]*" + TRACEPARENT.encode() + rb"[ \t]*")
+_TRACE_LINES: Final = re.compile(rb"\r\ntraceparent:([^\r\n]*)", re.IGNORECASE)
 _TRACE_LINE: Final = b"\r\ntraceparent:"
 _THOUSANDTHS: Final = tuple(b'%03d,"id":"' % number for number in range(1_000))
 _PROCESS_BYTES: Final = 6
@@ -69,7 +70,10 @@ class Lines:
         self._durations: dict[int, bytes] = {}
         """Pieces of hits by their duration in microseconds."""
         self.endings: dict[bytes, bytes] = {}
-        """What `ending` has made, by the bytes of the request.  Callers look here first to save the call."""
+        """Results of `ending`, by the bytes of the request or of its header section.  Callers look here first to save
+        the call."""
+        self._facts: dict[bytes, tuple[str | None, str | None]] = {}
+        """User agents and trace ids of live reads, by their header sections."""
 
     def written(self, items: Sequence[Record | Hit], wall_lead_s: float) -> bytes:
         """The lines of `items`, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
@@ -106,11 +110,11 @@ class Lines:
     @property
     def remembered(self) -> int:
         """The size of the largest of the memories."""
-        return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings))
+        return max(len(self._clients), len(self._masked), len(self._durations), len(self.endings), len(self._facts))
 
     def _forget(self) -> None:
         # Plain dictionaries, cleared when full: keeping them in LRU order costs more than making the pieces again.
-        for remembered in (self._clients, self._masked, self._durations):
+        for remembered in (self._clients, self._masked, self._durations, self._facts):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
 
@@ -216,6 +220,20 @@ class Lines:
         piece = b" " if address is None else b',"client":' + orjson.dumps(address)
         self._clients[client] = piece
         return piece
+
+    def facts_of(self, section: bytes) -> tuple[str | None, str | None]:
+        """The user agent and the trace id in the bytes of a header section."""
+        facts = self._facts.get(section)
+        if facts is None:
+            agent, traces = _AGENT_LINE.search(section), _TRACE_LINES.findall(section)
+            trace = _TRACE_VALUE.fullmatch(traces[0]) if len(traces) == 1 else None
+            facts = (
+                agent[1].decode("utf-8", "surrogateescape").rstrip(" \t")[:_AGENT_CHARS] if agent is not None else None,
+                trace[1].decode() if trace is not None else None,
+            )
+            if not traces:
+                self._facts[section] = facts
+        return facts
 
     def ending(self, request: bytes) -> bytes:
         """The rest of a line: the user agent and trace id found in the bytes of the request, and the closing brace."""

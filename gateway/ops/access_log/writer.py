@@ -9,8 +9,7 @@ at a time, yields to the loop in between, and gives the lines to the sink in bat
 are made on the loop, because a thread would hold the interpreter for milliseconds at a stretch and block the loop
 anyway; work that may block happens in the sink.
 
-Open live reads get a line every `live_interval_s`.  They are kept in the order in which their next line is due, so one
-timer serves them all, and the lines of a crowd that came at once are spread over several turns.  Unclaimed upstream
+Open live reads get a line every `live_interval_s` (`live_reads`).  Unclaimed upstream
 work waits for the next line of a live reader of its stream, for `live_interval_s` at most, or five minutes where that
 is 0.
 """
@@ -19,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Protocol
@@ -29,11 +28,12 @@ from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.ops.access_log.fields import STREAM_CHARS
 from gateway.ops.access_log.lines import Hit, Lines, cut
+from gateway.ops.access_log.live_reads import LINES_PER_TURN, LiveRead, LiveReads
 from gateway.ops.access_log.sinks.sink import Sink
 from gateway.ops.access_log.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import CloseReason, LiveNote, Record, RecordedStream, Repeated
+from gateway.telemetry.access_record import LiveClient, LiveNote, Record, RecordedStream, Repeated
 
 _log = logging.getLogger("gateway.log")
 
@@ -41,7 +41,6 @@ _SLICE = 256
 """Records made into lines in one turn of the loop: well below a millisecond."""
 _LINE_BYTES = 384
 """About the bytes of a line, for estimating when a batch is full."""
-_LINES_PER_TURN = 256
 _LONGEST_UNCLAIMED_S = 300.0
 """Longest wait of unclaimed work where live reads have one line only, at their end."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
@@ -104,9 +103,7 @@ class LogWriter:
         self._is_closing = False
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
-        self._live_interval_s = live_interval_s
-        self._live: OrderedDict[_Live, None] = OrderedDict()
-        self._live_timer: Timer | None = None
+        self._live = LiveReads(clock, live_interval_s)
         # Each followed stream has a slot of its own: pushed out again and again, it would cost a line each time.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
@@ -146,14 +143,23 @@ class LogWriter:
             self._queued_bytes += _HIT_BYTES + len(ending)
             self._queue.append((hit, began, ended, client, ending))
 
-    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+    def live(
+        self,
+        record: Record,
+        began: float,
+        look: Callable[[Record], None],
+        client: LiveClient | None = None,
+    ) -> LiveNote:
         cut(record)
-        note = _Live(self, record, began, look)
-        if self._live_interval_s:
-            note.due_at = began + self._live_interval_s
-            self._live[note] = None
-            self._arm_live_timer()
+        if client is None:
+            note = LiveRead(self, record, began, look)
+        else:
+            note = LiveRead(self, record, began, look, client[0], self._lines.facts_of(client[1]))
+        self._live.add(note, began)
         return note
+
+    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
+        return self._live.watch(began, write)
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
@@ -242,9 +248,7 @@ class LogWriter:
             self._ledger_timer.cancel()
         self._is_closing = True
         self._check_from = 0
-        if self._live_timer is not None:
-            self._live_timer.cancel()
-        self._live.clear()
+        self._live.close()
         self._wake()
         self._check_from = 0
         if self._writing is not None:
@@ -291,32 +295,11 @@ class LogWriter:
 
     def _flush_ledger(self) -> None:
         self._ledger_timer = None
-        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _LINES_PER_TURN):
+        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), LINES_PER_TURN):
             self._note_unclaimed(found)
         self._arm_ledger_timer()
 
     # -- live reads
-
-    def ended(self, note: _Live) -> None:
-        """Forget a live read that has ended."""
-        self._live.pop(note, None)
-
-    def _arm_live_timer(self) -> None:
-        if self._live_timer is None and self._live and not self._is_closing:
-            first = next(iter(self._live))
-            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._write_live_lines)
-
-    def _write_live_lines(self) -> None:
-        self._live_timer = None
-        now = self._clock.now()
-        for _ in range(min(_LINES_PER_TURN, len(self._live))):
-            note = next(iter(self._live))
-            if note.due_at > now:
-                break
-            note.due_at = now + self._live_interval_s
-            self._live.move_to_end(note)
-            note.write()
-        self._arm_live_timer()
 
     def note(self, record: Record, began: float) -> None:
         """Write a line of a live read, as of now."""
@@ -324,62 +307,22 @@ class LogWriter:
         record.duration_s = self._clock.now() - began
         self.record(record)
 
+    def record_of(self, record: Record, began: float, client: str | None, section: bytes) -> None:
+        record.client, (record.user_agent, record.trace_id) = client, self._lines.facts_of(section)
+        self.note(record, began)
 
-class _Live:
-    """One live read, from its start to its end; writes its interim lines and its last."""
-
-    __slots__ = (
-        "_began",
-        "_fetched_bytes",
-        "_is_over",
-        "_log",
-        "_look",
-        "_origin_requests",
-        "_record",
-        "_sent_bytes",
-        "due_at",
-    )
-
-    def __init__(self, log: LogWriter, record: Record, began: float, look: Callable[[Record], None]) -> None:
-        self._log = log
-        self._record = record
-        self._began = began
-        self._look = look
-        self._sent_bytes = 0
-        self._fetched_bytes = 0
-        self._origin_requests = 0
-        self._is_over = False
-        self.due_at = 0.0
-
-    def end(self, outcome: Outcome, reason: CloseReason) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._log.ended(self)
-            self._record.outcome = outcome
-            self._record.close_reason = reason
-            self.write()
-
-    def drop(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._log.ended(self)
-
-    def write(self) -> None:
-        """Write a line with the counts since the previous line."""
-        record = self._record
-        self._look(record)
-        record.finalize(goes_on=not self._is_over)
-        line = replace(
-            record,
-            sent_bytes=record.sent_bytes - self._sent_bytes,
-            fetched_bytes=record.fetched_bytes - self._fetched_bytes,
-            origin_requests=record.origin_requests - self._origin_requests,
-            is_final=self._is_over,
-            fetches=(),
-        )
-        self._sent_bytes, self._fetched_bytes = record.sent_bytes, record.fetched_bytes
-        self._origin_requests = record.origin_requests
-        self._log.note(line, self._began)
+    def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
+        if self._ledger:
+            record = replace(hit.record)
+            self._claim(record)
+            if record.origin_requests or record.fetched_bytes:
+                # The first line accounts for the unclaimed traffic.
+                began, client, section = clients[0]
+                record.first_byte_s = ended - began
+                self.record_of(record, began, client, section)
+                clients = clients[1:]
+        for began, client, section in clients:
+            self.repeat(hit, began, ended, client, section)
 
 
 def _weight(item: Record | Hit) -> int:

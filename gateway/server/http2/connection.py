@@ -283,10 +283,11 @@ class Http2Connection(TimedHttp2Connection):
         """Answer the request from remembered bytes, or begin its live answer by them; False if neither is possible."""
         clients, alias = self.clients, request.alias
         assert alias is not None
-        if clients.join is not None and (join := clients.joins.get(alias)) is not None:
+        joins = clients.joins
+        if clients.join is not None and (found := joins.get(alias) or joins.find(alias)) is not None:
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, join, alias):
+                if clients.join(channel, *found):
                     return True
             except Exception:
                 _log.exception("unhandled error")

@@ -1,0 +1,169 @@
+"""Live requests of many clients, each with headers of its own, that are answered without being parsed.
+
+They equal the first such request in everything that the answer depends on, so their clients wait together.  Each client
+still has its own address behind a proxy, its own limits and its own line in the access log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from gateway.origin.requests import Kind
+from tests.scenarios import test_access_log
+from tests.scenarios.conftest import Edge, bounded
+from tests.scenarios.noting import TRACE, log_lines
+from tests.waiting import eventually
+
+log = test_access_log.log
+SHARED = {"credentials": "shared", "trusted_proxies": ["127.0.0.1/32"]}
+
+
+@pytest.fixture
+def settings(log: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"sink": "file", "path": str(log), "client_address": "full", **getattr(request, "param", SHARED)}
+
+
+def of_client(number: int) -> dict[str, str]:
+    return {
+        "User-Agent": f"reader/{number}",
+        "X-Forwarded-For": f"203.0.113.{number}",
+        "Authorization": f"Bearer {number}",
+        "traceparent": f"00-{TRACE[:-1]}{number % 10}-b7ad6b7169203331-01",
+    }
+
+
+async def waiting(edge: Edge, count: int) -> None:
+    """Wait until the stream is followed and has this many readers."""
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers == count for topic in topics()))
+
+
+async def test_long_polls_wait_together_and_have_a_line_each(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    sections = edge.gateway.clients.header_cache
+    parsed = len(sections)
+    wires += [await edge.begin(target, of_client(number)) for number in range(2, 6)]
+    await waiting(edge, 5)
+    assert len(sections) == parsed or edge.gateway.clients.remembered is None
+    await edge.post("/s", b"abc")
+    answers = [await bounded(wire.answer("GET")) for wire in wires]
+    assert [answer.body for answer in answers] == [b"abc"] * 5
+    lines = [line for line in await log_lines(edge, log, 7) if line["mode"] == "longpoll"]
+    told = ("client", "user_agent", "trace_id")
+    assert sorted(tuple(line[name] for name in told) for line in lines) == [
+        (f"203.0.113.{number}", f"reader/{number}", f"{TRACE[:-1]}{number}") for number in range(1, 6)
+    ]
+    shared = ("status", "outcome", "start", "next_offset", "sent_bytes", "close_reason", "is_final")
+    assert len({tuple(line[name] for name in shared) for line in lines}) == 1
+    assert lines[0]["close_reason"] == "answered"
+    assert all(1 <= line["subscribers"] <= 5 for line in lines)
+    assert all(line["first_byte_s"] == line["duration_s"] for line in lines)
+    assert origin.origin.counters.requests[Kind.SSE] + origin.origin.counters.requests[Kind.LONGPOLL] == 1
+
+
+async def test_a_long_poll_that_leaves_the_others_has_a_line_of_its_own(edge: Edge, log: Path) -> None:
+    target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    wires += [await edge.begin(target, of_client(number)) for number in range(2, 4)]
+    await waiting(edge, 3)
+    for number in (0, 1):
+        wires[number].reset()
+        await waiting(edge, 2 - number)
+    edge.clock.advance(60)
+    assert (await bounded(wires[2].answer("GET"))).status == 204
+    lines = {line["client"][-1]: line for line in await log_lines(edge, log, 4) if line["mode"] == "longpoll"}
+    told = ("outcome", "close_reason", "subscribers", "user_agent")
+    assert {number: tuple(line[name] for name in told) for number, line in lines.items()} == {
+        "1": ("aborted", "left", 3, "reader/1"),
+        "2": ("aborted", "left", 2, "reader/2"),
+        "3": ("followed", "timed_out", 1, "reader/3"),
+    }
+    assert [lines[number].get("status") for number in "123"] == [None, None, 204]
+
+
+@pytest.mark.parametrize("settings", [{**SHARED, "live_interval_s": 10}], indirect=True)
+async def test_waiting_long_polls_have_lines_at_intervals(edge: Edge, log: Path) -> None:
+    target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    wires += [await edge.begin(target, of_client(number)) for number in range(2, 4)]
+    await waiting(edge, 3)
+    edge.clock.advance(11)
+    lines = [line for line in await log_lines(edge, log, 4) if line["mode"] == "longpoll"]
+    assert sorted(line["client"] for line in lines) == [f"203.0.113.{number}" for number in range(1, 4)]
+    assert {(line["is_final"], line["subscribers"], line["sent_bytes"]) for line in lines} == {(False, 3, 0)}
+    for wire in wires:
+        wire.reset()
+
+
+async def test_sse_readers_join_and_have_a_line_each(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    target = f"/s?live=sse&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    sections = edge.gateway.clients.header_cache
+    parsed = len(sections)
+    wires += [await edge.begin(target, of_client(number)) for number in range(2, 6)]
+    await waiting(edge, 5)
+    assert len(sections) == parsed or edge.gateway.clients.remembered is None
+    await edge.send("POST", "/s", {"Content-Type": "text/plain", "Stream-Closed": "true"}, b"abc")
+    bodies = {(await bounded(wire.answer("GET"))).body for wire in wires}
+    assert len(bodies) == 1
+    lines = [line for line in await log_lines(edge, log, 7) if line["mode"] == "sse"]
+    told = ("client", "user_agent", "trace_id")
+    assert sorted(tuple(line[name] for name in told) for line in lines) == [
+        (f"203.0.113.{number}", f"reader/{number}", f"{TRACE[:-1]}{number}") for number in range(1, 6)
+    ]
+    shared = ("status", "outcome", "start", "next_offset", "sent_bytes", "close_reason", "is_final")
+    assert len({tuple(line[name] for name in shared) for line in lines}) == 1
+    assert {line["sent_bytes"] for line in lines} == {len(bodies.pop())}
+
+
+@pytest.mark.parametrize("settings", [{**SHARED, "client_live_reads": 1}], indirect=True)
+@pytest.mark.parametrize("mode", ["long-poll", "sse"])
+async def test_each_client_behind_a_proxy_has_its_own_limit(edge: Edge, mode: str) -> None:
+    target = f"/s?live={mode}&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    wires += [await edge.begin(target, of_client(number)) for number in range(2, 4)]
+    await waiting(edge, 3)
+    again = await edge.begin(target, of_client(2) | {"User-Agent": "another"})
+    assert (await bounded(again.answer("GET"))).status == 429
+    wires.pop(1).reset()
+    await waiting(edge, 2)
+    wires.append(await edge.begin(target, of_client(2)))
+    await waiting(edge, 3)
+    for wire in wires:
+        wire.reset()
+
+
+@pytest.mark.parametrize("settings", [{"credentials": "shared"}], indirect=True)
+async def test_the_address_that_a_client_claims_for_itself_is_not_believed(edge: Edge, log: Path) -> None:
+    target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    wires.append(await edge.begin(target, of_client(2)))
+    await waiting(edge, 2)
+    await edge.post("/s", b"abc")
+    for wire in wires:
+        await bounded(wire.answer("GET"))
+    lines = [line for line in await log_lines(edge, log, 4) if line["mode"] == "longpoll"]
+    assert [line["client"] for line in lines] == ["127.0.0.1"] * 2
+
+
+@pytest.mark.parametrize("settings", [{"trusted_proxies": ["127.0.0.1/32"]}], indirect=True)
+async def test_readers_with_other_credentials_do_not_join(edge: Edge, log: Path) -> None:
+    target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
+    wires = [await edge.begin(target, of_client(number)) for number in (1, 2)]
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: [topic.readers for topic in topics() if topic.is_confirmed] == [1, 1])
+    await edge.post("/s", b"abc")
+    assert [(await bounded(wire.answer("GET"))).body for wire in wires] == [b"abc"] * 2
+    lines = [line for line in await log_lines(edge, log, 4) if line["mode"] == "longpoll"]
+    assert len({line["partition"] for line in lines}) == 2
