@@ -129,3 +129,20 @@ def test_few_clients_are_kept_that_have_nothing_waiting() -> None:
         flows.pop()
     flows.push(0, 0)
     assert repr(flows) == "<Flows 1 items of 1 new and 0 old clients>"
+
+
+def test_a_client_alone_pays_for_all_its_rounds_at_once() -> None:
+    flows: Flows[str, int] = Flows(1.0)
+    for item in range(4):
+        flows.push("alone", item)
+    assert flows.pop() == ("alone", 0)
+    flows.charge("alone", 40.5)
+    assert flows.pop() == ("alone", 1)
+    flows.charge("alone", 0.4)
+    flows.push("new", 0)
+    assert flows.pop() == ("new", 0), "one that has just come goes first"
+    assert flows.pop() == ("alone", 2), "it has used no more than its round"
+    flows.charge("alone", 0.4)
+    flows.push("other", 0)
+    flows.push("other", 1)
+    assert [flows.pop() for _ in range(3)] == [("other", 0), ("other", 1), ("alone", 3)]
