@@ -23,7 +23,7 @@ from gateway.engine.confirming import LEAST_AGE_S, Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.patience import Patience
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import head_answer, now_answer, origin_error_answer, stream_headers
+from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
@@ -466,11 +466,9 @@ class _Attempt:
             # Bytes are as old as the latest answer of the origin that showed it to have them (RFC 9111 §4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
-        headers = stream_headers(
-            read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
-            fwd_status=fwd_status, stored=stored, edition=self._version.edition, stale_s=stale_s, size=self._tag_size,
-        )  # fmt: skip
         run = BodyRun(stream, read.start, self._at, self._version.edition)
+        said = Said(outcome, up_to_date, is_closed, age_s, fwd_status=fwd_status, stored=stored, stale_s=stale_s)
+        headers = stream_headers(read, run, self._tag_size, said)
         if is_not_modified(read, headers):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, run=run)

@@ -16,7 +16,7 @@ from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, Waiting
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import origin_error_answer, stream_headers, timed_out
+from gateway.engine.response_heads import Said, origin_error_answer, stream_headers, timed_out
 from gateway.errors import TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
@@ -203,20 +203,12 @@ class LongPoll:
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
         cursor = self._reads.cursor(read, stream)
-        headers = stream_headers(
-            read,
-            stream,
-            end=end,
-            up_to_date=is_closed or is_current,
-            is_closed=is_closed,
-            outcome=outcome,
-            cursor=cursor,
-            edition=edition,
-            size=parts.tag_size(stream.tape.is_json),
-        )
+        run = BodyRun(stream, read.start, end, edition)
+        said = Said(outcome, is_closed or is_current, is_closed, cursor=cursor)
+        headers = stream_headers(read, run, parts.tag_size(stream.tape.is_json), said)
         if is_not_modified(read, headers):
             return Answer(304, not_modified(headers), outcome)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json, run=BodyRun(stream, read.start, end, edition))
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, run=run)
 
     def wait(self, waiting: Waiting, client: PollClient) -> Waiter:
         """A waiter, not yet started."""

@@ -8,10 +8,11 @@ validate the bytes of another stream.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.conditional import is_not_modified, not_modified
 from gateway.engine.read import Read
 from gateway.engine.route import Route
@@ -27,7 +28,6 @@ from gateway.protocol.names import (
     STREAM_UP_TO_DATE,
 )
 from gateway.protocol.offsets import START
-from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
@@ -60,48 +60,51 @@ def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
     return f"{START}+{size}" if start == START and stream.tape.has_lost_start else start
 
 
-def stream_headers(
-    read: Read,
-    stream: Stream,
-    *,
-    end: str,
-    up_to_date: bool,
-    is_closed: bool,
-    outcome: Outcome,
-    age_s: float | None = None,
-    cursor: str | None = None,
-    fwd_status: int | None = None,
-    stored: bool = False,
-    edition: Edition,
-    size: int | str,
-    stale_s: float | None = None,
-) -> CIMultiDict[str]:
-    """The headers of a 200 that leads from the requested offset to `end`.  `size` is that of the body, or a text that
-    no other representation has in its place.  `stale_s` is for how long its statement of
-    the tail has been stale, if it is, while the origin is asked again."""
+class Said(NamedTuple):
+    """What an answer with a part of a stream says besides its bytes."""
+
+    outcome: Outcome
+    up_to_date: bool
+    is_closed: bool
+    age_s: float | None = None
+    """How long ago the origin showed what the answer says to be true."""
+    cursor: str | None = None
+    fwd_status: int | None = None
+    """The status of the origin's reply, if it was asked."""
+    stored: bool = False
+    stale_s: float | None = None
+    """For how long its statement of the tail has been stale, if it is, while the origin is asked again."""
+
+
+def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:
+    """The headers of a 200 with this run of the stream.  `size` is that of the body, or a text that no other
+    representation has in its place."""
+    stream, end, cursor = run.stream, run.end, said.cursor
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
     headers[STREAM_NEXT_OFFSET] = end
-    if up_to_date:
+    if said.up_to_date:
         headers[STREAM_UP_TO_DATE] = "true"
-    if is_closed:
+    if said.is_closed:
         headers[STREAM_CLOSED] = "true"
-    if cursor is not None and not is_closed:
+    if cursor is not None and not said.is_closed:
         headers[STREAM_CURSOR] = cursor
-    headers["ETag"] = mint(edition.incarnation, _tagged_start(read.start, stream, size), end, is_closed)
-    headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    headers["ETag"] = mint(run.edition.incarnation, _tagged_start(run.start, stream, size), end, said.is_closed)
+    headers["Cache-Control"] = _cache_control(read, stream, said.up_to_date or cursor is not None)
     if cursor is not None:
         # Without `no-transform`: the answer is complete, so coding it delays nothing and often pays.
         headers[ACCEL_BUFFERING] = "no"
     if stream.caching.is_verbatim and "no-transform" not in headers["Cache-Control"]:
         headers["Cache-Control"] += ", no-transform"
-    if age_s is not None:
-        headers["Age"] = str(max(0, int(age_s)))
-    if stale_s is None:
-        headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
+    if said.age_s is not None:
+        headers["Age"] = str(max(0, int(said.age_s)))
+    if said.stale_s is None:
+        headers["Cache-Status"] = cache_status(
+            read.route.node, said.outcome, fwd_status=said.fwd_status, stored=said.stored
+        )
     else:
         headers["Cache-Status"] = cache_status(
-            read.route.node, outcome, ttl_s=-int(stale_s) - 1, detail="stale-while-revalidate"
+            read.route.node, said.outcome, ttl_s=-int(said.stale_s) - 1, detail="stale-while-revalidate"
         )
     return headers
 
