@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from gateway.origin.app import RunningOrigin
-from gateway.origin.requests import Kind
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.noting import TRACE, log_lines
@@ -42,7 +40,8 @@ async def waiting(edge: Edge, count: int) -> None:
     await eventually(lambda: any(topic.is_confirmed and topic.readers == count for topic in topics()))
 
 
-async def test_long_polls_wait_together_and_have_a_line_each(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+@pytest.mark.http_2
+async def test_long_polls_wait_together_and_have_a_line_each(edge: Edge, log: Path) -> None:
     target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
     wires = [await edge.begin(target, of_client(1))]
     await waiting(edge, 1)
@@ -64,7 +63,6 @@ async def test_long_polls_wait_together_and_have_a_line_each(edge: Edge, log: Pa
     assert lines[0]["close_reason"] == "answered"
     assert all(1 <= line["subscribers"] <= 5 for line in lines)
     assert all(line["first_byte_s"] == line["duration_s"] for line in lines)
-    assert origin.origin.counters.requests[Kind.SSE] + origin.origin.counters.requests[Kind.LONGPOLL] == 1
 
 
 async def test_a_long_poll_that_leaves_the_others_has_a_line_of_its_own(edge: Edge, log: Path) -> None:
@@ -103,7 +101,8 @@ async def test_waiting_long_polls_have_lines_at_intervals(edge: Edge, log: Path)
         wire.reset()
 
 
-async def test_sse_readers_join_and_have_a_line_each(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+@pytest.mark.http_2
+async def test_sse_readers_join_and_have_a_line_each(edge: Edge, log: Path) -> None:
     target = f"/s?live=sse&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
     wires = [await edge.begin(target, of_client(1))]
     await waiting(edge, 1)
