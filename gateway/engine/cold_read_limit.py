@@ -21,6 +21,8 @@ from gateway.telemetry.metrics import MetricsRecorder
 
 _BURST_S: Final = 2.0
 """This many seconds' worth of reads may come at once."""
+_ABSENT: Final = -1.0
+"""The origin must not be asked for a stream that may be absent."""
 
 
 class ColdReadLimit:
@@ -50,19 +52,28 @@ class ColdReadLimit:
         if self._nets is not None:
             self._nets.keep_empty(client, self._now(), until)
 
-    def may_ask(self, route: Route, client: str) -> bool:
-        """Whether `admit` would admit a read for this net."""
-        return self._negative_cache.may_ask(route, client) and not self._wait_s(client)
+    def admits(self, route: Route, client: str) -> bool:
+        """Count a read for this net; returns False, with nothing counted, if `admit` would raise."""
+        return self._take(route, client) is None
 
     def admit(self, route: Route, client: str) -> None:
         """Count a read for this net.  Raises TooManyAbsent or TooManyRequests, with nothing counted."""
-        if not self._negative_cache.may_ask(route, client):
+        wait_s = self._take(route, client)
+        if wait_s is None:
+            return
+        if wait_s == _ABSENT:
             raise TooManyAbsent(is_unsent=True)
-        if wait_s := self._wait_s(client):
-            self._metrics.client_limited("client_new_streams_per_s")
-            raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
-        if self._nets is not None and client != UNKNOWN:
-            self._nets.take(client, self._now())
+        self._metrics.client_limited("client_new_streams_per_s")
+        raise TooManyRequests(retry_after_s(wait_s, self._rng), "Too many reads of new streams")
 
-    def _wait_s(self, client: str) -> float:
-        return self._nets.wait_s(client, self._now()) if self._nets is not None and client != UNKNOWN else 0.0
+    def _take(self, route: Route, client: str) -> float | None:
+        """Count a read for this net.  If it is not admitted, returns the seconds to wait, or `_ABSENT`."""
+        if not self._negative_cache.may_ask(route, client):
+            return _ABSENT
+        nets = self._nets
+        if nets is not None and client != UNKNOWN:
+            now = self._now()
+            if wait_s := nets.wait_s(client, now):
+                return wait_s
+            nets.take(client, now)
+        return None

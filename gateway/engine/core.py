@@ -171,10 +171,7 @@ class Engine:
             self.store.find(read.key) is not None
             or self.negative_cache.find(read.key, METADATA, read.source.headers) is not None
         )
-        if is_known or not self._cold_read_limit.may_ask(read.route, read.source.client):
-            return True
-        self._cold_read_limit.admit(read.route, read.source.client)
-        return False
+        return is_known or not self._cold_read_limit.admits(read.route, read.source.client)
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""

@@ -65,9 +65,12 @@ class _Bucket:
         self._few = Buckets(per_s * _FEW_SHARE, max(1.0, per_s * _FEW_SHARE * _BURST_S))
 
     def may_ask(self, client: str, now: float) -> bool:
+        left, burst = self._all.left("", now), self._all.burst
+        if left >= 1 and left > burst / 2:
+            return True
         if self._all.wait_s("", now):
             return False
-        is_ample = self._all.left("", now) > self._all.burst / 2
+        is_ample = left > burst / 2
         return is_ample or client == UNKNOWN or not self._few.wait_s(client, now)
 
     def take(self, client: str, now: float) -> None:
