@@ -102,5 +102,7 @@ class _Wait(Generic[H]):
     def end(self) -> None:
         """The read has been answered, or is over."""
         self._timer.cancel()
+        # A cancelled task keeps its traceback, whose frames refer to this wait.
+        del self._task
         if self._found is not None:
             self._found.close()

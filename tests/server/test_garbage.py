@@ -18,7 +18,7 @@ from hyperframe.frame import RstStreamFrame, WindowUpdateFrame
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
-from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer
+from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer, part_of_stream
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import Dropped
 from tests.transports import HTTP_1, TLS, listening, made
@@ -254,6 +254,37 @@ async def test_a_client_that_leaves_leaves_no_reference_cycle(request_line: str,
         await use(0)
         with collecting() as found:
             await asyncio.gather(*(use(number) for number in range(10, 10 + ROUNDS)))
+    assert found == []
+
+
+@pytest.mark.parametrize("request_line", ["GET /s?offset=-1", "GET /s?offset=-1&live=sse"])
+async def test_a_client_that_leaves_while_held_bytes_wait_for_the_origin_leaves_no_reference_cycle(
+    request_line: str,
+) -> None:
+    is_silent = False
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if is_silent:
+            await _answer_never(asked, writer)
+        writer.write(part_of_stream(b"held", "0001"))
+
+    async with _gateway(script, trust_s=0, follow_above_per_s=0, shutdown_timeout_s=1) as (gateway, port, origin):
+
+        async def use() -> None:
+            count = len(origin.asked)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{request_line} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+            await writer.drain()
+            await origin.until(lambda: len(origin.asked) > count)
+            writer.transport.abort()
+            await _until_idle(gateway)
+
+        assert b"held" in await exchange(port, "GET /s?offset=-1")
+        await _until_idle(gateway)
+        is_silent = True
+        await use()
+        with collecting() as found:
+            await use()
     assert found == []
 
 
