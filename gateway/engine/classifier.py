@@ -100,7 +100,7 @@ class ReplyHead(Protocol):
         """Whether the end of its body is known."""
 
 
-class Refused(NamedTuple):
+class SharedRefusal(NamedTuple):
     """The origin has answered with an error that all readers share."""
 
 
@@ -142,7 +142,7 @@ class Personal(NamedTuple):
 
 def classify(
     start: str, reply: ReplyHead, route: Route, facts: TapeFacts, wall: float
-) -> Learned | Personal | NotShareable | Refused:
+) -> Learned | Personal | NotShareable | SharedRefusal:
     """Classify the head of a reply to a request for `start`; `wall` is the time (Unix seconds).  Changes nothing.
 
     Raises UpstreamBroken if the protocol does not allow the reply.
@@ -151,7 +151,7 @@ def classify(
     if reply.status >= 400:
         if is_metadata and reply.status in NO_HEAD:
             return NotShareable("no HEAD")
-        return route.why_refusal_alone(reply.status, headers) or Refused()
+        return route.why_refusal_alone(reply.status, headers) or SharedRefusal()
     if reply.status == 304:
         raise UpstreamBroken
     if reply.status != 200:

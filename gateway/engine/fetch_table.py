@@ -27,8 +27,8 @@ from gateway.engine.classifier import (
     Effect,
     Learned,
     Personal,
-    Refused,
     ReplyRecorder,
+    SharedRefusal,
     TapeFacts,
     classify,
     is_empty,
@@ -397,7 +397,7 @@ class FetchTable:
             case Personal(why=why):
                 self._recorder.apply_personal(stream, learned, facts)
                 return why
-            case Refused():
+            case SharedRefusal():
                 if route.varies_by_origin(reply.headers):
                     self._store.vary_by_origin(stream)
                 error = await read_error(reply, route, source)

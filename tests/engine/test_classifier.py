@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.classifier import Learned, Personal, Refused, TapeFacts, classify
+from gateway.engine.classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.protocol.stream_version import FIRST
@@ -212,4 +212,4 @@ class TestPure:
 
     @pytest.mark.parametrize("status", [400, 404, 410, 429, 503])
     def test_an_error_is_a_refusal(self, status: int) -> None:
-        assert self.classified("-1", status) == Refused()
+        assert self.classified("-1", status) == SharedRefusal()
