@@ -8,6 +8,9 @@ Of the pipeline's commands these run Python on workers; the others are Spark's o
 from __future__ import annotations
 
 import sys
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
 
 import pyspark_durable_streams
 from gateway.pipeline.cli import submitted
@@ -23,10 +26,15 @@ def main() -> int:
     lines = pyspark_durable_streams.by_stream(spark.read.text(log), None)
     sink = lines.write.format("durable_streams").mode("append").option("url", base).option("orderBy", "value")
     sink.option("create", "application/json").option("stream", stream).save()
-    for command in (["ingest", url], ["curve"]):
-        sys.argv = ["pipeline", *command, "--lake", lake]
-        if status := submitted():
-            return status
+    try:
+        # The commands share the cluster: a second one would need another Java for its executor.
+        with patch.object(SparkSession, "stop"):
+            for command in (["ingest", url], ["curve"]):
+                sys.argv = ["pipeline", *command, "--lake", lake]
+                if status := submitted():
+                    return status
+    finally:
+        spark.stop()
     return 0
 
 
