@@ -458,8 +458,10 @@ const commands = {
   append: async ({ stream: name, count }) => {
     const stream = streamOf(name)
     const session = await stream.appendSession()
+    const bodies = Array.from({ length: count }, (_, number) => `${number}`)
     const tickets = []
-    for (let number = 0; number < count; number += 1) tickets.push(await session.submit(input(`${number}`)))
+    // Over fetch each batch is a request that waits for the one before.
+    for (let begin = 0; begin < count; begin += 10) tickets.push(await session.submit(input(...bodies.slice(begin, begin + 10))))
     await Promise.all(tickets.map((ticket) => ticket.ack()))
     await session.close()
     await stream.close()
