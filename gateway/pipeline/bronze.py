@@ -1,7 +1,8 @@
 """Bronze: every ingested line, unchanged.  Lines that are not valid events are rejects, with the reason.
 
-Both are one table, whose rows have a kind, so that a batch is one commit.  Each line is parsed once, by Spark's own
-JSON parser and the schema of `gateway.ops.access_log.fields`.  A reason is one of
+Both are one table, whose rows have a kind, so that a batch is one commit.  Here lines are parsed by Spark's own JSON
+parser and the schema of `gateway.ops.access_log.fields`.  Most lines are plain and do not come here
+(`gateway.pipeline.plain`).  A reason is one of
 
     not JSON                  also a truncated line, and two lines run together
     not an object             JSON, but another kind of value
@@ -29,20 +30,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from gateway.ops.access_log.fields import FIELDS, VERSION
+from gateway.pipeline.plain import AHEAD_S, BOUNDED, EARLIEST_S, MOST, NEEDED
 from gateway.pipeline.tables import LATE, LINES, REJECTS
 
 LONGEST_LINE: Final = 1 << 20
 """Bytes.  A gateway's lines have 20,000 at most."""
 KEPT_OF_REJECT: Final = 4_096
-EARLIEST_S: Final = 1_577_836_800
-"""2020-01-01: earlier than Durable Streams, so earlier than any gateway's line."""
-AHEAD_S: Final = 86_400
-_MOST: Final = {"integer": 1 << 40, "number": 1e9}
-"""Largest count in one line, of bytes or anything else, and longest duration in seconds: thirty years."""
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
-# Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
-_NEEDED: Final = tuple(field.name for field in FIELDS if field.is_always_there and field.name != "id")
 _BAD: Final = "_bad"
 # Beyond strict JSON nothing is taken: the gateway writes none of it, and torn lines are full of it.
 _STRICT: Final = {
@@ -105,8 +100,6 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
     has_rest = f.octet_length(f.substring_index(line, "}", 1)) + 1 != f.octet_length(line)
     may_be_broken = bad.isNotNull() | has_rest
     infinite = (float("inf"), float("-inf"))
-    # Time and version have checks of their own.
-    bounded = [field for field in FIELDS if field.kind in _MOST and field.name not in ("time", "v")]
     return f.coalesce(
         f.when(f.octet_length(line) > LONGEST_LINE, "too long"),
         f.when(may_be_broken, _broken(line)),
@@ -119,10 +112,10 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
             if field.kind == "number"
         ),
         f.when(
-            reduce(operator.or_, (event[name].isNull() for name in _NEEDED)),
-            f.concat(f.lit("missing: "), _named(_NEEDED, lambda name: ~_has(f.to_json("event"), name))),
+            reduce(operator.or_, (event[name].isNull() for name in NEEDED)),
+            f.concat(f.lit("missing: "), _named(NEEDED, lambda name: ~_has(f.to_json("event"), name))),
         ),
-        *(f.when(~event[field.name].between(0, _MOST[field.kind]), f"out of range: {field.name}") for field in bounded),
+        *(f.when(~event[field.name].between(0, MOST[field.kind]), f"out of range: {field.name}") for field in BOUNDED),
         f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
         f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), LATE),
     )

@@ -23,15 +23,15 @@ from pyspark.sql.types import StringType, StructType
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.pipeline.aggregate import aggregate
-from gateway.pipeline.bronze import classified
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LateLines, LogStream, Source
+from gateway.pipeline.intake import write_rows, write_spooled
 from gateway.pipeline.lake import Conflict, File, Lake, Snapshot
-from gateway.pipeline.log_files import SPOOL, LogFiles
+from gateway.pipeline.log_files import LogFiles
 from gateway.pipeline.log_stream import each_batch
 from gateway.pipeline.manifest import Manifest, read_manifest
 from gateway.pipeline.sessions import update_sessions
-from gateway.pipeline.silver import gained, update_silver
+from gateway.pipeline.silver import Prepared, gained, update_silver
 from gateway.pipeline.tables import BRONZE, LATE, LATE_DAYS, LINES, REJECTS, REQUESTS
 from gateway.pipeline.upkeep import MANY, optimize
 from gateway.pipeline.wording import many
@@ -161,6 +161,8 @@ class _Ingest:
     _has_forgotten: bool = False
     _held: dict[int | None, Manifest] = field(default_factory=dict)
     """The manifest at the end of the last turn, under the mark of the progress that it goes on from."""
+    _prepared: Prepared | None = None
+    """Rows of silver of the batch that is about to be committed to bronze."""
     _uncounted: dict[int, int] = field(default_factory=dict)
     """Lines of the batches that are not counted so far, by the version of bronze that each made."""
 
@@ -216,22 +218,20 @@ class _Ingest:
             files.forget(paths)
             bronze = bronze.commit_progress([], _FILES, files.manifest.to_json())
             self._has_forgotten = True
-        taken_at = f.timestamp_micros(f.lit(int(self.clock.wall() * 1_000_000)))
         for spooled in files.batches(paths):
-            lines = self.lake.read_files(self.spark, SPOOL, spooled.paths).withColumn("taken", taken_at)
             first, *others = spooled.sources
             named = f"{first} and {many(len(others), 'more file')}" if others else first
-            written = self._written(lines)
-            bronze = bronze.commit_progress(written, _FILES, files.manifest.to_json(), named)
-            self._taken(bronze, written)
+            batch = write_spooled(self.spark, self.lake, spooled.paths, taken_us=self._now_us(), oldest=self._oldest())
+            self._prepared = batch.prepared
+            bronze = bronze.commit_progress(batch.bronze, _FILES, files.manifest.to_json(), named)
+            self._taken(bronze, batch.bronze)
         self._held = {bronze.mark(_FILES): files.manifest}
         if files.unreadable:
             raise PipelineFailed("; ".join(files.unreadable))
 
     def _take_stream(self, source: LogStream) -> None:
         def write(rows: DataFrame) -> list[File]:
-            line, url = f.col("value").alias("line"), f.lit(source.url).alias("source")
-            return self._written(rows.select(line, url, f.current_timestamp().alias("taken")))
+            return self._written(rows.select(f.col("value").alias("line"), f.lit(source.url).alias("source")))
 
         schema = StructType().add("value", StringType())
         each_batch(self.spark, source, schema, self.lake.snapshot(BRONZE), write, self._taken)
@@ -245,23 +245,32 @@ class _Ingest:
         if not days:
             return
         kept = self.lake.write(rejects.read(self.spark, days=days).where(~is_late), BRONZE)
-        written = self._written(late.select("line", "source", f.current_timestamp().alias("taken")))
+        written = self._written(late.select("line", "source"))
         about = {"source": "late lines", "rows": str(sum(file.rows for file in written))}
         self._taken(rejects.commit([*written, *kept], replaces=days, about=about), written)
 
     def _written(self, came: DataFrame) -> list[File]:
-        """Write one batch (`line`, `source`, `taken`) as files of bronze."""
-        oldest = None
+        """Write one batch (`line`, `source`) as files of bronze."""
+        batch = write_rows(self.spark, self.lake, came, taken_us=self._now_us(), oldest=self._oldest())
+        self._prepared = batch.prepared
+        return batch.bronze
+
+    def _now_us(self) -> int:
+        return int(self.clock.wall() * 1_000_000)
+
+    def _oldest(self) -> date | None:
+        """The oldest day that is not complete; None if lines of any day are accepted."""
         if self.late_days is not None and (known := self.lake.snapshot(REQUESTS).days()):
-            oldest = known[-1] - timedelta(days=self.late_days)
-        return self.lake.write(classified(came, oldest=oldest), BRONZE)
+            return known[-1] - timedelta(days=self.late_days)
+        return None
 
     def _taken(self, bronze: Snapshot, files: list[File]) -> None:
         """Count the files of a batch, which `bronze` has now, and bring silver up to it."""
         # A run that then loses the race for silver has taken in these lines all the same.
         self._count(bronze.version, files)
         self.told(f"bronze {bronze.version}: {sum(file.rows for file in files):,} lines")
-        self.told(f"silver: {update_silver(self.spark, self.lake):,} lines more")
+        prepared, self._prepared = self._prepared, None
+        self.told(f"silver: {update_silver(self.spark, self.lake, {bronze.version: prepared}):,} lines more")
         self.settle()
 
     def _compute_now_and_then(self) -> None:

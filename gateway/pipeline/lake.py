@@ -167,9 +167,7 @@ class Lake:
         """Write rows as files that belong to no table yet."""
         from pyspark.sql import functions as f
 
-        in_files = [name for name in table.names if name not in table.partition_by]
-        writer = Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
-        prefix = len(table.place) + 1
+        writer = self.writer(table)
         names = table.names
 
         def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -179,8 +177,20 @@ class Lake:
         columns = [f.col(name).cast(one.type) for name, one in zip(quoted, table.columns, strict=True)]
         # `mapInArrow` does not quote names.
         numbered = df.select([column.alias(str(number)) for number, column in enumerate(columns)])
-        written = numbered.mapInArrow(named, WRITTEN).collect()
-        return [File(row.path[prefix:], row.size, row.written_at, row.rows) for row in written]
+        return self.collect(numbered.mapInArrow(named, WRITTEN), table)[table]
+
+    def writer(self, table: Table) -> Writer:
+        """The writer of the table's files, for tasks."""
+        in_files = [name for name in table.names if name not in table.partition_by]
+        return Writer(self.store, table.place, arrow_schema(table.with_columns(in_files)), table.partition_by)
+
+    def collect(self, written: DataFrame, *tables: Table) -> dict[Table, list[File]]:
+        """Run tasks that write files (rows of `WRITTEN`), and return the files of each of these tables."""
+        files: dict[Table, list[File]] = {table: [] for table in tables}
+        for row in written.collect():
+            table = next(table for table in tables if row.path.startswith(f"{table.place}/"))
+            files[table].append(File(row.path.removeprefix(f"{table.place}/"), row.size, row.written_at, row.rows))
+        return files
 
     @classmethod
     def of_table(cls, url: str) -> tuple[Lake, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
@@ -41,33 +41,61 @@ class Writer:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row of `WRITTEN` for each file."""
-        files: dict[str, _File] = {}
-        with ExitStack() as stack:
+        with self.open() as files:
             for batch in batches:
-                for path, rows in self._split(batch):
-                    if path not in files:
-                        name = f"{self.folder}/{path}{uuid.uuid4()}.parquet"
-                        files[path] = _File(self.store, name, self.schema, stack)
-                    files[path].hold(rows)
-                while sum(file.held_bytes for file in files.values()) > _BUFFER_BYTES:
-                    max(files.values(), key=lambda file: file.held_bytes).flush()
-            for file in files.values():
-                file.flush()
-        for file in files.values():
-            size, written_at = self.store.size_and_time(file.path)
+                files.add(pa.Table.from_batches([batch]))
+        yield from files.told()
+
+    @contextmanager
+    def open(self) -> Iterator[Files]:
+        """New files, which are whole at the end of the block."""
+        with ExitStack() as stack:
+            files = Files(self, stack)
+            yield files
+            files.flush()
+
+
+@dataclass(slots=True)
+class Files:
+    """The files that one task writes."""
+
+    _writer: Writer
+    _stack: ExitStack
+    _files: dict[str, _File] = field(default_factory=dict)
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, each to the file of its partition."""
+        writer, files = self._writer, self._files
+        for path, chosen in self._split(rows):
+            if path not in files:
+                name = f"{writer.folder}/{path}{uuid.uuid4()}.parquet"
+                files[path] = _File(writer.store, name, writer.schema, self._stack)
+            files[path].hold(chosen)
+        while sum(file.held_bytes for file in files.values()) > _BUFFER_BYTES:
+            max(files.values(), key=lambda file: file.held_bytes).flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        for file in self._files.values():
+            file.flush()
+
+    def told(self) -> Iterator[pa.RecordBatch]:
+        """A row of `WRITTEN` for each file."""
+        for file in self._files.values():
+            size, written_at = self._writer.store.size_and_time(file.path)
             told = {"path": file.path, "size": size, "written_at": written_at, "rows": file.rows}
             yield pa.RecordBatch.from_pylist([told])
 
-    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table]]:
-        rows = pa.Table.from_batches([batch])
+    def _split(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         if not rows.num_rows:
             return
-        combinations = rows.group_by(list(self.partition_by)).aggregate([]).to_pylist() if self.partition_by else [{}]
+        by, schema = self._writer.partition_by, self._writer.schema
+        combinations = rows.group_by(list(by)).aggregate([]).to_pylist() if by else [{}]
         for values in combinations:
-            path = "".join(f"{name}={values[name]}/" for name in self.partition_by)
+            path = "".join(f"{name}={values[name]}/" for name in by)
             is_of = [pc.equal(rows[name], pa.scalar(value, rows[name].type)) for name, value in values.items()]
             chosen = rows if len(combinations) == 1 else rows.filter(reduce(pc.and_, is_of))
-            yield path, chosen.select(self.schema.names).cast(self.schema)
+            yield path, chosen.select(schema.names).cast(schema)
 
 
 @dataclass(slots=True)

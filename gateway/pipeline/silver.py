@@ -6,41 +6,53 @@ those of the same days in silver.  There is no window after which a duplicate co
 be compared, and all of them count.
 
 Few lines are duplicates.  So hashes of the ids, which need one column only, first find the ids that may occur twice.
-Only lines with those ids are compared in full; all others are written at once.
+Only lines with those ids are compared in full; all others are written at once.  Of plain lines, the run that took them
+in has prepared the rows of silver (`gateway.pipeline.intake`): files without a possible duplicate become part of silver
+as they are, others are copied without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.pipeline.bronze import day_of, line_fields, parsed, time_of
-from gateway.pipeline.lake import File, Lake, Snapshot
+from gateway.pipeline.lake import File, Lake, Snapshot, arrow_schema
+from gateway.pipeline.parquet import WRITTEN, Reader, partition_values
 from gateway.pipeline.session import fit_shuffles, persisted
-from gateway.pipeline.tables import DURABLE_STREAMS, LINES, REQUESTS
+from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 
-# The meaning of a missing field, where that is not "unknown".
-_LEFT_OUT: Final[dict[str, Any]] = {
-    "route": "-",
-    "protocol": DURABLE_STREAMS,
-    "partition": "",
-    "status": 0,
-    "saved_bytes": 0,
-    "origin_requests": 0,
-}
 _KEY: Final = REQUESTS.key
 _MARK: Final = "mark"
 _BRONZE: Final = "bronze"
 """The mark of silver: the version of bronze that it has the lines of."""
 
 
-def update_silver(spark: SparkSession, lake: Lake) -> int:
+_MOST_KEYS: Final = 100_000
+"""Most keys of possible duplicates that tasks get as a list; of a source that is read again, every line has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows of silver in files that no commit names so far."""
+
+    of: frozenset[str]
+    """The files of bronze that all these rows are of, and no others."""
+    files: tuple[File, ...]
+
+
+def update_silver(spark: SparkSession, lake: Lake, prepared: Mapping[int, Prepared | None] | None = None) -> int:
     """Bring silver up to bronze, and return how many lines it gained.  Raises Conflict.
+
+    `prepared` has rows of some versions of bronze.
 
     Each version of bronze has a commit of its own, so that `gained` can tell what it added.  If lines have left bronze,
     or the new ones are compacted with others, their days are made anew in one commit.
@@ -59,7 +71,11 @@ def update_silver(spark: SparkSession, lake: Lake) -> int:
             paths = list(group)
             days = {day for path in paths if (day := day_of_file[path]) is not None}
             stored = silver.read(spark, columns=_KEY, days=days)
-            files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
+            ready = (prepared or {}).get(version)
+            if ready is not None and ready.of <= set(paths):
+                files = _complete(ready, bronze, paths, stored, spark)
+            else:
+                files = _write(partial(bronze.read, spark, paths=paths), stored, lake)
             rows = sum(file.rows for file in files)
             silver = silver.commit(files, marks={_BRONZE: version}, about=_about(version, version, rows))
             count += rows
@@ -93,15 +109,68 @@ def gained(silver: Snapshot, versions: Collection[int], since: int) -> int:
 
 def _write(came: Callable[..., DataFrame], stored: DataFrame, lake: Lake) -> list[File]:
     """Write what `came` adds to the lines whose days and ids are `stored`."""
-    # A hash, which two lines seldom share; NULL without an id.
-    mark = f.when(f.col("id").isNotNull(), f.xxhash64(*_KEY)).alias(_MARK)
-    with persisted(_doubtful(came(columns=_KEY).select(mark), stored.select(mark))) as doubtful:
+    with persisted(_doubtful(came(columns=_KEY).select(_mark()), stored.select(_mark()))) as doubtful:
         if doubtful.isEmpty():
             return lake.write(typed(came(columns=("line",))), REQUESTS)
-        marked = came(columns=(*_KEY, "line")).withColumn(_MARK, mark)
+        marked = came(columns=(*_KEY, "line")).withColumn(_MARK, _mark())
         sure = marked.join(doubtful, _MARK, "left_anti")
         again = _once(marked.join(doubtful, _MARK, "left_semi"), stored)
         return lake.write(typed(sure.select("line").unionAll(again)), REQUESTS)
+
+
+def _complete(
+    ready: Prepared, bronze: Snapshot, paths: Sequence[str], stored: DataFrame, spark: SparkSession
+) -> list[File]:
+    """The files of silver with what these files of bronze add to the lines whose days and ids are `stored`."""
+    lake = bronze.lake
+    came = partial(bronze.read, spark, paths=paths)
+    keys = came(columns=_KEY).withColumn(_MARK, _mark())
+    doubtful = _doubtful(keys.select(_MARK), stored.select(_mark()))
+    found = keys.join(doubtful, _MARK, "left_semi").select(*_KEY).distinct().limit(_MOST_KEYS + 1).toArrow()
+    if found.num_rows > _MOST_KEYS:
+        _remove(ready.files, lake)
+        return _write(came, stored, lake)
+    others = [path for path in paths if path not in ready.of]
+    if not found.num_rows:
+        rest = bronze.read(spark, paths=others, columns=("line",))
+        return [*ready.files, *(lake.write(typed(rest), REQUESTS) if others else ())]
+    files = _without(ready.files, found, lake, spark)
+    chosen = f.broadcast(spark.createDataFrame(found))
+    columns, key = (*_KEY, "line"), list(_KEY)
+    rest = bronze.read(spark, paths=others, columns=columns).join(chosen, key, "left_anti").select("line")
+    again = _once(came(columns=columns).join(chosen, key, "left_semi"), stored)
+    return [*files, *lake.write(typed(rest.unionAll(again) if others else again), REQUESTS)]
+
+
+def _without(files: Sequence[File], keys: pa.Table, lake: Lake, spark: SparkSession) -> list[File]:
+    """Files with the rows of these without those of `keys`: copies of the files that have such rows, and the others."""
+    folder = f"{REQUESTS.place}/"
+    ids_of = {str(day): keys.filter(pc.equal(keys["day"], day))["id"].combine_chunks() for day in keys["day"].unique()}
+    names = Reader(lake.store, folder, arrow_schema(REQUESTS, ["id"]))
+    rows = Reader(lake.store, folder, arrow_schema(REQUESTS))
+    writer = lake.writer(REQUESTS)
+
+    def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            path = files[number].path
+            ids = ids_of.get(partition_values(path)["day"])
+            if ids is not None and any(pc.any(pc.is_in(batch["id"], ids)).as_py() for batch in names.read([path])):
+                kept = (batch.filter(pc.invert(pc.is_in(batch["id"], ids))) for batch in rows.read([path]))
+                yield from writer(kept)
+            else:
+                yield pa.RecordBatch.from_pylist([{**asdict(files[number]), "path": folder + path}])
+
+    parts = max(1, min(len(files), spark.sparkContext.defaultParallelism))
+    copied = spark.range(0, len(files), 1, parts).mapInArrow(copy, WRITTEN)
+    copies = lake.collect(copied, REQUESTS)[REQUESTS]
+    _remove(set(files) - set(copies), lake)
+    return copies
+
+
+def _remove(files: Iterable[File], lake: Lake) -> None:
+    """Remove files that no commit names."""
+    for file in files:
+        lake.store.remove(f"{REQUESTS.place}/{file.path}")
 
 
 def typed(lines: DataFrame) -> DataFrame:
@@ -113,10 +182,15 @@ def typed(lines: DataFrame) -> DataFrame:
     for column in REQUESTS.columns:
         # Never an error: a number that is too large becomes NULL.
         value = of_time[column.name] if column.name in of_time else event[column.name].try_cast(column.type)
-        if column.name in _LEFT_OUT:
-            value = f.coalesce(value, f.lit(_LEFT_OUT[column.name]).cast(column.type))
+        if column.name in LEFT_OUT:
+            value = f.coalesce(value, f.lit(LEFT_OUT[column.name]).cast(column.type))
         made.append(value.alias(column.name))
     return read.select(made)
+
+
+def _mark() -> Column:
+    """A hash of a line's key, which two lines seldom share; NULL without an id."""
+    return f.when(f.col("id").isNotNull(), f.xxhash64(*_KEY)).alias(_MARK)
 
 
 def _doubtful(came: DataFrame, stored: DataFrame) -> DataFrame:

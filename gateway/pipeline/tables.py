@@ -106,6 +106,15 @@ def _table(text: str) -> Table:
 
 
 DURABLE_STREAMS: Final = "durable-streams"
+LEFT_OUT: Final[Mapping[str, str | int]] = {
+    "route": "-",
+    "protocol": DURABLE_STREAMS,
+    "partition": "",
+    "status": 0,
+    "saved_bytes": 0,
+    "origin_requests": 0,
+}
+"""The meaning of a field that a line lacks, where that is not "unknown"."""
 _COMMON_COLUMNS: Final = """
     day              date       UTC day; the partition.
     minute           timestamp  Beginning of the minute in which the line was written.

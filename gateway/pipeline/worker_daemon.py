@@ -20,6 +20,7 @@ _NEEDED: Final = (
     "pyspark.sql.pandas.serializers",
     "gateway.pipeline.curve.measure",
     "gateway.pipeline.lake",
+    "gateway.pipeline.plain",
 )
 
 

@@ -301,13 +301,13 @@ def test_two_ingests_at_once_take_each_line_once(spark: SparkSession, lake: Lake
     other = log.with_name("other")
     seen: list[Ingested] = []
     told: list[str] = []
-    write = lake.write
+    collect = lake.collect
 
     class Lake2(Lake):
         __slots__ = ()
 
-        def write(self, df: DataFrame, table: Table) -> list[File]:
-            files = write(df, table)
+        def collect(self, written: DataFrame, *tables: Table) -> dict[Table, list[File]]:
+            files = collect(written, *tables)
             if not seen:
                 other.write_bytes(lines(3, id=None))
                 seen.append(take(spark, lake, log.parent))
@@ -494,3 +494,16 @@ def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_
 
     assert texts(LINES.name) == sorted(row[3] for row in wanted[LINES.name])
     assert texts(REJECTS.name) == ["torn"]
+
+
+def test_a_source_that_comes_again_whole_adds_its_new_lines_and_leaves_no_other_files(
+    spark: SparkSession, lake: Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pipeline.silver._MOST_KEYS", 1)
+    log.write_bytes(lines(1, 2, 3))
+    take(spark, lake, log)
+    log.with_name("copy").write_bytes(lines(1, 2, 3, 4, 4, 5))
+    assert take(spark, lake, log.with_name("copy")).added == 2
+    assert ids(lake) == [1, 2, 3, 4, 5]
+    there = {path for path, _ in lake.store.listed(REQUESTS.place) if path.endswith(".parquet")}
+    assert there == {f"{REQUESTS.place}/{file.path}" for file in lake.snapshot(REQUESTS).files()}

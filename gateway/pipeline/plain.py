@@ -1,0 +1,200 @@
+"""Plain lines: events that pyarrow's JSON reader reads exactly as Spark's, at a fifth of the cost.
+
+Nearly all lines of a gateway are plain.  A plain line is one flat JSON object, and its fields have the schema's types
+and are within their bounds.  Its row of silver is made in the same pass that writes it to bronze.  Every other line is
+*odd*: `gateway.pipeline.bronze` classifies it, and finds the reason if it is a reject.  An odd line may be an event.
+
+A line is odd wherever the two readers could differ:
+
+- pyarrow reads several objects in one line, and lines that go on in the next one.  A plain line begins with an opening
+  brace and has one closing brace, at its end.
+- Spark takes any JSON value for a text field, the last of two equal fields, and lone surrogates.  For pyarrow these are
+  errors.
+- Spark refuses values nested more than 1,000 deep and numbers of more than 1,000 digits.  A plain line has at most
+  1,000 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from gateway.ops.access_log.fields import FIELDS, VERSION
+from gateway.pipeline.parquet import Writer
+from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
+
+EARLIEST_S: Final = 1_577_836_800
+"""2020-01-01: earlier than Durable Streams, so earlier than any gateway's line."""
+AHEAD_S: Final = 86_400
+MOST: Final = {"integer": 1 << 40, "number": 1e9}
+"""Largest count in one line, of bytes or anything else, and longest duration in seconds: thirty years."""
+# Gateways of earlier releases wrote no id.  Their lines cannot be told apart, so each of them counts.
+NEEDED: Final = tuple(field.name for field in FIELDS if field.is_always_there and field.name != "id")
+# Time and version have checks of their own.
+BOUNDED: Final = tuple(field for field in FIELDS if field.kind in MOST and field.name not in ("time", "v"))
+
+_SLICE: Final = 16_384
+"""Lines that are sorted at a time: a few megabytes, which the memory's caches hold."""
+_LONGEST: Final = 1_000
+"""Bytes of a plain line."""
+_PIECES: Final = 16
+"""Parts of a batch that are read by themselves if the whole cannot be read."""
+_FEW: Final = 40
+"""So many lines are all odd if one of them cannot be read."""
+_TYPES: Final = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
+_PARSE: Final = pj.ParseOptions(
+    explicit_schema=pa.schema([(field.name, _TYPES[field.kind]) for field in FIELDS]),
+    unexpected_field_behavior="ignore",
+)
+_INT: Final = (1 << 31) - 1
+_DAY_US: Final = 86_400 * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The lines of a batch; empty ones are left out."""
+
+    bronze: pa.Table
+    """Plain lines as rows of bronze."""
+    silver: pa.Table
+    """The same as rows of silver."""
+    odd: pa.Table
+    """All others (`line`, `source`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorter:
+    """Writes lines to the tables that they belong to; for `DataFrame.mapInArrow`, of columns `line` and `source`."""
+
+    bronze: Writer
+    silver: Writer
+    odd: Writer
+    taken_s: int
+    oldest: date | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row of `WRITTEN` for each file."""
+        with self.bronze.open() as bronze, self.silver.open() as silver, self.odd.open() as odd:
+            for batch in batches:
+                for at in range(0, batch.num_rows, _SLICE):
+                    lines, source = (batch.column(name).slice(at, _SLICE) for name in ("line", "source"))
+                    found = sort_lines(lines, source, self.taken_s, self.oldest)
+                    bronze.add(found.bronze)
+                    silver.add(found.silver)
+                    odd.add(found.odd)
+        for files in (bronze, silver, odd):
+            yield from files.told()
+
+
+def sort_lines(lines: pa.Array, source: pa.Array, taken_s: int, oldest: date | None) -> Sorted:
+    """Sort lines, taken in at `taken_s` (Unix seconds), into plain and odd ones; those of days before `oldest` are odd.
+
+    `lines` and `source` are strings, a source for each line.
+    """
+    is_flat = pc.and_(pc.equal(pc.count_substring(lines, "}"), 1), pc.ends_with(lines, "}"))
+    may_be = reduce(
+        pc.and_, (is_flat, pc.starts_with(lines, "{"), pc.less_equal(pc.binary_length(lines), _LONGEST))
+    ).to_numpy(zero_copy_only=False)
+    chosen = np.flatnonzero(may_be)
+    events, read = _read(lines.take(pa.array(chosen)))
+    is_plain = _checked(events, taken_s, oldest)
+    events, at = events.filter(is_plain), chosen[read][is_plain.to_numpy(zero_copy_only=False)]
+    is_odd = np.ones(len(lines), bool)
+    is_odd[at] = False
+    is_odd &= pc.invert(pc.is_in(lines, pa.array(["", "\r"]))).to_numpy(zero_copy_only=False)
+    all_lines = pa.table({"line": lines, "source": source})
+    time, day = _times(events["time"])
+    return Sorted(
+        _bronze(all_lines.take(pa.array(at)), events["id"], day),
+        _silver(events, time, day),
+        all_lines.filter(pa.array(is_odd)),
+    )
+
+
+def _read(lines: pa.Array) -> tuple[pa.Table, Any]:
+    """The events in those lines that can be read, and the positions of these lines."""
+    tables, at = [_PARSE.explicit_schema.empty_table()], [np.empty(0, np.int64)]
+    for begin, table in _pieces(lines, 0):
+        tables.append(table)
+        at.append(np.arange(begin, begin + table.num_rows))
+    return pa.concat_tables(tables).combine_chunks(), np.concatenate(at)
+
+
+def _pieces(lines: pa.Array, begin: int) -> Iterator[tuple[int, pa.Table]]:
+    """Pieces of the lines without an unreadable one, and where each begins."""
+    count = len(lines)
+    if not count:
+        return
+    text = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), lines), "\n")[0].as_buffer()
+    whole = pj.ReadOptions(use_threads=False, block_size=text.size + 1)
+    try:
+        table = pj.read_json(pa.BufferReader(text), whole, _PARSE)
+    except pa.ArrowInvalid:
+        table = None
+    if table is not None and table.num_rows == count:
+        yield begin, table
+    elif count > _FEW:
+        step = -(-count // _PIECES)
+        for first in range(0, count, step):
+            yield from _pieces(lines[first : first + step], begin + first)
+
+
+def _checked(events: pa.Table, taken_s: int, oldest: date | None) -> pa.Array:
+    """Whether each of the events is plain."""
+    seconds = events["time"]
+    checks = [
+        pc.equal(events["v"], VERSION),
+        pc.and_(pc.greater_equal(seconds, EARLIEST_S), pc.less_equal(seconds, taken_s + AHEAD_S)),
+        # Spark makes NULL of a number that its column cannot hold.
+        pc.fill_null(pc.less_equal(events["status"], _INT), True),
+    ]
+    checks += [pc.is_valid(events[name]) for name in NEEDED]
+    for field in BOUNDED:
+        value = events[field.name]
+        is_within = pc.and_(pc.greater_equal(value, 0), pc.less_equal(value, MOST[field.kind]))
+        checks.append(pc.fill_null(is_within, True))
+    if oldest is not None:
+        checks.append(pc.greater_equal(_times(seconds)[1], pa.scalar(oldest)))
+    found = pc.fill_null(reduce(pc.and_kleene, checks), False)
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _times(seconds: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """The times of Unix seconds, to the nearest microsecond, and their days (UTC)."""
+    known = np.nan_to_num(pc.fill_null(seconds, 0.0).to_numpy(), posinf=0, neginf=0).clip(0, 253_402_300_799)
+    micros = np.floor(known * 1_000_000 + 0.5).astype(np.int64)
+    days = (micros // _DAY_US).astype(np.int32)
+    return pa.array(micros).cast(pa.timestamp("us", "UTC")), pa.array(days).cast(pa.date32())
+
+
+def _bronze(lines: pa.Table, ids: pa.ChunkedArray, day: pa.Array) -> pa.Table:
+    count = lines.num_rows
+    columns = {
+        "kind": pa.array([LINES.kind], pa.string()).take(pa.array(np.zeros(count, np.int64))),
+        "day": day,
+        "id": ids,
+        "source": lines["source"],
+        "line": lines["line"],
+        "reason": pa.nulls(count, pa.string()),
+    }
+    return pa.table(columns)
+
+
+def _silver(events: pa.Table, time: pa.Array, day: pa.Array) -> pa.Table:
+    columns = {}
+    for column in REQUESTS.columns:
+        value = {"time": time, "day": day}.get(column.name)
+        if value is None:
+            value = events[column.name]
+            if column.name in LEFT_OUT:
+                value = pc.fill_null(value, LEFT_OUT[column.name])
+        columns[column.name] = value
+    return pa.table(columns)
