@@ -75,7 +75,7 @@ class Files:
             max(files.values(), key=lambda file: file.held_bytes).flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the rows that are still in memory."""
         for file in self._files.values():
             file.flush()
 

@@ -1,4 +1,4 @@
-"""The pipeline's benchmark: what it counts."""
+"""The pipeline's benchmark: its account of processor time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain lines: which lines are, and that their rows are those that Spark makes of them."""
+"""Plain lines: which lines are plain, and rows of them that are equal to those that Spark makes."""
 
 from __future__ import annotations
 
