@@ -122,7 +122,8 @@ class Connection(RecognisingConnection):
         is_waiting, self._is_waiting = self._is_waiting, False
         if self.transport is None or self.transport.is_closing():
             return
-        if is_waiting and self.phase is Phase.IDLE and self._parser is None and not self._pending:
+        stands_alone = is_waiting and self.phase is Phase.IDLE and self._parser is None and not self._pending
+        if stands_alone and not self.is_full:
             self._begin_late()
         else:
             self._take_pending()

@@ -23,6 +23,7 @@ from gateway.upstream.failures import NotConnected
 from tests.server.conftest import (
     BOUND_S,
     Pair,
+    always_late,
     ask,
     close,
     connect,
@@ -168,6 +169,31 @@ async def test_a_client_that_reads_nothing_holds_at_most_the_send_buffer() -> No
         assert clients_of(pair.fast)[0].unsent_bytes <= left + 256 * 1024
         writer.transport.abort()
         await eventually(lambda: not clients_of(pair.fast))
+    finally:
+        await stop_pair(pair)
+
+
+async def test_a_known_request_that_has_waited_is_not_answered_while_the_client_reads_nothing() -> None:
+    pair = await start_pair(max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", max_reply_bytes="1MiB", compression=())
+    try:
+        await create_closed(pair, body=b"z" * 900_000)
+        request = get("/s?offset=-1")
+        await ask(pair.fast, request, request)
+        served = hits(pair.fast)
+        reader, writer = await deaf(pair.fast)
+        writer.write(request)
+        await eventually(lambda: hits(pair.fast) > served and clients_of(pair.fast)[0].is_full)
+        client = clients_of(pair.fast)[0]
+        pair.fast.clients.turns = always_late(asyncio.get_running_loop())
+        left = client.unsent_bytes
+        writer.write(request)
+        await eventually(lambda: pair.fast.clients.turns.waited > 0 and not pair.fast.clients.turns)
+        writer.write(request)
+        await pass_turns(300)
+        assert client.unsent_bytes <= left
+        cast(asyncio.Transport, writer.transport).resume_reading()
+        assert [(await read_response(reader)).status for _ in range(3)] == [200] * 3
+        await close(writer)
     finally:
         await stop_pair(pair)
 
