@@ -91,8 +91,8 @@ class NegativeCache:
             timer=now,
             getsizeof=lambda remembered: remembered.cost,
         )
-        self._groups: dict[Group, set[_Entry]] = {}
-        """The entries of which something may be remembered, by the group that a write affects."""
+        self._groups: dict[Group, dict[StreamKey, set[str | None]]] = {}
+        """The streams and offsets of which something may be remembered, by the group that a write affects."""
         self._entry_count = 0
         """The number of these entries, including entries whose memory has expired."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
@@ -134,9 +134,9 @@ class NegativeCache:
         cost = key_cost(key) + texts_cost([offset]) + len(error.body)
         cost += headers_cost(error.headers) + headers_cost(request_headers)
         self._remembered[entry] = _Remembered(error, request_headers, until, cost)
-        entries = self._groups.setdefault(key.group, set())
-        self._entry_count += entry not in entries
-        entries.add(entry)
+        offsets = self._groups.setdefault(key.group, {}).setdefault(key, set())
+        self._entry_count += offset not in offsets
+        offsets.add(offset)
 
     def count(self, route: Route, client: str = UNKNOWN) -> None:
         """The origin has answered 404 to a request for the net `client`."""
@@ -169,9 +169,21 @@ class NegativeCache:
                 return found.error
         return None
 
-    def has_any(self, group: Group) -> bool:
-        """Whether any reader's error for the group's path is remembered."""
-        return group in self._groups
+    def has_any(self, key: StreamKey) -> bool:
+        """Whether any reader's error for the stream is remembered."""
+        by_key = self._groups.get(key.group)
+        if by_key is None or (offsets := by_key.get(key)) is None:
+            return False
+        while offsets:
+            offset = offsets.pop()
+            if (key, offset) in self._remembered:
+                offsets.add(offset)
+                return True
+            self._entry_count -= 1
+        del by_key[key]
+        if not by_key:
+            del self._groups[key.group]
+        return False
 
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
         """Whether the route's origin may be asked for a stream that is not in memory, for the net `client`."""
@@ -180,10 +192,10 @@ class NegativeCache:
 
     def forget(self, group: Group) -> None:
         """A write to the group's path is about to be sent, and pending."""
-        if self._groups and (entries := self._groups.pop(group, None)):
-            self._entry_count -= len(entries)
-            for entry in entries:
-                self._remembered.pop(entry, None)
+        for key, offsets in (self._groups.pop(group, None) or {}).items():
+            self._entry_count -= len(offsets)
+            for offset in offsets:
+                self._remembered.pop((key, offset), None)
 
     def _bucket(self, route: Route) -> _Bucket | None:
         per_s = route.config.absent_per_s
@@ -196,12 +208,9 @@ class NegativeCache:
         return bucket
 
     def _prune(self) -> None:
-        """Drop the groups whose memory has expired."""
+        """Drop the streams and offsets whose memory has expired."""
         self._remembered.expire()
-        for group, entries in list(self._groups.items()):
-            kept = {entry for entry in entries if entry in self._remembered}
-            if kept:
-                self._groups[group] = kept
-            else:
-                del self._groups[group]
-            self._entry_count -= len(entries) - len(kept)
+        self._groups, self._entry_count = {}, 0
+        for key, offset in self._remembered:
+            self._groups.setdefault(key.group, {}).setdefault(key, set()).add(offset)
+            self._entry_count += 1

@@ -228,7 +228,7 @@ class Frontend:
 
     def _has_refusals(self, stream: Stream) -> bool:
         """Whether the origin has lately refused the stream to some reader."""
-        return self._engine.negative_cache.has_any(stream.key.group)
+        return self._engine.negative_cache.has_any(stream.key)
 
     def _personal_names(self) -> list[str]:
         return sorted({name for route in self.routes.routes for name in route.personal_names})

@@ -74,6 +74,20 @@ def test_an_error_is_repeated_to_equal_credentials_for_absent_s() -> None:
     assert bench.negative_cache.find(KEY, "-1", ALICE) is None
 
 
+def test_a_refusal_is_known_for_absent_s_and_of_its_own_stream() -> None:
+    bench = Bench(absent_s=2)
+    bench.add()
+    bench.add(offset="5", status=410)
+    other = KEY._replace(partition=Partition("route", readers="bob"))
+    assert bench.negative_cache.has_any(KEY)
+    assert not bench.negative_cache.has_any(other)
+    bench.clock.advance(2.1)
+    assert not bench.negative_cache.has_any(KEY)
+    assert bench.negative_cache.entry_count == 0
+    bench.add()
+    assert bench.negative_cache.has_any(KEY)
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
 def test_a_status_that_does_not_mean_absence_is_not_repeated(status: int) -> None:
     bench = Bench()

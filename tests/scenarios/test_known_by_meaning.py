@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.origin.app import RunningOrigin
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.noting import TRACE, log_lines
@@ -166,3 +167,19 @@ async def test_readers_with_other_credentials_do_not_join(edge: Edge, log: Path)
     assert [(await bounded(wire.answer("GET"))).body for wire in wires] == [b"abc"] * 2
     lines = [line for line in await log_lines(edge, log, 4) if line["mode"] == "longpoll"]
     assert len({line["partition"] for line in lines}) == 2
+
+
+@pytest.mark.parametrize("settings", [{"credentials": "shared"}, {}], indirect=True)
+async def test_readers_are_known_by_meaning_again_once_a_404_is_forgotten(edge: Edge, origin: RunningOrigin) -> None:
+    assert (await edge.get("/s?offset=-1", {"Authorization": "Bearer a"})).status == 404
+    created = await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789")
+    edge.clock.advance(2)
+    target = f"/s?live=sse&offset={created.next_offset}"
+    wires = [await edge.begin(target, {"Authorization": "Bearer a", "User-Agent": "1"})]
+    await waiting(edge, 1)
+    parsed = len(edge.gateway.clients.header_cache)
+    wires.append(await edge.begin(target, {"Authorization": "Bearer a", "User-Agent": "2"}))
+    await waiting(edge, 2)
+    assert len(edge.gateway.clients.header_cache) == parsed or edge.gateway.clients.remembered is None
+    for wire in wires:
+        wire.reset()
