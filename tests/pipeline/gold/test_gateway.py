@@ -72,7 +72,11 @@ async def traffic(edge: Edge, origin: RunningOrigin) -> None:
 
 async def _wait_for_readers(edge: Edge, readers: int) -> None:
     topics = edge.gateway.engine.live.topics
-    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics()))
+    await eventually(
+        lambda: any(
+            topic.is_confirmed and len(topic.readers_now) + topic.extra_clients == readers for topic in topics()
+        )
+    )
 
 
 async def logged(log: Path) -> Counted:
