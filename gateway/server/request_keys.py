@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
 
 MAX_REQUEST_BYTES: Final = 4_096
@@ -45,8 +46,8 @@ MEANINGLESS: Final = (
 FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
 """Headers that name a client behind a proxy.  They decide its limits and its log line, and no shared answer."""
 
-_MOST_LINES: Final = 64
-"""The most lines taken out of one request; beyond that, the strict parser has to apply its own bound."""
+_MOST_BREAKS: Final = MOST_FIELDS + 2
+"""Line breaks of the longest section that the strict parser accepts."""
 
 _MOST_BYTES: Final = 1 << 23
 _COST: Final = 400
@@ -69,13 +70,15 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*(?=\r\n)")
 
 
-def reduced(shape: re.Pattern[bytes], section: bytes) -> bytes | None:
-    """The section without the lines that match `shape`; None unless it is exactly one section within the bounds."""
-    size = len(section)
-    if size > MAX_REQUEST_BYTES or section.find(_HEAD_END) != size - len(_HEAD_END):
-        return None
-    rest, lines = shape.subn(b"", section)
-    return rest if lines <= _MOST_LINES else None
+def _is_section(text: bytes) -> bool:
+    """Whether the text is exactly one section within the bounds."""
+    size = len(text)
+    return (
+        size <= MAX_REQUEST_BYTES
+        and text.endswith(_HEAD_END)
+        and text.find(_HEAD_END) == size - len(_HEAD_END)
+        and text.count(b"\r\n") <= _MOST_BREAKS
+    )
 
 
 class Section:
@@ -154,11 +157,10 @@ class Sections:
         section = self._sections.get(text)
         if section is not None:
             return section
-        loose = reduced(self._loose, text)
-        tight = reduced(self._tight, text) if self._tight is not None else None
-        if loose is None or (tight is None and self._tight is not None):
+        if not _is_section(text):
             return None
-        section = Section(text, loose, tight)
+        tight = self._tight.sub(b"", text) if self._tight is not None else None
+        section = Section(text, self._loose.sub(b"", text), tight)
         self._size += _cost(section)
         while self._size > _MOST_BYTES and self._sections:
             self._size -= _cost(self._sections.pop(next(iter(self._sections))))

@@ -82,7 +82,7 @@ def line_with_control_characters_is_taken_out() -> Patches:
 
 @mutant("the strict parser's bound on lines applies to what is taken out")
 def any_number_of_lines_is_taken_out() -> Patches:
-    return [(request_keys, "_MOST_LINES", 10_000)]
+    return [(request_keys, "_MOST_BREAKS", 10_000)]
 
 
 # -- how long an answer is valid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.http.request import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
 from gateway.server.request_keys import Sections
@@ -67,3 +68,10 @@ def test_credentials_leave_the_key_only_on_routes_whose_readers_share() -> None:
     assert section is not None
     assert section.loose == b"\r\nHost: a\r\n\r\n"
     assert section.tight == text
+
+
+@pytest.mark.parametrize("line", [b"Cookie: a=b\r\n", b"a:\r\n"])
+def test_a_section_with_more_lines_than_the_parser_accepts_gives_no_key(line: bytes) -> None:
+    sections = Sections([()])
+    assert sections.of(b"\r\nHost: a\r\n" + line * (MOST_FIELDS - 1) + b"\r\n") is not None
+    assert sections.of(b"\r\nHost: a\r\n" + line * MOST_FIELDS + b"\r\n") is None

@@ -232,6 +232,9 @@ class Lines:
                 trace[1].decode() if trace is not None else None,
             )
             if not traces:
+                if len(self._facts) > _REMEMBERED:
+                    # Readers may come for long while no line is written.
+                    self._facts.clear()
                 self._facts[section] = facts
         return facts
 

@@ -390,3 +390,10 @@ def test_the_memory_of_clients_agents_and_durations_is_bounded() -> None:
         assert [line["client"] for line in made] == [item[3] for item in of_some]
         assert [line["duration_s"] for line in made] == [n / 1e6 for n in range(number * 256, number * 256 + 256)]
     assert writer.remembered < 5_000
+
+
+def test_the_memory_of_live_reads_is_bounded_although_no_line_is_written() -> None:
+    writer = lines("full")
+    found = [writer.facts_of(b"\r\nUser-Agent: %d\r\n\r\n" % number) for number in range(10_000)]
+    assert found == [(str(number), None) for number in range(10_000)]
+    assert writer.remembered < 5_000
