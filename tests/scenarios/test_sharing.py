@@ -167,6 +167,25 @@ async def test_clients_that_wait_together_are_handed_over_one_by_one(hostile: Ho
     await edge.until_idle()
 
 
+@pytest.mark.http_2
+async def test_clients_that_wait_together_are_handed_over_with_their_own_credentials(
+    hostile: Hostile, start: Start
+) -> None:
+    origin = PersonalOrigin(TEXT, live={"Cache-Control": "private"})
+    edge = await start(await origin.start(hostile), credentials="shared", credential_headers=("x-tenant",))
+    polls = [edge.asking(polled(), {"X-Tenant": "0"})]
+    await eventually(lambda: origin.count("live=long-poll") == 1)
+    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live.topics()))
+    parsed = len(edge.gateway.clients.header_cache)
+    polls += [edge.asking(polled(), {"X-Tenant": str(tenant)}) for tenant in range(1, 8)]
+    await eventually(lambda: "8 readers" in repr(edge.gateway.engine.live))
+    assert len(edge.gateway.clients.header_cache) == parsed or edge.gateway.clients.remembered is None
+    origin.gate.set()
+    answers = await bounded(asyncio.gather(*polls))
+    assert [one.headers["X-Shown-To"] for one in answers] == [str(tenant) for tenant in range(8)]
+    await edge.until_idle()
+
+
 async def test_a_stream_that_is_read_often_is_not_followed_again_if_live_answers_are_personal(
     hostile: Hostile, start: Start
 ) -> None:
