@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from multidict import CIMultiDict
@@ -73,6 +73,7 @@ class PollGroup:
         "_rendering",
         "_route",
         "_topic",
+        "_unrecorded",
         "_waiter",
         "_watch",
         "answer",
@@ -101,6 +102,8 @@ class PollGroup:
         """That client."""
         self._watch: LiveNote | None = None
         """Writes the interim lines of the other clients; None while the first one waits alone."""
+        self._unrecorded: Sequence[Channel] = ()
+        """Those whose lines are due and not written yet."""
         self.answer: Answer | None = None
         """The answer that was sent, if the note has to know it."""
         self.facts = facts
@@ -303,13 +306,15 @@ class PollGroup:
         clients = [client for channel, client in self._channels.items() if channel is not self._noted]
         self._rendering.access_log.repeat_live(Repeated(common), now, clients)
 
-    def _record_waiting(self) -> None:
-        """Record that the clients still wait."""
-        if self.facts is not None:
-            subscribers = self.subscribers
-            for channel, client in self._channels.items():
-                if channel is not self._noted:
-                    self._record(self.facts, client, Outcome.FOLLOWED, None, subscribers, is_final=False)
+    def _record_waiting(self, most: int) -> bool:
+        """Record that the clients still wait, so many at a time; returns whether all are recorded."""
+        assert self.facts is not None
+        subscribers, left = self.subscribers, self._unrecorded or list(self._channels)
+        for channel in left[:most]:
+            if channel is not self._noted and (client := self._channels.get(channel)) is not None:
+                self._record(self.facts, client, Outcome.FOLLOWED, None, subscribers, is_final=False)
+        self._unrecorded = left[most:]
+        return not self._unrecorded
 
     def _record(
         self,

@@ -312,9 +312,10 @@ class AccessLog(Protocol):
         the current offsets, bytes since the start and subscribers into a record.  With a `client`, `record` is what
         several reads have in common."""
 
-    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
-        """Live reads that began together go on: call `write` when their next line is due, until `drop`.  None if live
-        reads have a line at their end only."""
+    def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
+        """Live reads that began together go on: call `write` when their next lines are due, until `drop`.  It writes at
+        most so many lines, and returns False if it has to be called again.  None if live reads have a line at their end
+        only."""
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:
         """Long-polls were sent the same answer at `ended`: when each began, its client's address, and its header
@@ -345,7 +346,7 @@ class NoAccessLog:
     ) -> LiveNote:
         return self
 
-    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
+    def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         return None
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[tuple[float, str | None, bytes]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ops.access_log import live_reads
 from gateway.origin.app import RunningOrigin
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
@@ -88,7 +89,11 @@ async def test_a_long_poll_that_leaves_the_others_has_a_line_of_its_own(edge: Ed
 
 
 @pytest.mark.parametrize("settings", [{**SHARED, "live_interval_s": 10}], indirect=True)
-async def test_waiting_long_polls_have_lines_at_intervals(edge: Edge, log: Path) -> None:
+@pytest.mark.parametrize("lines_per_turn", [1, 256])
+async def test_waiting_long_polls_have_lines_at_intervals(
+    edge: Edge, log: Path, monkeypatch: pytest.MonkeyPatch, lines_per_turn: int
+) -> None:
+    monkeypatch.setattr(live_reads, "LINES_PER_TURN", lines_per_turn)
     target = f"/s?live=long-poll&offset={(await edge.put('/s', b'0123456789')).headers['Stream-Next-Offset']}"
     wires = [await edge.begin(target, of_client(1))]
     await waiting(edge, 1)

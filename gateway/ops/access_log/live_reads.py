@@ -44,8 +44,8 @@ class _Open:
         """Whether no line is due any more."""
         raise NotImplementedError
 
-    def write(self) -> None:
-        """Write a line as of now."""
+    def write(self, most: int) -> bool:
+        """Write at most so many lines as of now; returns whether these are all."""
         raise NotImplementedError
 
     def drop(self) -> None:
@@ -117,9 +117,10 @@ class LiveRead(_Open):
             self._look = None
             self._detach()
 
-    def write(self) -> None:
+    def write(self, most: int) -> bool:
         if self._look is not None:
             self._write(self._look, Outcome.FOLLOWED, None)
+        return True
 
     def _write(self, look: Callable[[Record], None], outcome: Outcome, reason: CloseReason | None) -> None:
         """Write a line with the counts since the previous line."""
@@ -148,17 +149,16 @@ class _Watched(_Open):
 
     __slots__ = ("_write",)
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, write: Callable[[int], bool]) -> None:
         super().__init__()
-        self._write: Callable[[], None] | None = write
+        self._write: Callable[[int], bool] | None = write
 
     @property
     def is_over(self) -> bool:
         return self._write is None
 
-    def write(self) -> None:
-        if self._write is not None:
-            self._write()
+    def write(self, most: int) -> bool:
+        return self._write is None or self._write(most)
 
     def drop(self) -> None:
         if self._write is not None:
@@ -193,8 +193,8 @@ class LiveReads:
             self._open.append(read)
             self._arm()
 
-    def watch(self, began: float, write: Callable[[], None]) -> _Watched | None:
-        """Have `write` called when the next line is due of live reads that have begun at `began`."""
+    def watch(self, began: float, write: Callable[[int], bool]) -> _Watched | None:
+        """Have `write` called when the next lines are due of live reads that have begun at `began`."""
         if not self._interval_s:
             return None
         watched = _Watched(write)
@@ -231,7 +231,9 @@ class LiveReads:
                 continue
             if read.due_at > now:
                 break
+            if not read.write(LINES_PER_TURN):
+                # It is still the first one, and overdue.
+                break
             read.due_at = now + self._interval_s
             self._open.rotate(-1)
-            read.write()
         self._arm()

@@ -158,7 +158,7 @@ class LogWriter:
         self._live.add(note, began)
         return note
 
-    def watch(self, began: float, write: Callable[[], None]) -> LiveNote | None:
+    def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
         return self._live.watch(began, write)
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.ops.access_log.lines import Lines
+from gateway.ops.access_log.live_reads import LINES_PER_TURN
 from gateway.ops.access_log.sinks.descriptor import DescriptorSink
 from gateway.ops.access_log.sinks.file import FileSink
 from gateway.ops.access_log.sinks.sink import Sink
@@ -386,6 +387,29 @@ async def test_a_short_live_read_has_one_line(
     note.end(Outcome.FOLLOWED, CloseReason.ANSWERED)
     await log.close(BOUND_S)
     assert [(line["duration_s"], line["close_reason"]) for line in noted(tmp_path)] == [(99, "answered")]
+
+
+async def test_the_lines_of_reads_that_began_together_are_spread_over_several_turns(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file, live_interval_s=100.0, queue_records=100_000)
+    left, written = list(range(1_000)), list[int]()
+
+    def write(most: int) -> bool:
+        written.append(len(left[:most]))
+        del left[:most]
+        return not left
+
+    watched = log.watch(clock.now(), write)
+    assert watched is not None
+    clock.advance(100)
+    assert written == [LINES_PER_TURN] * 3 + [1_000 - 3 * LINES_PER_TURN]
+    clock.advance(99)
+    assert len(written) == 4
+    watched.drop()
+    clock.advance(100)
+    assert len(written) == 4
+    await log.close(BOUND_S)
 
 
 async def test_each_live_reader_of_a_crowd_has_its_line_when_it_is_due(
