@@ -97,6 +97,9 @@ class Connection(RecognisingConnection):
         if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
+        if is_first and clients.bans.nets and clients.is_banned(self):
+            self.abort()
+            return
         if is_first and self._answers_known(data):
             return
         if self._is_waiting:
@@ -110,8 +113,6 @@ class Connection(RecognisingConnection):
             return
         if not is_first:
             self._read(has_turn=False)
-        elif clients.bans.nets and clients.is_banned(self):
-            self.abort()
         elif clients.turns.must_wait(self):
             self._is_waiting = self._is_busy = True
         else:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 
+from gateway.aio.clock import Timer
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
@@ -76,8 +78,11 @@ class Frontend:
         self._rates = RateLimits(config.rate_limits)
         bans = Bans(limits.client_refusals_per_s)
         self._admission = Admission(
-            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, engine.suspend_client
+            limits, client_net, usage, bans, self._rates, metrics, rng, engine.clock.now, self._note_ban
         )
+        self._banned_until = -math.inf
+        """When the last of the bans so far ends."""
+        self._bans_end: Timer | None = None
         remembered = self._make_remembered()
         self.clients = Clients(
             self._answer, limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins, usage, bans
@@ -152,13 +157,25 @@ class Frontend:
         self.listeners.use_certificates(certificates)
 
     def _choose_shortcuts(self) -> None:
-        """Have remembered answers admitted one by one if there are rate limits.  Take no shortcut during a drain, in
-        which each answer says that its connection closes."""
+        """Have remembered answers admitted one by one if there are rate limits.  Have connections look whether their
+        net is banned if any is.  Take no shortcut during a drain, in which each answer says that its connection
+        closes."""
         clients, is_limited, is_draining = self.clients, bool(self._rates.limits), self.clients.is_draining
+        is_banning = self._engine.clock.now() < self._banned_until
         clients.admits = _admits_none if is_draining else self._admits if is_limited else None
         if clients.remembered is not None:
-            clients.remembered.answers_at_once = not is_limited and not is_draining
+            clients.remembered.answers_at_once = not is_limited and not is_draining and not is_banning
         clients.join = self._join if clients.remembered is not None and not is_draining else None
+
+    def _note_ban(self, net: str, until: float) -> None:
+        """A net is banned until then (monotonic seconds)."""
+        self._engine.suspend_client(net, until)
+        if until > self._banned_until:
+            self._banned_until = until
+            if self._bans_end is not None:
+                self._bans_end.cancel()
+            self._bans_end = self._engine.clock.call_later(until - self._engine.clock.now(), self._choose_shortcuts)
+            self._choose_shortcuts()
 
     def begin_drain(self) -> None:
         """Have every connection leave after its next answer."""
@@ -178,6 +195,8 @@ class Frontend:
     async def close_connections(self, accepts_until: float, idle_at: float, gone_at: float) -> None:
         """Wait until every connection has left.  Accept none after `accepts_until`, close idle ones at `idle_at`, and
         drop all others at `gone_at`, in seconds of the event loop's clock."""
+        if self._bans_end is not None:
+            self._bans_end.cancel()
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())

@@ -67,12 +67,13 @@ class Line:
             sock.close()
             return cls(None, None)
 
-    async def is_served(self) -> bool:
+    async def is_served(self, target: str = "/none") -> bool:
         """Whether a request gets an answer; False if the connection is closed without one."""
         try:
-            await self.ask("/none")
+            await self.ask(target)
             await self.until(b"\r\n\r\n")
-            await self.until(b"\n")
+            if target == "/none":
+                await self.until(b"\n")
         except (ConnectionError, asyncio.IncompleteReadError):
             return False
         return True
@@ -409,6 +410,34 @@ async def _refused_often(edge: Edge, lines: Lines, source: str = "127.0.0.1") ->
         assert (await line.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
         await line.until(b"\n")
     return line
+
+
+@pytest.mark.http_1
+@pytest.mark.parametrize("is_live", [False, True])
+async def test_a_banned_net_is_not_answered_what_is_remembered(
+    origin: RunningOrigin, start: Start, is_live: bool
+) -> None:
+    edge = await start(origin.url, client_refusals_per_s=1)
+    created = await edge.put("/s", b"x", **({} if is_live else {"Stream_Closed": "true"}))
+    target = f"/s?offset={created.next_offset}&live=sse" if is_live else "/s?offset=-1"
+    async with Lines(edge) as lines:
+        for _ in range(3):
+            other = await lines.open("127.0.0.2")
+            await other.ask(target)
+            assert (await other.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await eventually(
+                lambda: not is_live or any(topic.is_confirmed for topic in edge.gateway.engine.live.topics())
+            )
+        kept, line = await lines.open(), await _refused_often(edge, lines)
+        assert await kept.is_served()
+        await line.ask("/%zz")
+        await line.until(b"\r\n\r\n")
+        await line.until(b"\n")
+        assert not await kept.is_served(target)
+        assert refused(edge) == {"banned": 1}
+        assert await (await lines.open("127.0.0.2")).is_served(target)
+        edge.clock.advance(10.1)
+        assert await (await lines.open()).is_served(target)
 
 
 @pytest.mark.http_1
