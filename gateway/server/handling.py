@@ -10,7 +10,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Final
+from typing import Final, cast
 from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
@@ -23,7 +23,7 @@ from gateway.s2 import json_format
 from gateway.s2.errors import ErrorCode, error_body
 from gateway.server.clients import Clients, Work
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request import LiveAnswer, Request
+from gateway.server.request import Channel, GivenUp, LiveAnswer, Request
 
 _log = logging.getLogger("gateway.server")
 
@@ -140,21 +140,22 @@ class Handling(ABC):
         self.respond(request, 500, plain_text(), b"Internal error\n")
         self.answered(request)
 
-    def begin_again(self, request: bytes | None, at: str) -> None:
+    def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
 
         `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
-        Many clients may be given up at once, so each waits for its turn.
+        Many clients may be given up at once, so each waits for its turn.  `group` accounts for the client until then.
         """
-        again = _Again(self, request, at)
+        again = _Again(self, request, at, group)
         self.hand_over(again)
         if not self._clients.turns.must_wait(again):
             again.take_turn()
 
-    def take_again(self, data: bytes | None, at: str) -> None:
+    def take_again(self, data: bytes | None, at: str, group: GivenUp) -> None:
         """The turn of a request that `begin_again` has put off has come."""
         request = self._repeated(data)
         if request is not None:
+            group.handed_over(cast("Channel", self))
             request.is_alone = True
             request.target = _from_tail(request.target, at)
             self._begin_handling(request)
@@ -169,12 +170,13 @@ class Handling(ABC):
 class _Again:
     """A request that waits for its turn to be handled again; the `LiveAnswer` of its channel until then."""
 
-    __slots__ = ("_at", "_channel", "_request", "use")
+    __slots__ = ("_at", "_channel", "_group", "_request", "use")
 
-    def __init__(self, channel: Handling, request: bytes | None, at: str) -> None:
+    def __init__(self, channel: Handling, request: bytes | None, at: str, group: GivenUp) -> None:
         self._channel: Handling | None = channel
         self._request = request
         self._at = at
+        self._group = group
         self.use = channel.use
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -184,14 +186,15 @@ class _Again:
     def pump(self) -> None:
         """Do nothing: the answer has not begun."""
 
-    def left(self, channel: object) -> None:
+    def left(self, channel: Channel) -> None:
         """The client has left."""
         self._channel = None
+        self._group.left(channel)
 
     def take_turn(self) -> None:
-        channel, self._channel = self._channel, None
+        channel = self._channel
         if channel is not None:
-            channel.take_again(self._request, self._at)
+            channel.take_again(self._request, self._at, self._group)
 
 
 def _from_tail(target: str, at: str) -> str:

@@ -93,7 +93,7 @@ class PollGroup:
         self._keeps = keeps
         self.shape: Hashable = (origin, keeps)
         self._waiter: Waiter | None = None
-        """None before `begin` and after the end."""
+        """None before `begin`, after the end, and while clients wait to be handed over."""
         self._channels: dict[Channel, PolledBy] = {}
         """The clients."""
         self._note: Note | None = None
@@ -176,8 +176,7 @@ class PollGroup:
 
     def left(self, channel: Channel) -> None:
         """Remove a client that has left."""
-        assert self._waiter is not None
-        if len(self._channels) == 1:
+        if self._waiter is not None and len(self._channels) == 1:
             self._waiter.gone()
         else:
             client = self._channels[channel]
@@ -190,7 +189,8 @@ class PollGroup:
             elif self.facts is not None:
                 self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
             del self._channels[channel]
-            self._waiter.leave_one()
+            if self._waiter is not None:
+                self._waiter.leave_one()
             self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - client[0], 0, 0)
 
     # -- called by the waiter
@@ -236,14 +236,18 @@ class PollGroup:
     def relay(self, at: str) -> None:
         """Have each client's request handled again, by itself, as a read of the bytes after the offset `at`."""
         self._waiter = None
-        self._rendering.metrics.subscribers(Mode.LONGPOLL, -len(self._channels), self._route.config.name)
         self._end_watch()
-        note, self._note = self._note, None
-        if note is not None:
-            note.drop()
-        channels, self._channels = self._channels, {}
-        for channel, (_, _, text) in channels.items():
-            channel.begin_again(self.line + text if self.line is not None else None, at)
+        for channel, (_, _, text) in list(self._channels.items()):
+            channel.begin_again(self.line + text if self.line is not None else None, at, self)
+
+    def handed_over(self, channel: Channel) -> None:
+        """A client's request is about to be handled again, after `relay`: another record takes its place."""
+        del self._channels[channel]
+        self._rendering.metrics.subscribers(Mode.LONGPOLL, -1, self._route.config.name)
+        if channel is self._noted:
+            note, self._note, self._noted = self._note, None, None
+            if note is not None:
+                note.drop()
 
     def has_gone(self) -> None:
         """Abort all connections: no answer will come."""

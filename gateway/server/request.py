@@ -144,10 +144,11 @@ class Channel(Protocol):
     def release(self, *, keeps: bool = True) -> None:
         """End a live answer, whose head said whether the connection `keeps` open."""
 
-    def begin_again(self, request: bytes | None, at: str) -> None:
+    def begin_again(self, request: bytes | None, at: str, group: GivenUp) -> None:
         """Give up a live answer of which nothing is written, and have the request handled again, to be relayed.
 
         `request` are its bytes, or None if it was handled before.  A read of the tail goes on from the offset `at`.
+        `group` accounts for the client until then.
         """
 
     def end_live_use(self) -> None:
@@ -173,6 +174,16 @@ class Channel(Protocol):
     def write_response(self, head: bytes, body: tuple[bytes, ...], body_bytes: int, shared: SharedBytes) -> None:
         """Write a whole live answer if the client is still connected; a call to `release` follows.  A small body is
         part of `head`; a large one is `body`, which belongs to `shared`."""
+
+
+class GivenUp(Protocol):
+    """Accounts for clients whose requests wait to be handled again."""
+
+    def handed_over(self, channel: Channel) -> None:
+        """A client's request is about to be handled again."""
+
+    def left(self, channel: Channel) -> None:
+        """A client has left before that."""
 
 
 class Request:

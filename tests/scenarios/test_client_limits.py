@@ -414,7 +414,7 @@ async def _refused_often(edge: Edge, lines: Lines, source: str = "127.0.0.1") ->
 
 @pytest.mark.http_1
 @pytest.mark.parametrize("is_live", [False, True])
-async def test_a_banned_net_is_not_answered_what_is_remembered(
+async def test_remembered_answers_are_not_given_to_a_banned_net(
     origin: RunningOrigin, start: Start, is_live: bool
 ) -> None:
     edge = await start(origin.url, client_refusals_per_s=1)

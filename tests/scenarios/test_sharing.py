@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.protocol.mode import Mode
 from gateway.telemetry.metrics import NO_ROUTE
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 from tests.scenarios.noting import log_lines
+from tests.server.conftest import Held
 from tests.waiting import eventually
 
 JSON, TEXT = "application/json", "text/plain"
@@ -165,6 +167,34 @@ async def test_clients_that_wait_together_are_handed_over_one_by_one(hostile: Ho
     assert [(one.status, "fwd=bypass" in one.headers["Cache-Status"]) for one in answers] == [(204, True)] * 8
     assert origin.count("live=long-poll") == 1 + 8
     await edge.until_idle()
+
+
+async def test_clients_that_leave_before_they_are_handed_over_have_a_line_each(
+    hostile: Hostile, start: Start, tmp_path: Path
+) -> None:
+    origin, log = PersonalOrigin(TEXT, live={"Cache-Control": "private"}), tmp_path / "access.log"
+    edge = await start(await origin.start(hostile), sink="file", path=str(log))
+    wires = [await edge.begin(polled(), {"User-Agent": "0"})]
+    await eventually(lambda: origin.count("live=long-poll") == 1)
+    wires += [await edge.begin(polled(), {"User-Agent": str(number)}) for number in range(1, 4)]
+    await eventually(lambda: "4 readers" in repr(edge.gateway.engine.live))
+    edge.gateway.clients.turns = held = Held()
+    origin.gate.set()
+    await eventually(lambda: len(held.takers) == 4)
+    for wire in wires[:3]:
+        wire.reset()
+    await eventually(lambda: len(edge.gateway.clients) == 1)
+    for taker in held.takers[:]:
+        taker.take_turn()
+    assert (await bounded(wires[3].answer("GET"))).status == 204
+    lines = await log_lines(edge, log, 4)
+    assert sorted((line["user_agent"], line["outcome"], line.get("close_reason")) for line in lines) == [
+        ("0", "aborted", "left"),
+        ("1", "aborted", "left"),
+        ("2", "aborted", "left"),
+        ("3", "pass", None),
+    ]
+    assert edge.gateway.metrics.routes["default"].subscribers[Mode.LONGPOLL].value == 0
 
 
 @pytest.mark.http_2

@@ -18,7 +18,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from gateway.server.turns import Turns
+from gateway.server.turns import Turns, TurnTaker
 
 BOUND_S = 10.0
 
@@ -71,6 +71,18 @@ class _AlwaysLate(Turns):
 
     def _is_late(self) -> bool:
         super()._is_late()
+        return True
+
+
+class Held(Turns):
+    """Turns that only the test gives."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None, lambda: 0.0)
+        self.takers: list[TurnTaker] = []
+
+    def must_wait(self, taker: TurnTaker) -> bool:
+        self.takers.append(taker)
         return True
 
 

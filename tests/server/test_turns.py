@@ -10,9 +10,9 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.usage import NetUse, Usage
-from gateway.server.turns import LATE_S, SHARE_S, Turns, TurnTaker
+from gateway.server.turns import LATE_S, SHARE_S, Turns
 from tests.scenarios.http2_wire import Call, Http2Wire
-from tests.server.conftest import BOUND_S, Pair, always_late, ask, connect, get, read_response, write
+from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
 
 LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -169,18 +169,6 @@ def test_a_failing_connection_ends_no_turn(loop: Loop, caplog: pytest.LogCapture
 
 
 # -- connections
-
-
-class Held(Turns):
-    """Turns that nobody gets unless the test gives one."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda _: None, lambda: 0.0)
-        self.takers: list[TurnTaker] = []
-
-    def must_wait(self, taker: TurnTaker) -> bool:
-        self.takers.append(taker)
-        return True
 
 
 async def test_pipelined_requests_wait_one_by_one(pair: Pair) -> None:
