@@ -149,9 +149,10 @@ class Relay:
         if relayed.is_write:
             self._writes.answered(relayed, reply)
             return
-        if request.mode is Mode.HEAD:
-            self._writes.missing(relayed, reply)
-        elif request.mode is not Mode.OTHER and request.tape_key is not None and request.route.heeds_origin:
+        if request.mode is Mode.OTHER:
+            return
+        self._writes.missing(relayed, reply)
+        if request.mode is not Mode.HEAD and request.tape_key is not None and request.route.heeds_origin:
             web_origin = joined(request.headers, "Origin")
             if web_origin is not None:
                 stream = relayed.stream

@@ -37,6 +37,7 @@ from gateway.tape.stream import SEVERAL, End, Stream
 from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})
+_GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
 
 class Writes:
@@ -95,10 +96,10 @@ class Writes:
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
             return
-        is_shared = route.config.credentials == "shared" or route.sharing.varies(reply.headers)
-        if is_shared or sent.is_outdated:
-            # It is hidden from this client alone, or a write acknowledged since then found the stream: the next request
-            # shows what is true now.
+        is_alone = sent.request.mode in _GETS or route.config.credentials == "shared"
+        if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
+            # It may be hidden from this client alone, or a GET may concern its offset alone, or a write acknowledged
+            # since then found the stream: the next request shows what is true now.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:

@@ -241,7 +241,10 @@ class History:
     def was_told_gone(self, party: str, since: Moment) -> None:
         """The party has been told that nothing is here, on a request sent at that moment."""
         over = [life.number + 1 for life in self.lives if life.died_at is not None and life.died_at <= since.tick]
-        self.floors[party] = max(self.floors.get(party, 0), *over, 0)
+        floor = max(self.floors.get(party, 0), *over, 0)
+        if floor > self.floors.get(party, 0):
+            self.note(f"{party}, who asked at {since.at:.3f}s, is shown that nothing before life {floor} is here")
+        self.floors[party] = floor
 
 
 def watch(store: Store, histories: dict[str, History]) -> None:

@@ -43,6 +43,8 @@ class PersonalOrigin:
     has_cors: bool = False
     head: dict[str, str] = field(default_factory=dict)
     """Further headers of replies to HEAD."""
+    gone: int = 0
+    """The status of all replies once the stream is gone; 0 while it is there."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     served: HostileOrigin | None = None
 
@@ -62,6 +64,9 @@ class PersonalOrigin:
     async def answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         tenant = asked.headers.get("X-Tenant", "-")
         is_live, is_sse = "live=" in asked.target, "live=sse" in asked.target
+        if self.gone:
+            writer.write(answer(f"{self.gone} Gone", {"Content-Length": "0"}))
+            return
         headers = {"Content-Type": self.content_type, "Stream-Next-Offset": TAIL, "X-Shown-To": tenant}
         headers |= self.live if is_live else self.stored
         if asked.method == "HEAD":
@@ -126,6 +131,25 @@ async def test_long_polls_wait_at_the_origin_if_live_answers_are_personal(
     assert {one.headers.get("X-Shown-To") for one in answers} == {"-"}
     if is_judged_at_once:
         assert all("fwd=bypass" in one.headers["Cache-Status"] for one in answers)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_stream_that_a_live_read_of_its_own_did_not_find_is_given_from_memory_no_more(
+    hostile: Hostile, start: Start, live: str, status: int
+) -> None:
+    origin = PersonalOrigin(stored={"Cache-Control": "max-age=60"}, live={"Cache-Control": "private"})
+    edge = await start(await origin.start(hostile))
+    assert (await edge.get("/s?offset=-1")).status == 200
+    assert "hit" in (await edge.get("/s?offset=-1")).headers["Cache-Status"]
+    origin.gate.set()
+    # Live answers are for one reader alone from here on.
+    assert (await edge.get(polled())).status == 204
+    assert "hit" in (await edge.get("/s?offset=-1")).headers["Cache-Status"]
+    origin.gone = status
+    gone = await edge.get(f"/s?offset={TAIL}&live={live}")
+    assert (gone.status, "fwd=bypass" in gone.headers["Cache-Status"]) == (status, True)
+    assert (await edge.get("/s?offset=-1")).status == status
 
 
 @pytest.mark.http_2
