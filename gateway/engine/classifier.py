@@ -6,8 +6,9 @@ outside the protocol.  A reply is compared with what was known *when it was requ
 meanwhile.  A tail that has moved back, a closed stream that is open again, another content type or another identity
 mean another stream under the same name.
 
-Classifying is pure: a reply and what was known go in, and what the reply says comes out.  Applying is one plain call,
-which changes the stream's record and returns the effect on its live readers; the fetch table carries that out.
+Classifying is pure: it takes a reply and the facts of its request, and returns the reply's meaning.  Applying is one
+plain call, which changes the stream's record and returns the effect on its live readers; the fetch table carries that
+out.
 
 An error requested before a write was acknowledged may predate the write: it answers the readers that wait for it and
 ends nothing.  An overtaken reply, whose stream's bytes were forgotten while it was on its way, answers the readers that
@@ -105,7 +106,7 @@ class SharedRefusal(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a reply says of the stream that it is a part of."""
+    """The meaning of a reply that is a part of the stream."""
 
     start: str
     """The offset that was asked for, `NOW` or `METADATA`."""
@@ -175,7 +176,7 @@ def classify(
 
 
 class Effect(StrEnum):
-    """What a reply to a stream's request requires of its live readers; carried out by the fetch table."""
+    """The effect of a reply on the stream's live readers; the fetch table carries it out."""
 
     REFOLLOW = "refollow"
     """The stream may have been replaced or may have ended: begin the live request again."""

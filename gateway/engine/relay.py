@@ -7,6 +7,7 @@ Bodies stream both ways; nothing is stored and nothing is retried.  What a write
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import replace
 
 from gateway.aio.clock import Clock
@@ -65,13 +66,13 @@ class RelayedCall(SentRequest):
     def take_interim(self, interim: Interim) -> None:
         """An interim reply has arrived."""
 
+    @abstractmethod
     def take_answer(self, reply: Reply) -> None:
         """The head of the reply has arrived.  `Reply.close` must be called."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_failure(self, error: GatewayError) -> None:
         """There is no answer."""
-        raise NotImplementedError
 
     # -- from the origin
 

@@ -61,7 +61,7 @@ def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
 
 
 class Said(NamedTuple):
-    """What an answer with a part of a stream says besides its bytes."""
+    """The statements of an answer with a part of a stream, besides its bytes."""
 
     outcome: Outcome
     up_to_date: bool

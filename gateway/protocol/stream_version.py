@@ -1,4 +1,4 @@
-"""The version of what is known of a stream: one immutable value that every caller keeps if it looks twice.
+"""The version of a stream's state: one immutable value, which a caller keeps to see later what has changed.
 
 A fetch, a write, a walk or a rendered answer keeps the version that the stream had when it began.  When it goes on, it
 asks that version a named question: is the stream still the same in the respect that matters here?  Each change makes
@@ -23,11 +23,11 @@ class Edition(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What is known of one stream, as counts of the events that change it."""
+    """Counts of the events that change the state of one stream."""
 
     edition: Edition
     tail: int = 0
-    """Changes to what may be said of the tail."""
+    """Changes of the statement of the tail that answers may make."""
     acks: int = 0
     """Writes acknowledged through this gateway."""
     doubts: int = 0
@@ -107,7 +107,7 @@ class Version(NamedTuple):
         return Version(Edition(incarnation, self.edition.withdrawals), *self[1:])
 
     def tail_changed(self) -> Version:
-        """What may be said of the tail has changed."""
+        """Another statement of the tail is valid now."""
         edition, tail, acks, doubts, end_doubts, settled = self
         return Version(edition, tail + 1, acks, doubts, end_doubts, settled)
 

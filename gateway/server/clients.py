@@ -404,3 +404,9 @@ class Clients:
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str | None:
+    """The peer's address without its port; None at a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return peer[0] if isinstance(peer, tuple) else None

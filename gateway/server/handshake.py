@@ -20,7 +20,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxy_protocol import BadProxyHeader, read_proxy_header
 from gateway.server.certificates import LoadedCertificates
-from gateway.server.clients import Clients, ConnectionRefusal
+from gateway.server.clients import Clients, ConnectionRefusal, peer_of
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"
@@ -375,9 +375,3 @@ class Handshake(asyncio.Protocol):
         secure.connect()
         if rest:
             secure.data_received(rest)
-
-
-def peer_of(transport: asyncio.BaseTransport) -> str | None:
-    """The peer's address without its port; None at a Unix socket."""
-    peer = transport.get_extra_info("peername")
-    return peer[0] if isinstance(peer, tuple) else None

@@ -10,7 +10,7 @@ import logging
 from abc import abstractmethod
 
 from gateway.protocol.client_address import Proxies
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, peer_of
 from gateway.server.handling import Handling
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
@@ -36,8 +36,7 @@ class RecognisingConnection(ReadingConnection, Handling):
     def client(self) -> str | None:
         """The address that the connection comes from, without its port; None if it has none."""
         if self._client is None and self.transport is not None:
-            peer = self.transport.get_extra_info("peername")
-            self._client = peer[0] if isinstance(peer, tuple) else None
+            self._client = peer_of(self.transport)
         return self._client
 
     @property

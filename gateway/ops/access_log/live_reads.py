@@ -6,6 +6,7 @@ came at once are spread over several turns.  Ended reads are taken out when they
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,17 +41,17 @@ class _Open:
     """The access log keeps no trace."""
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether no line is due any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, most: int) -> bool:
         """Write at most so many lines as of now; returns whether these are all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop(self) -> None:
         """Write no line any more."""
-        raise NotImplementedError
 
     def attach(self, reads: LiveReads, due_at: float) -> None:
         """Have `reads` call `write` when a line is due."""

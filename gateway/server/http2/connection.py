@@ -28,7 +28,7 @@ from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
 from gateway.limits.shared_bytes import Holding
 from gateway.protocol.client_address import Proxies
-from gateway.server.clients import ClientConnection, Clients
+from gateway.server.clients import ClientConnection, Clients, peer_of
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
@@ -105,8 +105,7 @@ class Http2Connection(TimedHttp2Connection):
     def client(self) -> str | None:
         """The client's address without its port."""
         if self._client is None and self.transport is not None:
-            peer = self.transport.get_extra_info("peername")
-            self._client = peer[0] if isinstance(peer, tuple) else None
+            self._client = peer_of(self.transport)
         return self._client
 
     @property
