@@ -74,21 +74,20 @@ class CatchUp:
 
         Raises Uncacheable, TailMovedBack if `stream` is no longer the origin's, or another GatewayError.
         """
-        attempt = self._attempt(read, stream)
+        attempt = _Attempt(self, read, stream)
         try:
-            if stream.tape.knows_after(read.start):
-                return await self._patience.answer(read, stream, attempt.run(), self._attempt(read, stream).held)
-            return await attempt.run()
+            if not stream.tape.knows_after(read.start):
+                return await attempt.run()
+            if (answer := attempt.at_once()) is not None:
+                return answer
+            return await self._patience.answer(read, stream, attempt.run, _Attempt(self, read, stream).held)
         except BaseException:
             attempt.parts.close()
             raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a HEAD if the tail is known; None if it must be relayed.  Raises like `answer`."""
-        return await self._attempt(read, stream).head()
-
-    def _attempt(self, read: Read, stream: Stream) -> _Attempt:
-        return _Attempt(self, read, stream)
+        return await _Attempt(self, read, stream).head()
 
 
 class _Attempt:
@@ -108,6 +107,20 @@ class _Attempt:
         """Whether bytes of another request's flight are among the parts."""
         self._is_confirmed = False
         """Whether the origin has confirmed the tape's bytes to this read."""
+
+    def at_once(self) -> Answer | None:
+        """The answer, if the tape has it and nothing has to be asked of the origin; None if `run` is needed."""
+        read, stream, now = self._read, self._stream, self._clock.now()
+        if stream.expiry.is_lost or not stream.may_answer_alone(now, read.route.config.trust_s):
+            return None
+        if stream.lies_beyond(read.start) or self._confirming.is_due(read, stream):
+            return None
+        self._take_tape()
+        if self._ends_here():
+            return self._answer_here(Outcome.HIT)
+        if self._is_at_tail() and self._tail_now() == self._at:
+            return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
+        return None
 
     async def run(self) -> Answer:
         read, stream = self._read, self._stream

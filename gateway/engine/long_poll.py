@@ -59,7 +59,9 @@ class LongPoll:
     async def _within_patience(self, read: Read, stream: Stream) -> Answer | Waiting:
         if read.start == NOW or not stream.tape.knows_after(read.start):
             return await self._on(read, stream)
-        return await self._reads.patience.answer(read, stream, self._on(read, stream), lambda: self._held(read, stream))
+        return await self._reads.patience.answer(
+            read, stream, lambda: self._on(read, stream), lambda: self._held(read, stream)
+        )
 
     def _held(self, read: Read, stream: Stream) -> Answer | None:
         """The answer of held bytes, if they may be given without the origin's answer."""

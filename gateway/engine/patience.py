@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gateway.aio.clock import Clock, Timer
+from gateway.aio.eager import in_task
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read
 from gateway.tape.stream import Stream
@@ -42,12 +43,14 @@ class Patience:
         self._clock = clock
 
     async def answer(
-        self, read: Read, stream: Stream, asking: Coroutine[Any, Any, T], held: Callable[[], H | None]
+        self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
         """The answer of `asking`, or of `held` if that takes too long and `held` returns one."""
+        # Held bytes are given by cancelling the task that asks.
+        await in_task()
         wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))
         try:
-            return await asking
+            return await asking()
         except asyncio.CancelledError:
             if (answer := wait.take_answer()) is not None:
                 return answer

@@ -57,7 +57,7 @@ class Sse:
                 if read.start == NOW or not stream.tape.knows_after(read.start):
                     return await self._on(read, stream)
                 return await self._reads.patience.answer(
-                    read, stream, self._on(read, stream), lambda: self._held(read, stream)
+                    read, stream, lambda: self._on(read, stream), lambda: self._held(read, stream)
                 )
             except StreamEnded as ended:
                 return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)

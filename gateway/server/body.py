@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
+from gateway.aio.eager import in_task
 from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
@@ -200,6 +201,7 @@ class RequestBody:
         began = loop.time()
         self._waiter = loop.create_future()
         try:
+            await in_task()
             async with asyncio.timeout(bounds[bound]):
                 await self._waiter
         except TimeoutError:
@@ -214,6 +216,7 @@ class RequestBody:
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
         """The same, until this time of the loop's clock at most; returns whether more has arrived."""
+        await in_task()
         try:
             async with asyncio.timeout_at(time):
                 await self._more(limits)

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
 
+from gateway.aio.eager import begin
 from gateway.http.request import Mark
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.limits.usage import NetUse
@@ -94,8 +95,9 @@ class Handling(ABC):
             return None
         if work is None:
             return None
-        task = self._clients.loop.create_task(self._work(request, work))
-        task.add_done_callback(self._ended)
+        task = begin(self._clients.loop, self._work(request, work))
+        if task is not None:
+            task.add_done_callback(self._ended)
         return task
 
     @property
@@ -159,6 +161,11 @@ class Handling(ABC):
             request.is_alone = True
             request.target = _from_tail(request.target, at)
             self._begin_handling(request)
+
+    @property
+    def learns(self) -> bool:
+        """Whether `learn` would remember an answer to the request."""
+        return self._clients.remembered is not None and self.alias is not None
 
     def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""

@@ -38,6 +38,8 @@ def learn_hit(
     confirmed, and while `tail`, if it names one, is the tail.  `copied` bytes of the body are held by it alone; the
     others belong to `shared`.
     """
+    if not context.request.channel.learns:
+        return
     size = sum(map(len, body))
     headers = headers.copy()
     if context.fields is not None:

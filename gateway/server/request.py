@@ -128,6 +128,10 @@ class Channel(Protocol):
     def abort(self) -> None:
         """Drop the connection at once: after an orderly end a truncated body would look complete."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether `learn` would remember an answer to the request."""
+
     def learn(self, answer: RememberedAnswer, meaningful_names: Collection[str]) -> None:
         """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
 

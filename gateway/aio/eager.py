@@ -1,0 +1,68 @@
+"""Coroutines that begin at once, and become tasks only if they have to wait.
+
+A task costs several microseconds, and most reads of bytes in memory never wait.  These are the eager tasks of Python
+3.12, except that the first step runs without a task: code that needs one, such as `asyncio.timeout`, awaits `in_task`
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+    """Run `work` up to its first wait; return the task that runs the rest, None if `work` has ended.
+
+    An error of the first step is raised here.  `work` has a context of its own, like a task.
+    """
+    if asyncio.current_task(loop) is not None:
+        # `work` would take the task that is running for its own.
+        return loop.create_task(work)
+    context = copy_context()
+    try:
+        awaited = context.run(work.send, None)
+    except StopIteration:
+        return None
+    return loop.create_task(_Rest(work, awaited), context=context)
+
+
+async def in_task() -> None:
+    """Go on in a task: wait for the next turn of the loop if none is running."""
+    if asyncio.current_task() is None:
+        await asyncio.sleep(0)
+
+
+class _Rest(Coroutine[Any, Any, T]):
+    """A coroutine that has begun, and waits for `awaited`; None stands for the next turn of the loop."""
+
+    __slots__ = ("_awaited", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], awaited: object) -> None:
+        self._work = work
+        self._awaited = awaited
+
+    def send(self, value: Any) -> Any:
+        awaited = self._awaited
+        if awaited is None:
+            return self._work.send(value)
+        self._awaited = None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._awaited = None
+        try:
+            return self._work.throw(*error)
+        finally:
+            # The traceback of the error refers to this frame.
+            del error
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError
