@@ -79,9 +79,11 @@ class Delivery:
         """Send a short body that is in memory."""
         if status == 204:
             headers.popall("Content-Type", None)
-        self._request.channel.respond(self._request, status, headers, body)
+        request = self._request
+        request.channel.respond(request, status, headers, body)
         self._begins()
-        self._sent(len(body))
+        # The channel leaves the body out of these (RFC 9110 section 6.4.1).
+        self._sent(len(body) if request.method != "HEAD" and status not in (204, 304) else 0)
         return Answered(status, headers)
 
     def _begins(self) -> None:

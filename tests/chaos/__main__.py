@@ -8,7 +8,7 @@ import time
 
 from tests.chaos.chaos import Result, chaos
 from tests.chaos.mutant import Mutant
-from tests.chaos.mutants import FAST_PATH_MUTANTS, MUTANTS, RARE
+from tests.chaos.mutants import FAST_PATH_MUTANTS, LOG_MUTANTS, MUTANTS, RARE
 from tests.chaos.rules import hunted
 from tests.server.fast_and_strict import tells
 
@@ -23,6 +23,9 @@ def main() -> int:
     parser.add_argument("--answers", type=int, default=0, help="end a run after so many answers (default: never)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first run (default 1)")
     parser.add_argument("--runs", type=int, default=1, help="runs, each with the next seed (default 1)")
+    parser.add_argument(
+        "--production", action="store_true", help="have log, proxy and tokens in each run, not one in four"
+    )
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="let these mutants be caught; without names all")
     parser.add_argument("--rules", nargs="*", metavar="NAME", help="let the tests of the rules catch these mutants")
     arguments = parser.parse_args()
@@ -41,7 +44,8 @@ def main() -> int:
         return int(not all(caught))
     found = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
-        result = chaos(seed, arguments.seconds, most_answers=arguments.answers)
+        is_production = True if arguments.production else None
+        result = chaos(seed, arguments.seconds, most_answers=arguments.answers, is_production=is_production)
         _say(_summary(result))
         for violation in result.violations:
             _say(f"\n{violation}")
@@ -51,7 +55,7 @@ def main() -> int:
 
 def _hunted(mutant: Mutant, seed: int, seconds: float) -> bool:
     with mutant.at_work():
-        result = chaos(seed, seconds, most_violations=1)
+        result = chaos(seed, seconds, most_violations=1, is_production=True if mutant in LOG_MUTANTS else None)
     if not result.violations:
         _say(f"MISSED {mutant.name:<48} {result.answers:>6} answers in {result.seconds:4.1f} s ({mutant.breaks})")
         return False
@@ -74,7 +78,8 @@ def _compared(mutant: Mutant) -> bool:
 def _summary(result: Result) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(result.counts.items()))
     violations = f"{len(result.violations)} violations"
-    return f"seed {result.seed}: {result.answers} answers in {result.seconds:.0f} s ({kinds}), {violations}"
+    logged = f", {result.logged} requests in the log" if result.logged is not None else ""
+    return f"seed {result.seed}: {result.answers} answers in {result.seconds:.0f} s ({kinds}){logged}, {violations}"
 
 
 def _say(text: str) -> None:

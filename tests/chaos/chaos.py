@@ -44,25 +44,42 @@ class Result:
     seconds: float
     counts: Counter[str]
     violations: list[Violation]
+    logged: int | None = None
+    """Requests whose lines in the access log were found to be right; None without a log."""
 
     @property
     def answers(self) -> int:
         return sum(self.counts.values())
 
 
-def chaos(seed: int, seconds: float, *, size: Size = Size(), most_violations: int = 5, most_answers: int = 0) -> Result:
-    """Run for so many real seconds, or until so many answers (0: any number) or violations."""
+def chaos(
+    seed: int,
+    seconds: float,
+    *,
+    size: Size = Size(),
+    most_violations: int = 5,
+    most_answers: int = 0,
+    is_production: bool | None = None,
+) -> Result:
+    """Run for so many real seconds, or until so many answers (0: any number) or violations.
+
+    `is_production` is whether the gateway has an access log, a proxy in front and tokens; None leaves it to the seed.
+    """
+    if is_production is None:
+        is_production = seed % 4 == 2
     level = logging.getLogger("gateway").level
     logging.getLogger("gateway").setLevel(logging.CRITICAL)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_chaos(seed, seconds, size, most_violations, most_answers))
+            return runner.run(_chaos(seed, seconds, size, most_violations, most_answers, is_production=is_production))
     finally:
         logging.getLogger("gateway").setLevel(level)
 
 
-async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, most_answers: int) -> Result:
-    system = System(Random(f"{seed}/system"), Manners.of(seed))
+async def _chaos(
+    seed: int, seconds: float, size: Size, most_violations: int, most_answers: int, *, is_production: bool
+) -> Result:
+    system = System(Random(f"{seed}/system"), Manners.of(seed), is_production=is_production)
     run = Run(seed, system, places(size.shared_places), most_violations)
     await system.start()
     try:
@@ -88,7 +105,7 @@ async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, mo
         await system.stop()
         # Connections that were accepted in the last turn learn that their clients have left; none outlives the loop.
         await pass_turns()
-    return Result(seed, took, run.counts, run.violations)
+    return Result(seed, took, run.counts, run.violations, system.ledger.audited if system.ledger is not None else None)
 
 
 async def _begin(run: Run, size: Size) -> None:

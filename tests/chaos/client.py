@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from tests.answers import BROKEN, Answer
 from tests.chaos.judge import Asked
-from tests.chaos.parties import PARTIES
+from tests.chaos.ledger import Entry
+from tests.chaos.parties import PARTIES, SHARED
 from tests.chaos.run import Run
 from tests.scenarios.wire import Dropped, Wire
 
@@ -23,12 +24,13 @@ class Hung(Exception):
 class Client:
     """Sends requests one after the other.  `leave` is owed."""
 
-    def __init__(self, run: Run, party: str, *, is_far: bool, name: str = "") -> None:
+    def __init__(self, run: Run, party: str, *, is_far: bool, name: str = "writer") -> None:
         self._run = run
         self.party = party
         self.is_far = is_far
         """Whether it comes by the bad stretch of network."""
-        self.name = name.replace(" ", "-") if run.system.manners.is_personal else ""
+        is_named = run.system.manners.is_personal or run.system.ledger is not None
+        self.name = name.replace(" ", "-") if is_named else ""
         """Its User-Agent, which no shared request has; empty if it sends none."""
         self._wire: Wire | None = None
         self._epoch = -1
@@ -53,10 +55,13 @@ class Client:
 
     async def ask(self, asked: Asked, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Answer:
         """Send a request and wait for the whole answer; BROKEN where the connection ends before.  Raises Hung."""
+        entry, wire, status = self.entry(asked), None, None
         try:
             wire = await self.wire()
-            await self.send(wire, asked, headers, body)
-            answer = await wire.answer(asked.method)
+            await self.send(wire, asked, headers, body, entry)
+            head = await wire.head(asked.method)
+            status = head.status
+            answer = Answer(status, head.headers, await wire.body())
         except LOST:
             self.leave()
             return BROKEN
@@ -66,15 +71,35 @@ class Client:
         except BaseException:
             self.leave()
             raise
+        finally:
+            if entry is not None:
+                entry.ended(status, wire)
         if answer.headers.get("Connection", "").lower() == "close":
             self.leave()
-        return Answer(answer.status, answer.headers, answer.body)
+        return answer
 
-    async def send(self, wire: Wire, asked: Asked, headers: Mapping[str, str], body: bytes | None = None) -> None:
+    def entry(self, asked: Asked) -> Entry | None:
+        """The ledger's entry of a request that is sent now; None if there is no ledger.  `Entry.ended` is owed."""
+        ledger = self._run.system.ledger
+        return ledger.begin(str(asked), asked.method, asked.path, self.name) if ledger is not None else None
+
+    async def send(
+        self,
+        wire: Wire,
+        asked: Asked,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        entry: Entry | None = None,
+    ) -> None:
         """Send a request on a connection."""
         fields = {**PARTIES[self.party], **headers}
         if self.name:
             fields["User-Agent"] = self.name
+        if entry is not None:
+            fields |= entry.headers
+            if asked.path.startswith(f"{SHARED}/"):
+                # The route's readers share, whatever their tokens.
+                fields["Authorization"] = f"Bearer {self.party}.{self.name}"
         if asked.accepts:
             fields["Accept-Encoding"] = ", ".join(asked.accepts)
         if asked.held:

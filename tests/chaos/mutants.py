@@ -8,9 +8,13 @@ from tests.chaos.mutant import Mutant
 from tests.chaos.mutants_of_bytes import BYTES
 from tests.chaos.mutants_of_hits import HITS
 from tests.chaos.mutants_of_lives import LIVES
+from tests.chaos.mutants_of_records import RECORDS
 from tests.chaos.mutants_of_rules import RULED
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES)
+LOG_MUTANTS: Final[tuple[Mutant, ...]] = tuple(RECORDS)
+"""Chaos with an access log is to tell these."""
+
+MUTANTS: Final[tuple[Mutant, ...]] = (*LIVES, *BYTES, *LOG_MUTANTS)
 """Chaos is to tell these."""
 
 FAST_PATH_MUTANTS: Final[tuple[Mutant, ...]] = tuple(HITS)

@@ -12,13 +12,17 @@ from contextlib import ExitStack
 from typing import Any, Final
 from unittest.mock import patch
 
+from gateway.http.http2.head import Http2Request
 from gateway.server import request_keys
+from gateway.server.admission import Admission
 from gateway.server.connection import Connection
+from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join, Joins
+from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
-from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
+from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
 HITS: Final[list[Mutant]] = []
 mutant = registrar(HITS)
@@ -231,3 +235,93 @@ def join_ignores_the_origin_header() -> Patches:
 @mutant("a live reader is one of its own credentials' stream")
 def join_ignores_authorization() -> Patches:
     return _joined_without(b"Authorization")
+
+
+# -- whose request it is: limits and the log
+
+
+@mutant("a client behind a proxy is the one that its own header section names")
+def client_of_a_section_is_the_proxy() -> Patches:
+    return [(Section, "client", lambda _, __, peer: peer)]
+
+
+@mutant("a client behind a proxy is the one that its own header section names")
+def client_of_a_section_is_the_first_client() -> Patches:
+    client, first = Section.client, list[str | None]()
+
+    def first_client(self: Section, *about: Any) -> str | None:
+        first.append(client(self, *about))
+        return first[0]
+
+    return [(Section, "client", first_client)]
+
+
+@mutant("rate limits count remembered answers")
+def hit_is_not_limited() -> Patches:
+    return [(Admission, "admit_remembered", always)]
+
+
+@mutant("rate limits are charged with the bytes of remembered answers")
+def hit_is_not_charged_its_bytes() -> Patches:
+    admit = Admission.admit_remembered
+
+    def admitted_without_bytes(self: Admission, net: str, route: str, _: int) -> bool:
+        return admit(self, net, route, 0)
+
+    return [(Admission, "admit_remembered", admitted_without_bytes)]
+
+
+@mutant("rate limits count live requests that join")
+def join_is_not_limited() -> Patches:
+    return [(Admission, "joined", nothing)]
+
+
+@mutant("the bound on a client's live reads holds for those that join")
+def join_passes_the_bound_on_live_reads() -> Patches:
+    return [(Admission, "begin_join", always)]
+
+
+@mutant("each long-poll of a group has a log line of its own client")
+def poll_of_a_group_has_the_line_of_the_first() -> Patches:
+    join, first = PollGroup.join, dict[int, Any]()
+
+    def joined_as_the_first(self: PollGroup, channel: Any, client: Any) -> bool:
+        return join(self, channel, first.setdefault(id(self), client))
+
+    return [(PollGroup, "join", joined_as_the_first)]
+
+
+# -- over HTTP/2
+
+
+def _remembered_without(step: str) -> Patches:
+    """Over HTTP/2 this step of remembered answers is left out."""
+    answer = Http2Connection._is_remembered
+
+    def answered_without(self: Http2Connection, *about: Any) -> bool:
+        with patch.object(self.clients, step, None):
+            return answer(self, *about)
+
+    return [(Http2Connection, "_is_remembered", answered_without)]
+
+
+@mutant("remembered answers over HTTP/2 have log lines")
+def hit_over_http_2_has_no_log_line() -> Patches:
+    return _remembered_without("on_hit")
+
+
+@mutant("rate limits count remembered answers over HTTP/2")
+def hit_over_http_2_is_not_limited() -> Patches:
+    return _remembered_without("admits")
+
+
+@mutant("a request of HTTP/2 is remembered with all that it says")
+def request_over_http_2_is_remembered_without_a_header() -> Patches:
+    init = Http2Request.__init__
+
+    def begin(self: Http2Request, fields: Any) -> None:
+        init(self, fields)
+        if self.alias is not None:
+            self.alias = re.sub(rb"\r\nAccept-Encoding:[^\r]*", b"", self.alias)
+
+    return [(Http2Request, "__init__", begin)]

@@ -16,6 +16,8 @@ from gateway.origin.live import Drain
 from tests.chaos.manners import TENANT, Manners
 
 OWN: Final = "/own/"
+SHARED: Final = "/s"
+"""Below this path all parties share their streams."""
 
 PARTIES: Final[Mapping[str, dict[str, str]]] = {
     "anyone": {},

@@ -145,12 +145,16 @@ class CatchUpReader(Reader):
         asked = self.asked(place, offset=self.token(place), live=self.rng.choice((None, None, "long-poll", "sse")))
         if asked.live and asked.offset is None:
             return
+        entry = self.client.entry(asked)
         try:
             wire = await self.client.wire()
-            await self.client.send(wire, asked, {})
+            await self.client.send(wire, asked, {}, entry=entry)
             await pause(self.rng.choice((0, 0.001, 0.01)))
         except (*LOST, TimeoutError):
             pass
+        finally:
+            if entry is not None:
+                entry.ended(None, None)
         self.client.leave()
 
 
@@ -189,7 +193,7 @@ class SseReader(Reader):
 
     async def _follow(self, place: Place, history: History, asked: Asked) -> Following | None:
         """One connection; where its client stands then, None where there is nothing to come back for."""
-        run, epoch = self.run, self.run.epoch
+        run, epoch, entry = self.run, self.run.epoch, self.client.entry(asked)
         wire: Wire | None = None
         status: int | None = None
         try:
@@ -198,7 +202,7 @@ class SseReader(Reader):
                 return None
             url = system.client_side.url if self.client.is_far else system.running.gateway_url
             wire = await Wire.open(url, 4_096 if self.rng.random() < 0.2 else None)
-            await self.client.send(wire, asked, {})
+            await self.client.send(wire, asked, {}, entry=entry)
             head = await wire.head()
             status = head.status
             if status != 200:
@@ -220,6 +224,8 @@ class SseReader(Reader):
         except TimeoutError:
             raise Hung from None
         finally:
+            if entry is not None:
+                entry.ended(status, wire)
             if wire is not None:
                 await until_gone(wire)
 

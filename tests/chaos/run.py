@@ -17,7 +17,7 @@ from tests.answers import Answer
 from tests.chaos.history import History, watch
 from tests.chaos.judge import Asked, Shown, Wrong
 from tests.chaos.manners import TENANT
-from tests.chaos.parties import OWN, PARTIES, keepers, origin_path
+from tests.chaos.parties import OWN, PARTIES, SHARED, keepers, origin_path
 from tests.chaos.system import System
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ TYPES: Final = ("application/json", "text/plain", "application/octet-stream")
 
 def places(shared: int) -> list[Place]:
     """So many streams that all parties share, two that each has for itself, and two that each tenant has."""
-    common = [Place(f"/s{number}", TYPES[number % len(TYPES)]) for number in range(shared)]
+    common = [Place(f"{SHARED}/{number}", TYPES[number % len(TYPES)]) for number in range(shared)]
     own = [Place(f"{prefix}{number}", TYPES[number]) for prefix in (OWN, TENANT) for number in range(2)]
     return common + own
 
@@ -105,6 +105,7 @@ class Run:
                 if path not in self.histories:
                     self.histories[path] = History(path, self.now, self.system.clock.wall)
         watch(self.system.origin.store, self.histories)
+        self.system.on_wrong_line = self.violate
         self.tokens: defaultdict[tuple[str, str], deque[str]] = defaultdict(lambda: deque(["-1"], maxlen=24))
         self._held: OrderedDict[tuple[str, str, str | None], deque[Shown]] = OrderedDict()
         self._named: OrderedDict[tuple[str, str, str], Shown] = OrderedDict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from random import Random
 from typing import Any, Final
@@ -16,9 +16,10 @@ from typing import Any, Final
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.chaos.ledger import Ledger
 from tests.chaos.link import Link
 from tests.chaos.manners import Manners
-from tests.chaos.parties import PartyOrigin
+from tests.chaos.parties import SHARED, PartyOrigin
 from tests.fast_clock import FastClock
 from tests.ports import kept_port
 from tests.scenarios.wire import Wire
@@ -44,7 +45,9 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
 class System:
     """Origin, gateway and network.  `stop` is owed."""
 
-    def __init__(self, rng: Random, manners: Manners) -> None:
+    def __init__(self, rng: Random, manners: Manners, *, is_production: bool = False) -> None:
+        """`is_production` is a gateway with an access log, behind a proxy, and with tokens on a route whose readers
+        share."""
         self.clock = FastClock(SPEED)
         self._rng = rng
         self._cache_bytes = CACHES[0]
@@ -52,6 +55,10 @@ class System:
         settings = OriginSettings(long_poll_timeout_s=30.0, sse_lifetime_s=200.0, max_chunk_bytes=256)
         self.origin = PartyOrigin(settings, clock=self.clock, random=Random(rng.random()))
         self.manners = self.origin.manners = manners
+        self.ledger = Ledger() if is_production else None
+        """The requests that the access log has to have; None without one."""
+        self.on_wrong_line: Callable[[str, str, str], None] = lambda *_: None
+        """Called with a request, its line and the fault."""
         self.origin_side = Link(lambda: ("127.0.0.1", self._origin_port), Random(rng.random()))
         self.client_side = Link(lambda: ("127.0.0.1", self._gateway_port), Random(rng.random()))
         self._kept = ExitStack()
@@ -98,7 +105,21 @@ class System:
             "total_timeout_s": 8.0,
             "shutdown_timeout_s": 0.3,
         }
-        return GatewayConfig.for_origin(self.origin_side.url, **(settings | self._variant))
+        if self.ledger is None:
+            return GatewayConfig.for_origin(self.origin_side.url, **(settings | self._variant))
+        settings |= {
+            "sink": "file",
+            "path": str(self.ledger.log),
+            "client_address": "full",
+            "live_interval_s": 10.0,
+            # The file has the times of the machine, not those of the run.
+            "rotate_s": 0,
+            "trusted_proxies": ["127.0.0.1/32"],
+        }
+        config = GatewayConfig.for_origin(self.origin_side.url, **(settings | self._variant))
+        (route,) = config.routes
+        shared = route.model_copy(update={"name": "shared", "prefix": SHARED, "credentials": "shared"})
+        return config.model_copy(update={"routes": (route, shared)})
 
     async def _start_gateway(self) -> None:
         rng = Random(self._rng.random())
@@ -139,8 +160,14 @@ class System:
     async def _restart_gateway(self) -> None:
         if self.gateway is not None:
             gateway, self.gateway = self.gateway, None
-            await gateway.stop()
+            await self._stop_gateway(gateway)
             await self._start_gateway()
+
+    async def _stop_gateway(self, gateway: RunningGateway) -> None:
+        await gateway.stop()
+        if self.ledger is not None:
+            for wrong in self.ledger.audit(gateway.metrics.exposition()[0].decode()):
+                self.on_wrong_line(*wrong)
 
     async def _restart_origin(self, down_s: float) -> None:
         if self.served is not None:
@@ -207,9 +234,11 @@ class System:
     async def stop(self) -> None:
         self.end_trouble()
         if self.gateway is not None:
-            await self.gateway.stop()
+            await self._stop_gateway(self.gateway)
         await self.origin_side.stop()
         await self.client_side.stop()
         if self.served is not None:
             await self.served.stop(grace_s=0)
         self._kept.close()
+        if self.ledger is not None:
+            self.ledger.close()

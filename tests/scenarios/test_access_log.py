@@ -24,13 +24,15 @@ def settings(log: Path) -> dict[str, Any]:
     return {"sink": "file", "path": str(log), "client_address": "full", "node_name": "west"}
 
 
+@pytest.mark.http_2
 async def test_each_request_has_one_line_with_its_answer(edge: Edge, log: Path) -> None:
     created = await edge.put("/s", b"0123456789")
     read = await edge.get("/s?offset=-1", {"User-Agent": "reader/1", "traceparent": TRACEPARENT})
     await edge.send("HEAD", "/s")
     await edge.get("/s?offset=-1&offset=now")
     await edge.get("/missing?offset=-1", {"traceparent": TRACEPARENT, "Traceparent": TRACEPARENT})
-    lines = await log_lines(edge, log, 5)
+    refused = await edge.send("HEAD", "/s?offset=-1&offset=now")
+    lines = await log_lines(edge, log, 6)
     told = ("method", "status", "next_offset")
     assert [tuple(line.get(name) for name in told) for line in lines] == [
         ("PUT", 201, created.headers["Stream-Next-Offset"]),
@@ -38,8 +40,11 @@ async def test_each_request_has_one_line_with_its_answer(edge: Edge, log: Path) 
         ("HEAD", 200, read.headers["Stream-Next-Offset"]),
         ("GET", 400, None),
         ("GET", 404, None),
+        ("HEAD", 400, None),
     ]
-    assert [line["stream"].partition("?")[0] for line in lines] == ["/s", "/s", "/s", "/s", "/missing"]
+    # The refusal says how long its body would be, and has none.
+    assert (int(refused.headers["Content-Length"]) > 0, lines[5]["sent_bytes"]) == (True, 0)
+    assert [line["stream"].partition("?")[0] for line in lines] == ["/s", "/s", "/s", "/s", "/missing", "/s"]
     readers = [(line.get("user_agent"), line.get("trace_id")) for line in lines[1:3]]
     assert readers == [("reader/1", TRACE), (None, None)]
     assert {(line["node"], line["client"], line["v"]) for line in lines} == {("west", "127.0.0.1", 1)}

@@ -84,6 +84,8 @@ class Wire:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    taken: int = 0
+    """Body bytes of the latest answer that were read."""
     _lines: bytearray = field(default_factory=bytearray)
     _left: int | None = None
     _is_chunked: bool = False
@@ -107,6 +109,11 @@ class Wire:
             sock.close()
             raise
         return cls(reader, writer)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the latest answer has come to its end."""
+        return self._is_over
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -136,6 +143,7 @@ class Wire:
                 if status >= 200 or status == 101:
                     break
         headers = fields_of(lines[1:])
+        self.taken = 0
         self._is_chunked = headers.get("Transfer-Encoding") == "chunked"
         self._left = int(headers["Content-Length"]) if "Content-Length" in headers else None
         self._is_over = method == "HEAD" or status in (204, 304) or (self._left == 0 and not self._is_chunked)
@@ -147,9 +155,11 @@ class Wire:
             return b""
         try:
             async with asyncio.timeout(BOUND_S):
-                return await self._piece()
+                piece = await self._piece()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Dropped from error
+        self.taken += len(piece)
+        return piece
 
     async def _piece(self) -> bytes:
         if self._is_chunked:

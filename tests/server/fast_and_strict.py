@@ -1,9 +1,10 @@
 """The same random traffic for two gateways on one clock: the one that remembers answers gives the same bytes.
 
-Each gateway has an origin of its own, which sees the same writes.  Every request is sent some times on one connection,
-so that the fast path takes part.  The origins are asked the same: a remembered answer spares them nothing that the tape
-would not.  They send whole streams, because an answer that stops short of the tail may be repeated although the gateway
-holds more by now.
+Each gateway has an origin of its own, which sees the same writes.  Every request is sent some times, over HTTP/1.1,
+over HTTP/2 or over both in turns, so that the fast path takes part.  The log lines, the metrics and what limits refuse
+are the same, too, and so is what the origins are asked: a remembered answer spares them nothing that the tape would
+not.  They send whole streams, because an answer that stops short of the tail may be repeated although the gateway holds
+more by now.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
@@ -22,79 +23,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.aio.clock import ManualClock
 from tests.server.conftest import BOUND_S
 from tests.server.side import Essence, Side
+from tests.server.traffic import (
+    LIMITS,
+    LINES,
+    PAIRS,
+    PATHS,
+    PROXIES,
+    QUERIES,
+    SECTIONS,
+    SETTINGS,
+    SOME_WITH_CORS,
+    VERSIONS,
+)
 from tests.waiting import pass_turns
-
-PATHS: Final = {"/t": "text/plain", "/j": "application/json", "/b": "application/octet-stream"}
-"""Content types by path.  At `/b` cookies are the credentials, elsewhere what the settings say."""
-QUERIES: Final = [
-    "",
-    "?offset=-1",
-    "?offset=-1&x=1",
-    "?offset=now",
-    "?offset=-1&live=long-poll",
-    "?offset=zzz",
-    "?offset=",
-]
-LINES: Final = [
-    "Accept: */*",
-    "Accept-Encoding: gzip",
-    "Cookie: a=b",
-    "Cookie: c=d",
-    "Authorization: Bearer a",
-    "Authorization: Bearer b",
-    "Origin: https://a.example",
-    "Origin: https://b.example",
-    "User-Agent: u",
-    "User-Agent: v",
-    "User-Agent: a\x01b",
-    "Connection: close",
-    "Cache-Control: no-cache",
-    "X-Forwarded-For: 203.0.113.7",
-    "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-]
-PAIRS: Final = [
-    (["Authorization: Bearer a"], ["Authorization: Bearer b"]),
-    (["Cookie: a=b"], ["Cookie: c=d"]),
-    (["Origin: https://a.example"], ["Origin: https://b.example"]),
-    (["Accept-Encoding: gzip"], []),
-    (["Connection: close"], []),
-    (["User-Agent: u"], ["User-Agent: a\x01b"]),
-    (["Cookie: a=b"], ["Cookie: a=b"] * 140),
-]
-"""Headers of two requests that are alike but for what the fast path must not take for the same."""
-CLIENTS: Final = [
-    [],
-    ["User-Agent: u", "X-Forwarded-For: 203.0.113.1", "Authorization: Bearer a"],
-    ["User-Agent: v", "X-Forwarded-For: 203.0.113.2", "Authorization: Bearer b", "Referer: https://a.example/1"],
-    ["X-Forwarded-For: 203.0.113.1, 10.0.0.1", "Origin: https://a.example"],
-    ["x-forwarded-for: 203.0.113.3", "X-Forwarded-For: 203.0.113.4", "Origin: https://b.example"],
-    ["X-FORWARDED-FOR: 203.0.113.5", "Cookie: a=b"],
-    ["X-Forwarded-For: unknown", "Accept-Encoding: gzip", "Cookie: c=d"],
-    ["traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Forwarded: for=203.0.113.6"],
-]
-"""Headers of clients that ask for the same."""
-CORS: Final = {"cors": {"allow_origins": ["https://a.example"]}}
-FRESH: Final[dict[str, Any]] = {"tail_fresh_s": 20.0}
-"""With it a tail is repeated for a while, so that open streams have remembered answers too."""
-UNCODED: Final[dict[str, Any]] = {**FRESH, "compression": []}
-SETTINGS: Final[list[dict[str, Any]]] = [
-    FRESH,
-    {**FRESH, "credential_headers": ["authorization", "cookie"]},
-    {**FRESH, "credentials": "shared"},
-    {
-        **FRESH,
-        "credentials": "shared",
-        "credential_headers": ["authorization", "cookie"],
-        "cors": {"allow_origins": ["*"]},
-    },
-    {**FRESH, **CORS},
-    {**FRESH, "trust_s": 1.0},
-    UNCODED,
-    {"credentials": "bypass"},
-    {"tail": "asked"},
-    {"cache": False},
-]
-SOME_WITH_CORS: Final = [*SETTINGS, *[{**FRESH, **CORS}] * 4]
 
 
 class FastAndStrict(RuleBasedStateMachine):
@@ -109,10 +50,16 @@ class FastAndStrict(RuleBasedStateMachine):
         self.sides = [Side(is_fast=True), Side(is_fast=False)]
         self.numbers = itertools.count()
 
-    @initialize(filled=st.sets(st.sampled_from(sorted(PATHS)), min_size=1), more=st.sampled_from(SETTINGS))
-    def begin(self, filled: set[str], more: dict[str, Any]) -> None:
+    @initialize(
+        filled=st.sets(st.sampled_from(sorted(PATHS)), min_size=1),
+        more=st.sampled_from(SETTINGS),
+        versions=st.sampled_from(VERSIONS),
+        proxies=st.sampled_from(PROXIES),
+    )
+    def begin(self, filled: set[str], more: dict[str, Any], versions: str, proxies: dict[str, Any]) -> None:
+        self.versions = itertools.cycle(versions)
         for side in self.sides:
-            side.more = more
+            side.more, side.server = more, proxies
             self.loop.run_until_complete(side.start(self.clock))
         for path in sorted(filled):
             self.write("PUT", path, 3_000, is_closing=False, ttl=None)
@@ -139,8 +86,10 @@ class FastAndStrict(RuleBasedStateMachine):
     def both(
         self, method: str, target: str, lines: Sequence[str], tag: int | None = None, body: bytes | None = None
     ) -> None:
+        version = next(self.versions)
+
         async def ask(side: Side) -> list[Essence]:
-            return [await side.ask(method, target, lines, tag, body)]
+            return [await side.ask(version, method, target, lines, tag, body)]
 
         self.on_both(ask)
         self.latest_target = target
@@ -188,16 +137,17 @@ class FastAndStrict(RuleBasedStateMachine):
         for _ in range(3):
             self.both("GET", f"{path}?offset=-1", [])
         cold = f"{path}?n={next(self.numbers)}"
+        version = next(self.versions)
 
         async def ask(side: Side) -> list[Essence]:
             gate = side.origin.origin.faults.hold(kind="catchup", times=1)
-            side.send(side.request("GET", cold, []))
+            first = await side.send(version, "GET", cold, [])
             async with asyncio.timeout(BOUND_S):
                 await gate.waiting(1)
-            side.send(side.request("GET", f"{path}?offset=-1", []))
+            second = await side.send(version, "GET", f"{path}?offset=-1", [])
             await pass_turns(10)
             gate.release()
-            return [await side.answer(), await side.answer()]
+            return [await side.answer(first), await side.answer(second)]
 
         self.on_both(ask)
 
@@ -256,7 +206,8 @@ class FastAndStrict(RuleBasedStateMachine):
     ) -> None:
         self.reload(first)
         variants = [pair[0], pair[0], pair[1], pair[0]]
-        self.on_both(lambda side: side.follow(f"{path}?offset=-1&live=sse", variants, more))
+        versions = self.next_versions(variants)
+        self.on_both(lambda side: side.follow(versions, f"{path}?offset=-1&live=sse", variants, more))
         # Who may share a live request does not depend on how the readers' requests were understood.
         fast, strict = (side.live_requests for side in self.sides)
         assert fast == strict
@@ -264,30 +215,73 @@ class FastAndStrict(RuleBasedStateMachine):
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),
-        clients=st.lists(st.sampled_from(CLIENTS), min_size=2, max_size=6),
+        clients=st.lists(SECTIONS, min_size=2, max_size=6),
         leaving=st.integers(0, 5),
         first=st.sampled_from([*SETTINGS[:4], SETTINGS[4], SETTINGS[4]]),
     )
     def wait_together(self, path: str, clients: list[list[str]], leaving: int, first: dict[str, Any]) -> None:
-        """Long-polls of clients that differ in their headers wait for one append."""
         self.reload(first)
         self.write("PUT", f"{path}/{next(self.numbers)}", 20, is_closing=False, ttl=None)
-        target = self.latest_target
-        at, body = self.sides[0].tail[target], b"[2]" if path == "/j" else b"more"
+        self.poll_together(self.latest_target, clients, leaving)
 
-        def append(side: Side) -> bytes:
-            return side.request("POST", target, [f"Content-Type: {PATHS[path]}"], None, body)
-
-        self.on_both(lambda side: side.wait(target, at, clients, leaving % len(clients), append(side)), settles=True)
+    def poll_together(
+        self, target: str, clients: list[list[str]], leaving: int, then: dict[str, Any] | None = None
+    ) -> None:
+        """Long-polls of clients that differ in their headers wait for an append; `then` is in effect before it."""
+        at, body = self.sides[0].tail[target], b"[2]" if target[:2] == "/j" else b"more"
+        append, versions = ([f"Content-Type: {PATHS[target[:2]]}"], body), self.next_versions(clients)
+        leaving %= len(clients)
+        self.on_both(lambda side: side.wait(versions, target, at, clients, leaving, append, then), settles=True)
 
     @rule(
         path=st.sampled_from(sorted(PATHS)),
-        clients=st.lists(st.sampled_from(CLIENTS), min_size=2, max_size=5),
+        clients=st.lists(SECTIONS, min_size=2, max_size=5),
         first=st.sampled_from(SETTINGS[:5]),
     )
     def follow_together(self, path: str, clients: list[list[str]], first: dict[str, Any]) -> None:
         self.reload(first)
-        self.on_both(lambda side: side.follow(f"{path}?offset=-1&live=sse", clients, None), settles=True)
+        self.read_live(path, clients)
+
+    def read_live(self, path: str, clients: list[list[str]]) -> None:
+        """SSE readers that differ in their headers come one after the other."""
+        versions = self.next_versions(clients)
+        self.on_both(lambda side: side.follow(versions, f"{path}?offset=-1&live=sse", clients, None), settles=True)
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        clients=st.lists(SECTIONS, min_size=2, max_size=5),
+        first=st.sampled_from(SETTINGS[:5]),
+    )
+    def read_as_many(self, path: str, clients: list[list[str]], first: dict[str, Any]) -> None:
+        """Clients that differ in their headers read the same, each of them some times."""
+        self.reload(first)
+        for _ in range(3):
+            for lines in clients:
+                self.both("GET", f"{path}?offset=-1", lines)
+
+    @rule(
+        path=st.sampled_from(sorted(PATHS)),
+        clients=st.lists(SECTIONS, min_size=1, max_size=3),
+        first=st.sampled_from(SETTINGS[:5]),
+        limit=st.sampled_from(LIMITS),
+        seconds=st.sampled_from([0.3, 2, 30]),
+    )
+    def reach_a_limit(
+        self, path: str, clients: list[list[str]], first: dict[str, Any], limit: dict[str, Any], seconds: float
+    ) -> None:
+        """Clients read until a limit refuses them, and again after some time."""
+        self.reload(first)
+        self.write("PUT", f"{path}/{next(self.numbers)}", 600, is_closing=False, ttl=None)
+        target = self.latest_target
+        for _ in range(2):
+            self.reload({**first, **limit})
+            for lines in clients * 3:
+                self.both("GET", f"{target}?offset=-1", lines)
+            self.read_live(target, clients * 2)
+            self.advance(seconds)
+            # The append is not to be refused.
+            self.poll_together(target, clients * 2, 0, first)
+            self.advance(seconds)
 
     @rule(path=st.sampled_from(sorted(PATHS)), is_soft=st.booleans())
     def purge(self, path: str, is_soft: bool) -> None:
@@ -328,6 +322,10 @@ class FastAndStrict(RuleBasedStateMachine):
         if more is not None:
             self.reload(more)
 
+    def next_versions(self, variants: Sequence[object]) -> list[str]:
+        """The version of HTTP of each of so many requests."""
+        return [next(self.versions) for _ in variants]
+
     def reload(self, more: dict[str, Any]) -> None:
         for side in self.sides:
             self.loop.run_until_complete(side.reload(more))
@@ -359,7 +357,7 @@ class FastAndStrict(RuleBasedStateMachine):
         (fast, fast_sums), (strict, strict_sums) = (side.logged() for side in self.sides)
         assert fast == strict
         assert fast_sums == strict_sums
-        assert self.sides[0].requests == self.sides[1].requests
+        assert self.sides[0].counts == self.sides[1].counts
         self.loop.close()
 
 

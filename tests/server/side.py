@@ -11,16 +11,20 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+
+from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
-from tests.server.conftest import BOUND_S, Response, close, connect, read_response
+from tests.scenarios.http2_wire import Call, Http2Wire
+from tests.scenarios.wire import Answer, Dropped, Wire
 from tests.waiting import eventually
 
 _SERVER: Final = {
@@ -35,37 +39,84 @@ _SERVER: Final = {
 }
 _FREE: Final = ("age", "date", "ratelimit", "ratelimit-policy")
 """Remembered answers do not state the rest of a limit."""
-_REQUESTS: Final = "durable_gateway_requests_total"
+_FREE_METRICS: Final = (
+    "durable_gateway_cache_bytes",
+    "durable_gateway_client_bytes",
+    "durable_gateway_event_loop_delay_seconds",
+    "durable_gateway_requests_waited_total",
+    "process_",
+)
+"""Remembered answers take memory; the other figures depend on the machine."""
 _FREE_OF_LINES: Final = ("id", "time", "partition", "duration_s", "first_byte_s", "subscribers", "collapsed")
 """Ids and times are those of each side; live readers that leave together are counted together."""
 _INCARNATION: Final = re.compile(r'"([^":]+):')
 _UP_TO_DATE: Final = b'"upToDate":true'
 
 Essence = tuple[int, dict[str, tuple[str, ...]], bytes]
-"""A response as it is compared: status, headers, body."""
+"""A response as it is compared: status, headers, body.  The status is 0 if the connection or stream ended before."""
+
+HTTP_1: Final = "1"
+HTTP_2: Final = "2"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that was sent.  Those on one connection of HTTP/1.1 have to be answered in order."""
+
+    wire: Wire
+    method: str
+    call: Call | None
+    """The stream, over HTTP/2."""
+
+    async def answer(self, until: bytes | None = None) -> Answer:
+        """The answer; its body ends with the piece that has `until` in it, if there is one."""
+        wire, call, body = self.wire, self.call, b""
+        try:
+            if call is not None and isinstance(wire, Http2Wire):
+                head = await wire.head_of(call)
+                while (until is None or until not in body) and (piece := await wire.piece_of(call)):
+                    body += piece
+            else:
+                head = await wire.head(self.method)
+                while (until is None or until not in body) and (piece := await wire.piece()):
+                    body += piece
+        except Dropped:
+            return Answer(0, CIMultiDict(), b"" if call is None else b"reset %d" % (call.reset or 0))
+        return Answer(head.status, head.headers, body)
+
+    async def leave(self) -> None:
+        """Leave before the answer: take the stream back, or close the connection."""
+        if self.call is not None and isinstance(self.wire, Http2Wire):
+            await self.wire.reset_stream(self.call)
+        else:
+            await self.wire.closed()
 
 
 class Side:
-    """A gateway with its origin and one connection."""
+    """A gateway with its origin and one connection of each version of HTTP."""
 
     def __init__(self, *, is_fast: bool) -> None:
         self.is_fast = is_fast
+        self.server: dict[str, Any] = {}
+        """Settings that no reload changes."""
         self.more: dict[str, Any] = {}
         self.tags: list[str] = []
         self.tail: dict[str, str] = {}
         """The latest offset named, by path."""
         self.hits = 0
-        self.requests: list[str] = []
-        """The counts of requests by route, mode and outcome, after `stop`."""
+        self.counts: list[str] = []
+        """The metrics, after `stop`."""
         self._folder = tempfile.TemporaryDirectory(prefix="side-")
         self._log = Path(self._folder.name, "access.log")
         self._names: dict[str, int] = {}
+        self._wires: dict[str, Wire] = {}
+        """The connection of each version."""
         self.origin: RunningOrigin
         self.gateway: RunningGateway
 
     def load(self) -> GatewayConfig:
         config = GatewayConfig.for_origin(
-            self.origin.url, fast_path=self.is_fast, path=str(self._log), **_SERVER | self.more
+            self.origin.url, fast_path=self.is_fast, path=str(self._log), **_SERVER | self.server | self.more
         )
         (route,) = config.routes
         by_cookie = route.model_copy(update={"name": "b", "prefix": "/b", "credential_headers": ("cookie",)})
@@ -74,18 +125,14 @@ class Side:
     async def start(self, clock: ManualClock) -> None:
         self.origin = await start_origin(OriginSettings(), clock=clock)
         self.gateway = await start_gateway(self.load(), clock=clock, rng=Random(0), load=self.load)
-        await self._connect()
-
-    async def _connect(self) -> None:
-        self._reader, self._writer = await connect(self.gateway)
 
     async def stop(self) -> None:
         remembered = self.gateway.clients.remembered
         self.hits = remembered.served if remembered is not None else 0
-        await close(self._writer)
+        for wire in self._wires.values():
+            await wire.closed()
         await self.gateway.stop()
-        text = self.gateway.metrics.exposition()[0].decode()
-        self.requests = sorted(line for line in text.splitlines() if line.startswith(_REQUESTS) and line[-4:] != " 0.0")
+        self.counts = _counts(self.gateway.metrics.exposition()[0].decode().replace(self.origin.url, "origin"))
         await self.origin.stop(grace_s=0)
 
     def logged(self) -> tuple[list[str], dict[str, int]]:
@@ -122,84 +169,119 @@ class Side:
 
     # -- requests
 
-    def request(
-        self, method: str, target: str, lines: Sequence[str], tag: int | None = None, body: bytes | None = None
-    ) -> bytes:
+    async def open(self, version: str) -> Wire:
+        """A connection; `closed` is owed."""
+        return await (Http2Wire if version == HTTP_2 else Wire).open(self.gateway.gateway_url)
+
+    async def send(
+        self,
+        version: str,
+        method: str,
+        target: str,
+        lines: Sequence[str],
+        tag: int | None = None,
+        body: bytes | None = None,
+        wire: Wire | None = None,
+    ) -> Exchange:
+        """Send a request on `wire`; without it on the connection of this side."""
         fields = ["Host: edge", *lines]
         if tag is not None and self.tags:
             fields.append(f"If-None-Match: {self.tags[-1 - tag % len(self.tags)]}")
+        if wire is None:
+            if version not in self._wires:
+                self._wires[version] = await self.open(version)
+            wire = self._wires[version]
+        if isinstance(wire, Http2Wire):
+            pairs = [line.partition(":") for line in fields]
+            await wire.ask(target, CIMultiDict([(name, value) for name, _, value in pairs]), method, body)
+            return Exchange(wire, method, wire.call)
         if body is not None:
             fields.append(f"Content-Length: {len(body)}")
-        return "\r\n".join([f"{method} {target} HTTP/1.1", *fields, "", ""]).encode() + (body or b"")
+        head = "\r\n".join([f"{method} {target} HTTP/1.1", *fields, "", ""])
+        await wire.send(head.encode() + (body or b""))
+        return Exchange(wire, method, None)
 
-    def send(self, data: bytes) -> None:
-        """Send on the connection of this side."""
-        self._writer.write(data)
+    async def answer(self, exchange: Exchange, until: bytes | None = None) -> Essence:
+        """The answer to a request, as far as `until`, as it is compared."""
+        return await self._taken(exchange, await exchange.answer(until))
 
-    async def answer(self, method: str = "GET") -> Essence:
-        """The next answer on the connection of this side."""
-        response = await (read_response(self._reader) if method != "HEAD" else self._head_response())
-        if response.headers.get("connection") == ["close"]:
-            await close(self._writer)
-            await self._connect()
-        return self._essence(response)
+    async def _taken(self, exchange: Exchange, answer: Answer) -> Essence:
+        if answer.headers.get("Connection") == "close" or (answer.status == 0 and exchange.call is None):
+            await exchange.wire.closed()
+            self._wires = {version: wire for version, wire in self._wires.items() if wire is not exchange.wire}
+        return self._essence(answer)
 
-    async def _head_response(self) -> Response:
-        async with asyncio.timeout(BOUND_S):
-            return Response(*_parsed(await self._reader.readuntil(b"\r\n\r\n")), b"")
-
-    async def ask(self, method: str, target: str, lines: Sequence[str], tag: int | None, body: bytes | None) -> Essence:
-        self.send(self.request(method, target, lines, tag, body))
-        return await self.answer(method)
+    async def ask(
+        self, version: str, method: str, target: str, lines: Sequence[str], tag: int | None, body: bytes | None
+    ) -> Essence:
+        return await self.answer(await self.send(version, method, target, lines, tag, body))
 
     async def follow(
-        self, target: str, variants: Sequence[Sequence[str]], more: dict[str, Any] | None
+        self, versions: Sequence[str], target: str, variants: Sequence[Sequence[str]], more: dict[str, Any] | None
     ) -> list[Essence]:
         """What SSE readers that come one after the other are sent until they are up to date; `more` is put into effect
-        before the last one comes."""
-        found, writers = [], []
+        before the last one comes.  Each is on a connection of its own over HTTP/1.1; over HTTP/2 they share one."""
+        found: list[Essence] = []
+        wires = [shared := await self.open(HTTP_2)]
         try:
-            for number, lines in enumerate(variants):
+            for number, (version, lines) in enumerate(zip(versions, variants, strict=True)):
                 if more is not None and number == len(variants) - 1:
                     await self.reload(more)
-                reader, writer = await connect(self.gateway)
-                writers.append(writer)
-                writer.write(self.request("GET", target, lines))
-                found.append(self._essence(await _live_response(reader)))
+                if version == HTTP_1:
+                    wires.append(await self.open(version))
+                wire = shared if version == HTTP_2 else wires[-1]
+                found.append(await self.answer(await self.send(version, "GET", target, lines, wire=wire), _UP_TO_DATE))
         finally:
-            for writer in writers:
-                await close(writer)
+            for wire in wires:
+                await wire.closed()
         return found
 
     async def wait(
-        self, target: str, at: str, variants: Sequence[Sequence[str]], leaving: int, append: bytes
+        self,
+        versions: Sequence[str],
+        target: str,
+        at: str,
+        variants: Sequence[Sequence[str]],
+        leaving: int,
+        append: tuple[list[str], bytes],
+        more: dict[str, Any] | None,
     ) -> list[Essence]:
-        """The answers of long-polls at the tail `at` after an append; the one with the number `leaving` leaves
-        before."""
-        opened = [await connect(self.gateway) for _ in variants]
+        """The answers of long-polls at the tail `at` after an append; that with the number `leaving` leaves before, if
+        it waits.  Each is on a connection of its own.  `more` is put into effect before the append."""
+        topics = self.gateway.engine.live.topics
 
-        async def has_readers(count: int) -> None:
-            topics = self.gateway.engine.live.topics
-            await eventually(
-                lambda: sum(topic.readers for topic in topics() if topic.is_confirmed) == count,
-                state=lambda: [*topics()],
-            )
+        def readers() -> int:
+            return sum(topic.readers for topic in topics() if topic.is_confirmed)
 
+        wires: list[Wire] = []
+        waiting: list[tuple[Exchange, asyncio.Task[Answer]]] = []
         try:
-            for number, ((_, writer), lines) in enumerate(zip(opened, variants, strict=True), 1):
-                writer.write(self.request("GET", f"{target}?offset={at}&live=long-poll", lines))
-                await has_readers(number)
-            await close(opened[leaving][1])
-            await has_readers(len(variants) - 1)
-            self.send(append)
-            found = [await self.answer("POST")]
-            for number, (reader, _) in enumerate(opened):
-                if number != leaving:
-                    found.append(self._essence(await read_response(reader)))
-            return found
+            count = 0
+            for version, lines in zip(versions, variants, strict=True):
+                wires.append(await self.open(version))
+                query = f"{target}?offset={at}&live=long-poll"
+                exchange = await self.send(version, "GET", query, lines, wire=wires[-1])
+                task = asyncio.get_running_loop().create_task(exchange.answer())
+                waiting.append((exchange, task))
+                # A limit may refuse it.
+                await eventually(lambda: readers() > count or task.done(), state=lambda: [*topics()])  # noqa: B023
+                count = readers()
+            exchange, task = waiting[leaving]
+            if not task.done():
+                del waiting[leaving]
+                task.cancel()
+                await exchange.leave()
+                await eventually(lambda: readers() == count - 1, state=lambda: [*topics()])
+            if more is not None:
+                await self.reload(more)
+            lines, body = append
+            found = [await self.ask(versions[0], "POST", target, lines, None, body)]
+            return [*found, *[await self._taken(exchange, await task) for exchange, task in waiting]]
         finally:
-            for _, writer in opened:
-                await close(writer)
+            for _, task in waiting:
+                task.cancel()
+            for wire in wires:
+                await wire.closed()
 
     async def settle(self, clock: ManualClock) -> None:
         """End what lingers, and wait until nothing goes on by itself; no time goes by."""
@@ -216,37 +298,23 @@ class Side:
 
         await eventually(is_settled, state=lambda: (engine.fetches, list(engine.live.topics())))
 
-    def _essence(self, response: Response) -> Essence:
+    def _essence(self, answer: Answer) -> Essence:
         """A response as it is compared, and its tag for later requests."""
-        headers = {name: tuple(values) for name, values in response.headers.items() if name not in _FREE}
+        names = dict.fromkeys(name.lower() for name in answer.headers)
+        headers = {name: tuple(answer.headers.getall(name)) for name in names if name not in _FREE}
         for tag in headers.get("etag", ()):
             if tag not in self.tags:
                 self.tags.append(tag)
         if "etag" in headers:
             headers["etag"] = tuple(_INCARNATION.sub(self._numbered, tag) for tag in headers["etag"])
-        return response.status, headers, response.body
+        return answer.status, headers, answer.body
 
     def _numbered(self, found: re.Match[str]) -> str:
         return f'"{self._names.setdefault(found[1], len(self._names))}:'
 
 
-def _parsed(head: bytes) -> tuple[int, dict[str, list[str]]]:
-    lines = head.decode("latin-1").split("\r\n")
-    headers: dict[str, list[str]] = {}
-    for line in lines[1:-2]:
-        name, _, value = line.partition(":")
-        headers.setdefault(name.lower(), []).append(value.strip())
-    return int(lines[0].split(" ")[1]), headers
-
-
-async def _live_response(reader: asyncio.StreamReader) -> Response:
-    """An SSE answer up to the event that says that its reader is up to date, or another answer."""
-    async with asyncio.timeout(BOUND_S):
-        status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
-        if headers.get("transfer-encoding") != ["chunked"]:
-            return Response(status, headers, await reader.readexactly(int(headers.get("content-length", ["0"])[0])))
-        body = b""
-        while _UP_TO_DATE not in body and (size := int(await reader.readline(), 16)):
-            body += await reader.readexactly(size)
-            await reader.readline()
-        return Response(status, headers, body)
+def _counts(exposition: str) -> list[str]:
+    """The samples that are compared."""
+    return sorted(
+        line for line in exposition.splitlines() if not line.startswith(("#", *_FREE_METRICS)) and line[-4:] != " 0.0"
+    )

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock, Timer
 from gateway.protocol.cache_status import Outcome
-from gateway.telemetry.access_record import CloseReason, Record
+from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import CloseReason, Record, RecordedStream
 
 LINES_PER_TURN = 256
 _FEW = 256
@@ -22,7 +23,10 @@ _FEW = 256
 
 
 class Notes(Protocol):
-    """Takes the lines of live reads."""
+    """Takes the lines of live reads, and traffic with the origin that no line of its read will have."""
+
+    def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        """Write a line of this traffic with the next live read of the stream, or by itself."""
 
     def note(self, record: Record, began: float) -> None:
         """Write a line of a live read, as of now."""
@@ -110,13 +114,26 @@ class LiveRead(_Open):
         look = self._look
         if look is not None:
             self._write(look, outcome, reason)
-            self.drop()
+            self._forget()
 
     def drop(self) -> None:
-        if self._look is not None:
-            # It leads to the client's connection.
-            self._look = None
-            self._detach()
+        if self._look is None:
+            return
+        own = self._record
+        if self._said is None:
+            # Another record takes its place, and knows nothing of its fetches.
+            own.finalize()
+            requests = own.origin_requests - self._origin_requests
+            fetched_bytes = own.fetched_bytes - self._fetched_bytes
+            if requests or fetched_bytes:
+                place = RecordedStream(own.route, own.stream, own.partition, own.is_s2)
+                self._notes.unclaimed(place, own.mode, requests=requests, fetched_bytes=fetched_bytes)
+        self._forget()
+
+    def _forget(self) -> None:
+        # It leads to the client's connection.
+        self._look = None
+        self._detach()
 
     def write(self, most: int) -> bool:
         if self._look is not None:
