@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+def begin(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: Context | None = None
+) -> asyncio.Task[T] | None:
     """Run `work` up to its first wait; return the task that runs the rest, None if `work` has ended.
 
-    An error of the first step is raised here.  `work` has a context of its own, like a task.
+    An error of the first step is raised here.  Like a task, `work` has a context of its own: a copy of `context`, or of
+    the current one.
     """
+    context = copy_context() if context is None else context.copy()
     if asyncio.current_task(loop) is not None:
         # `work` would take the task that is running for its own.
-        return loop.create_task(work)
-    context = copy_context()
+        return loop.create_task(work, context=context)
     try:
         awaited = context.run(work.send, None)
     except StopIteration:

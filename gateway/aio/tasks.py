@@ -29,9 +29,13 @@ class Tasks:
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` until it ends or the owner closes."""
         task = asyncio.get_running_loop().create_task(work, name=name)
+        self.own(task)
+        return task
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """Own a task that has been made elsewhere."""
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gateway.aio.eager import in_task
 from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.limits.inflow import Inflow
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
@@ -64,9 +65,13 @@ async def receive(
                     flight.must_go = True
                 flight.charged_bytes = arriving.size
                 flight.add(inner)
+                if flight.is_over:
+                    # It has proved too large to be kept, and no reader is left.
+                    return
                 if not inflow.take(len(chunk)):
                     await inflow.renewed()
                 if not (flight.is_wanted or flight.spools):
+                    await in_task()
                     if not flight.must_go:
                         await reply.hold(flight.until_wanted())
                     if flight.must_go:

@@ -351,6 +351,7 @@ class Engine:
     async def close(self) -> None:
         self.live.close()
         self.s2.end()
+        self.fetches.close()
         await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()

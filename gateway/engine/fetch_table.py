@@ -15,27 +15,12 @@ is overtaken.  It answers the requests that already wait for it and teaches noth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import assert_never
 
-from multidict import CIMultiDict
-
-from gateway.aio.clock import pause
 from gateway.engine.classifier import (
-    BEYOND_TAIL,
-    NO_HEAD,
-    Effect,
-    Learned,
-    Personal,
     ReplyRecorder,
-    SharedRefusal,
-    TapeFacts,
-    classify,
-    is_empty,
-    is_outdated,
     is_overtaken,
-    read_error,
 )
+from gateway.engine.fetch import Fetch, FetchWork
 from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES
@@ -44,26 +29,20 @@ from gateway.engine.writes import Writes
 from gateway.errors import (
     CircuitOpen,
     GatewayError,
-    ShortOfMemory,
-    TailMovedBack,
-    UpstreamCongested,
-    UpstreamUnavailable,
 )
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.mode import Mode
-from gateway.protocol.offsets import NOW, START
+from gateway.protocol.offsets import NOW
 from gateway.tape.costs import BODY_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.call import OriginCall
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
     METADATA,
-    Beyond,
     Flight,
     Head,
     NotShareable,
@@ -71,8 +50,6 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
-from gateway.upstream.incoming import HIGH_WATER_BYTES
-from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 from gateway.upstream.upstream import Upstream
 
@@ -82,7 +59,7 @@ _RETRIED = frozenset({502, 503, 504})
 
 
 class FetchTable:
-    """Launches flights and tracks those in the air.  Owner of the pending table; runs one task per flight."""
+    """Launches flights and tracks those in the air.  Owner of the pending table."""
 
     def __init__(
         self,
@@ -95,23 +72,32 @@ class FetchTable:
         negative_cache: NegativeCache,
     ) -> None:
         clock, metrics = surroundings.clock, surroundings.metrics
-        self._upstream = upstream
         self._store = store
         self._clock = clock
-        self._tasks = surroundings.tasks
-        self._metrics = metrics
-        self._rng = surroundings.rng
         self._max_flight_bytes = max_flight_bytes
-        self._live = live
-        self._writes = writes
         self._negative_cache = negative_cache
         self._tracer = surroundings.tracer
         self._access_log = surroundings.access_log
-        self._bodies = FlightBodies(store, clock, metrics)
-        self.inflow = self._bodies.inflow
-        self._recorder = ReplyRecorder(store, clock, writes.is_under_way)
+        bodies = FlightBodies(store, clock, metrics)
+        self.inflow = bodies.inflow
         self._pending: dict[tuple[Stream, str], Flight] = {}
-        self._pace = WalkPace()
+        self._under_way: set[Fetch] = set()
+        recorder = ReplyRecorder(store, clock, writes.is_under_way)
+        self._work = FetchWork(
+            upstream,
+            store,
+            clock,
+            surroundings.tasks,
+            metrics,
+            surroundings.rng,
+            live,
+            writes,
+            negative_cache,
+            bodies,
+            recorder,
+            WalkPace(),
+            self._ended,
+        )
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -163,17 +149,25 @@ class FetchTable:
         self._pending[stream, flight.key] = flight
         stream.hold()
         route.retries.request()
-        flight.task = self._tasks.start(self._run_flight(stream, flight, route, source), f"flight {start}")
-        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
-        flight.task.add_done_callback(lambda _: self._ended(stream, flight, source))
+        fetch = Fetch(self._work, stream, flight, route, source)
+        flight.on_unused = fetch.cancel
+        self._under_way.add(fetch)
+        fetch.launch()
         return flight, True
 
-    def _ended(self, stream: Stream, flight: Flight, source: Source) -> None:
-        # A cancelled task keeps its traceback, whose frames refer to the flight.
-        flight.task = None
+    def close(self) -> None:
+        """Give up all fetches, and begin no more requests."""
+        self._work.is_closed = True
+        for fetch in tuple(self._under_way):
+            fetch.cancel()
+
+    def _ended(self, fetch: Fetch) -> None:
+        """A fetch is over."""
+        stream, flight = fetch.stream, fetch.flight
+        self._under_way.discard(fetch)
         if not flight.is_over:
             flight.give_up()
-        self._report_unclaimed(stream, flight, source)
+        self._report_unclaimed(stream, flight, fetch.source)
         flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.key)) is flight:
             del self._pending[stream, flight.key]
@@ -273,177 +267,6 @@ class FetchTable:
             await flight.until_over()
         finally:
             flight.unwatch()
-
-    # -- one flight
-
-    async def _run_flight(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
-        flight.span.enter()
-        if flight.key not in (METADATA, NOW, CONFIRMATION):
-            while (pause_s := self._pace.pause_s(stream, self._clock.now())) > 0:
-                # Until it is sent, others may share it.
-                await pause(self._clock, pause_s)
-            # Few bytes follow a known tail, and readers of bytes in memory go on.
-            if flight.key != stream.tape.tail and not await self._has_room():
-                flight.fail(ShortOfMemory())
-                return
-        flight.is_sent = True
-        flight.sent_at = self._clock.now()
-        sent: GatewayError | None = None
-        for attempts_left in range(route.config.retry_attempts, -1, -1):
-            is_last = attempts_left == 0 or not route.retries.has_retry
-            error = await self._attempt(stream, flight, route, source, is_last)
-            if error is None:
-                return
-            if flight.head is not None or is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-                # A retry that the circuit breaker refused does not say why the request failed.
-                flight.fail(sent if sent is not None and isinstance(error, CircuitOpen) else error)
-                return
-            sent = error
-            route.retries.retry()
-            self._metrics.retry(route.config.name)
-            await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
-
-    async def _has_room(self) -> bool:
-        """Whether a body of any size may be fetched; waits while nothing may be added to memory for the moment."""
-        # So much of a body arrives before the first of it is taken.
-        if self._store.may_grow and not self.inflow.take(HIGH_WATER_BYTES):
-            await self.inflow.renewed()
-        return self._store.may_grow
-
-    async def _attempt(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, is_last: bool
-    ) -> GatewayError | None:
-        """One exchange with the origin; None if the flight is over, else why it failed."""
-        is_metadata = flight.start == METADATA
-        mode = Mode.HEAD if is_metadata else Mode.CATCHUP
-        url = source.url(None if is_metadata else flight.start)
-        headers = source.headers
-        if flight.key == CONFIRMATION:
-            # From the origin itself, and not from a cache before it (RFC 9111 §5.2.1.4).
-            headers = CIMultiDict(headers)
-            headers["Cache-Control"] = "no-cache"
-        call = OriginCall("HEAD" if is_metadata else "GET", url, headers, source.bounds, client=flight.askers)
-        asked_at = self._clock.now()
-        flight.version = stream.version
-        facts = TapeFacts.of(stream, flight.start, self._clock.wall())
-        name = route.config.name
-        try:
-            async with await self._upstream.send(call, partial(self._sent, flight, mode, name)) as reply:
-                self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
-                route.heard()
-                if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
-                    return UpstreamUnavailable()
-                head = await self._learn(stream, flight, route, source, reply, facts)
-                is_current = not is_overtaken(stream, flight)
-                is_token_refused = isinstance(head, OriginError) and head.status == 400 and facts.is_origin_token
-                if is_token_refused and is_current and await self._accepts_requests(flight, source, name):
-                    # The origin does not know a token that it issued itself: this is another stream.
-                    raise TailMovedBack
-                is_believed = is_current and stream.ended is None and not is_outdated(stream, flight)
-                if isinstance(head, OriginError) and is_believed:
-                    # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin
-                    # with a HEAD.
-                    is_whole = head.status == 404 and not is_metadata
-                    offset = None if is_whole else flight.start
-                    self._negative_cache.add(stream.key, offset, head, source.headers, route, asked_at, source.client)
-                if not isinstance(head, StreamHead | Beyond):
-                    if is_current:
-                        self._carry_out(stream, self._recorder.apply_refusal(stream, flight, source, head, facts))
-                    flight.announce(head)
-                    return None
-                if is_current and facts.version.same_acks_as(stream.version):
-                    tail = self._recorder.record_tail(stream, head, reply, asked_at, route)
-                    if tail is not None:
-                        self._live.tail_named(stream, tail, asked_at)
-                if isinstance(head, Beyond):
-                    if is_current and head.up_to_date:
-                        # It has named a tail that is not before the known one, so this is still the stream.
-                        stream.contacted(asked_at)
-                        stream.revalidated(facts.version)
-                    flight.announce(head)
-                    return None
-                if is_metadata:
-                    self._live.watch_expiry(stream)
-                    await reply.read(0)
-                    flight.announce(head, 0)
-                    flight.land()
-                    return None
-                stream.contacted(asked_at)
-                stream.revalidated(facts.version)
-                self._carry_out(stream, await self._bodies.take(stream, flight, head, reply, route, asked_at))
-                if flight.key not in (NOW, CONFIRMATION):
-                    is_up_to_date = head.up_to_date or head.is_closed
-                    self._pace.ended(stream, flight.size, self._clock.now(), is_up_to_date=is_up_to_date)
-                return None
-        except TailMovedBack as error:
-            self._carry_out(stream, self._recorder.apply_another(stream, flight, facts))
-            flight.fail(error)
-            return None
-        except (CircuitOpen, UpstreamCongested) as error:
-            return error
-        except GatewayError as error:
-            self._metrics.upstream_failure(mode, type(error).__name__, name)
-            return error
-
-    async def _learn(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
-    ) -> StreamHead | Beyond | NotShareable | OriginError:
-        """Have the reply's head classified and applied to the stream.  Raises UpstreamBroken if the protocol does not
-        allow the reply, TailMovedBack if it belongs to another stream than the known one."""
-        learned = classify(flight.start, reply, route, facts, self._clock.wall())
-        match learned:
-            case NotShareable():
-                return learned
-            case Personal(why=why):
-                self._recorder.apply_personal(stream, learned, facts)
-                return why
-            case SharedRefusal():
-                if route.varies_by_origin(reply.headers):
-                    self._store.vary_by_origin(stream)
-                error = await read_error(reply, route, source)
-                mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-                self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
-                flight.fetched += len(error.body)
-                return error
-            case Learned(is_beyond=True) if not await is_empty(reply):
-                # The bytes lead to no later offset: the answer is for this client alone.
-                return BEYOND_TAIL
-        is_first_word = learned.up_to_date and facts.version.same_acks_as(stream.version)
-        if is_first_word and stream.lacks_acknowledged(learned.offset, is_closed=learned.is_closed):
-            # It may forget what is held, and has then overtaken the flight.
-            self._writes.tail_is_short(stream)
-        self._recorder.apply(stream, flight, learned, route, source, facts)
-        return learned.head()
-
-    def _carry_out(self, stream: Stream, effect: Effect | None) -> None:
-        """Have the stream's live readers feel what a reply has shown."""
-        match effect:
-            case Effect.REFOLLOW:
-                self._live.revalidate(stream)
-            case Effect.END_READERS:
-                assert stream.ended is not None
-                self._live.end(stream, stream.ended)
-            case None:
-                pass
-            case _:
-                assert_never(effect)
-
-    def _sent(self, flight: Flight, mode: Mode, route: str) -> None:
-        """Count a request that is being sent to an origin."""
-        self._metrics.upstream_request(mode, route)
-        flight.requests += 1
-
-    async def _accepts_requests(self, flight: Flight, source: Source, route: str) -> bool:
-        """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
-        for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
-            asked_at = self._clock.now()
-            call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=flight.askers)
-            # Only the head is needed: a body is dropped together with its connection.
-            async with await self._upstream.send(call, partial(self._sent, flight, mode, route)) as reply:
-                self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
-                if method == "GET" or reply.status not in NO_HEAD:
-                    return reply.status in (200, 404, 410)
-        return False
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:

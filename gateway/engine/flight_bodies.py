@@ -97,6 +97,8 @@ class FlightBodies:
             flight.fetched += size
 
         await receive(stream, flight, head, reply, self._store, self.inflow, received)
+        if flight.is_over:
+            return
         start, end = flight.start, head.next_offset
         if start == NOW:
             if flight.size:

@@ -1,21 +1,20 @@
 """A flight: one upstream fetch shared by many readers.
 
 A flight is a growing list of chunks with an end; it knows neither HTTP nor tapes.  `gateway.engine.fetch_table` starts
-flights and has readers share them.  Its task announces the head, adds chunks and lands the flight.  Readers attach,
+flights and has readers share them.  Its fetch announces the head, adds chunks and lands the flight.  Readers attach,
 read at their own pace, and leave.  It ends landed (the body is complete) or failed (before or after the head).  The
 reader that started it has no special role: the fetch is cancelled only when the last reader leaves.
 
-There are two bounds.  The task pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is not
-read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has passed
-are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  One slow client
-must neither keep everything in memory nor stop the others.  A reader within two windows is never dropped, however small
-`keep_bytes` is, because the fastest reader may rightly be that far behind.
+There are two bounds.  The fetch pauses while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is
+not read faster than the fastest client.  A body larger than `keep_bytes` is not kept: chunks that every reader has
+passed are dropped, no reader may attach any more, and a reader that falls `keep_bytes` behind is dropped.  One slow
+client must neither keep everything in memory nor stop the others.  A reader within two windows is never dropped,
+however small `keep_bytes` is, because the fastest reader may rightly be that far behind.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,7 +192,8 @@ class Flight:
         """The length that the origin announced, before brackets are stripped."""
         self.changed = Signal()
         self.room = Signal()
-        self.task: asyncio.Task[None] | None = None
+        self.on_unused: Callable[[], object] | None = None
+        """Cancels the fetch; None once that is over."""
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
         """Body bytes received from the origin, including stripped bytes, refusals and failed attempts."""
@@ -228,7 +228,7 @@ class Flight:
     def is_over(self) -> bool:
         return self.has_landed or self.error is not None
 
-    # -- the task's side
+    # -- the fetch's side
 
     def announce(self, head: Head, expected: int | None = None, *, is_verbatim: bool = True) -> None:
         """The reply's head is known, and `expected`, the length that the origin announced.  `is_verbatim` means that
@@ -272,7 +272,7 @@ class Flight:
         self.changed.fire()
 
     def give_up(self) -> None:
-        """The fetch ended without a result, because no reader was left or its task stopped."""
+        """The fetch ended without a result, because no reader was left or the fetch was cancelled."""
         self.fail(UpstreamUnreachable("Fetch was given up"))
 
     @property
@@ -319,10 +319,10 @@ class Flight:
     def _cancel_if_unused(self) -> None:
         self.room.fire()
         is_independent = self.is_detached and self.is_kept
-        if not self.readers and not self.is_over and not is_independent and self.task is not None:
-            # The flight is over now, not when the task notices: no reader may attach to a cancelled fetch.
+        if not self.readers and not self.is_over and not is_independent and (cancel := self.on_unused) is not None:
+            # The flight is over now: no reader may attach to a cancelled fetch.
             self.give_up()
-            self.task.cancel()
+            cancel()
 
     def advanced(self) -> None:
         """A reader has read a chunk."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gateway.engine import classifier, fetch_table, live_read
+from gateway.engine import classifier, fetch, fetch_table, live_read
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.negative_cache import NegativeCache
@@ -44,12 +44,15 @@ NAMELESS: Final[Patches] = [(Stream, "learn_identity", lambda *_: True)]
 
 @mutant("a fetch that a purge or a write has overtaken teaches nothing")
 def overtaken_flight_is_laid() -> Patches:
-    return [(fetch_table, "is_overtaken", never), (classifier, "is_overtaken", never), *NAMELESS]
+    return [(module, "is_overtaken", never) for module in (fetch, fetch_table)] + [
+        (classifier, "is_overtaken", never),
+        *NAMELESS,
+    ]
 
 
 @mutant("a refusal of before a write ends nothing")
 def late_404_is_believed() -> Patches:
-    return [(module, "is_outdated", never) for module in (fetch_table, classifier, live_read)]
+    return [(module, "is_outdated", never) for module in (fetch, classifier, live_read)]
 
 
 @mutant("a read joins no fetch that was sent before it came")
@@ -86,9 +89,9 @@ def first_to_leave_ends_the_flight() -> Patches:
 
     def left(self: Flight, reader: FlightReader) -> None:
         leave(self, reader)
-        if not self.is_over and self.task is not None:
+        if not self.is_over and (cancel := self.on_unused) is not None:
             self.give_up()
-            self.task.cancel()
+            cancel()
 
     return [(Flight, "leave", left)]
 

@@ -93,7 +93,7 @@ async def test_any_head_but_a_stream_head_ends_the_flight(
 
 async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "asyncio.Task[None]") -> None:
     flight = Flight("-1", KEEP)
-    flight.task = idle_task
+    flight.on_unused = idle_task.cancel
     leader, follower = flight.attach(), flight.attach()
     flight.watch()
     leader.leave()
@@ -110,7 +110,7 @@ async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "async
 
 async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio.Task[None]") -> None:
     flight = Flight("-1", KEEP)
-    flight.task = idle_task
+    flight.on_unused = idle_task.cancel
     reader = flight.attach()
     flight.announce(HEAD)
     flight.land()

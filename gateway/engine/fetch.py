@@ -1,0 +1,409 @@
+"""One fetch: the requests by which a flight gets its reply from the origin, and the reply's way into the stream.
+
+A fetch is driven by plain calls: of the event loop in the turn after it was launched, so that all reads of that turn
+share it, and then of the connection to the origin.  The reply is taken in the call that brings it.  A task takes over
+where something has to be waited for: a pause, more of the body, readers that do not keep up.
+
+However it ends, a fetch ends once: its flight has landed or failed, and `FetchWork.ended` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final, assert_never
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock, pause
+from gateway.aio.eager import begin
+from gateway.aio.tasks import Tasks
+from gateway.engine.classifier import (
+    BEYOND_TAIL,
+    NO_HEAD,
+    Effect,
+    Learned,
+    Personal,
+    ReplyRecorder,
+    SharedRefusal,
+    TapeFacts,
+    classify,
+    is_empty,
+    is_outdated,
+    is_overtaken,
+    read_error,
+)
+from gateway.engine.flight_bodies import FlightBodies
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.route import Route
+from gateway.engine.writes import Writes
+from gateway.errors import (
+    CircuitOpen,
+    GatewayError,
+    ShortOfMemory,
+    TailMovedBack,
+    UpstreamCongested,
+    UpstreamUnavailable,
+    bare,
+)
+from gateway.http.reply import Interim
+from gateway.live.topics import LiveTopics
+from gateway.live.walk_pace import WalkPace
+from gateway.protocol.mode import Mode
+from gateway.protocol.offsets import NOW, START
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import Stream
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.upstream.asking import PendingRequest
+from gateway.upstream.call import OriginCall
+from gateway.upstream.flight import CONFIRMATION, METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.incoming import HIGH_WATER_BYTES
+from gateway.upstream.reply import Reply
+from gateway.upstream.source import Source
+from gateway.upstream.upstream import Upstream
+
+_log = logging.getLogger("gateway.engine.fetch")
+
+_RETRY_DELAY_S: Final = (0.05, 0.15)
+_RETRIED: Final = frozenset({502, 503, 504})
+
+
+@dataclass(slots=True)
+class FetchWork:
+    """The parts of the engine that fetches work with."""
+
+    upstream: Upstream
+    store: TapeStore
+    clock: Clock
+    tasks: Tasks
+    metrics: MetricsRecorder
+    rng: Random
+    live: LiveTopics
+    writes: Writes
+    negative_cache: NegativeCache
+    bodies: FlightBodies
+    recorder: ReplyRecorder
+    pace: WalkPace
+    ended: Callable[[Fetch], None]
+    """Called when a fetch is over."""
+    is_closed: bool = False
+    """Whether no more requests are sent."""
+
+
+class Fetch:
+    """One flight's fetch; a `gateway.upstream.asking.Requester`.  `cancel` gives it up."""
+
+    __slots__ = (
+        "_asked_at",
+        "_attempts_left",
+        "_context",
+        "_facts",
+        "_first_error",
+        "_is_decided",
+        "_is_over",
+        "_pending",
+        "_task",
+        "_work",
+        "flight",
+        "mode",
+        "route",
+        "source",
+        "stream",
+    )
+
+    def __init__(self, work: FetchWork, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+        self._work = work
+        self.stream = stream
+        self.flight = flight
+        self.route = route
+        self.source = source
+        self.mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
+        self._attempts_left = route.config.retry_attempts
+        self._first_error: GatewayError | None = None
+        """Why the latest request failed that was repeated."""
+        self._pending: PendingRequest | None = None
+        """The request, while the head of its reply is awaited."""
+        self._task: asyncio.Task[None] | None = None
+        """The task that waits for something else."""
+        self._facts: TapeFacts
+        self._asked_at = 0.0
+        """When the latest request was sent (monotonic seconds)."""
+        self._context: Context
+        """The context of the flight's span."""
+        self._is_over = False
+        self._is_decided = False
+        """Whether the outcome of the latest request is known."""
+
+    def launch(self) -> None:
+        """Begin in the next turn of the loop; until then, others may join the flight."""
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def cancel(self) -> None:
+        """Give the fetch up: no reader is left."""
+        if self._task is not None:
+            self._task.cancel()
+        if (pending := self._pending) is not None:
+            self._pending = None
+            pending.leave()
+        self._end()
+
+    def _begin(self) -> None:
+        if not self._is_over:
+            self.flight.span.enter()
+            self._context = copy_context()
+            self._go_on(self._send_when_ready())
+
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this part of the fetch at once as far as possible, and the rest in a task."""
+        try:
+            task = begin(asyncio.get_running_loop(), work, self._context)
+        except Exception:
+            _log.exception("the fetch of %s died", self.stream)
+            self._end()
+            return
+        if task is not None:
+            self._task = task
+            self._work.tasks.own(task)
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:
+            self._task = None
+        if task.cancelled() or task.exception() is not None:
+            self._end()
+
+    def _end(self) -> None:
+        """The fetch is over, whatever has become of it."""
+        if not self._is_over:
+            self._is_over = True
+            self.flight.on_unused = None
+            # The readers go on first: until they have the stream themselves, the flight holds it for them.
+            asyncio.get_running_loop().call_soon(self._work.ended, self)
+
+    async def _send_when_ready(self) -> None:
+        """Send the request once the stream's pace and the memory allow it; until then, others may share it."""
+        work, flight, stream = self._work, self.flight, self.stream
+        if flight.key not in (METADATA, NOW, CONFIRMATION):
+            while (pause_s := work.pace.pause_s(stream, work.clock.now())) > 0:
+                await pause(work.clock, pause_s)
+            # Few bytes follow a known tail, and readers of bytes in memory go on.
+            if flight.key != stream.tape.tail:
+                # So much of a body arrives before the first of it is taken.
+                if work.store.may_grow and not work.bodies.inflow.take(HIGH_WATER_BYTES):
+                    await work.bodies.inflow.renewed()
+                if not work.store.may_grow:
+                    flight.fail(ShortOfMemory())
+                    self._end()
+                    return
+        flight.is_sent = True
+        flight.sent_at = work.clock.now()
+        self._send()
+
+    async def _send_again(self) -> None:
+        work = self._work
+        await pause(work.clock, work.rng.uniform(*_RETRY_DELAY_S))
+        self._send()
+
+    def _send(self) -> None:
+        """Send one request; its outcome may be known before this returns."""
+        work, flight, source, start = self._work, self.flight, self.source, self.flight.start
+        headers = source.headers
+        if flight.key == CONFIRMATION:
+            # From the origin itself, and not from a cache before it (RFC 9111 §5.2.1.4).
+            headers = CIMultiDict(headers)
+            headers["Cache-Control"] = "no-cache"
+        method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
+        call = OriginCall(method, source.url(offset), headers, source.bounds, client=flight.askers)
+        self._asked_at = work.clock.now()
+        flight.version = self.stream.version
+        self._facts = TapeFacts.of(self.stream, start, work.clock.wall())
+        self._is_decided = False
+        pending = work.upstream.ask(self, call)
+        if not self._is_decided and not self._is_over:
+            # Else the two would refer to each other for ever.
+            self._pending = pending
+
+    # -- the outcome of a request
+
+    def sent(self) -> None:
+        """Count a request that is being sent to an origin."""
+        self._count_sent(self.mode)
+
+    def informed(self, interim: Interim) -> None:
+        """Ignore an interim reply."""
+
+    def answered(self, reply: Reply) -> None:
+        """The head of the reply has arrived."""
+        self._is_decided, self._pending = True, None
+        if self._is_over:
+            reply.close()
+            return
+        self._go_on(self._take(reply))
+
+    def failed(self, error: GatewayError) -> None:
+        """No reply will come."""
+        self._is_decided, self._pending = True, None
+        if not self._is_over:
+            self._count_failure(error)
+            self._repeat_or_fail(error)
+
+    def _count_failure(self, error: GatewayError) -> None:
+        if not isinstance(error, CircuitOpen | UpstreamCongested):
+            self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.config.name)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no further request may be sent."""
+        return self._attempts_left == 0 or not self.route.retries.has_retry or self._work.is_closed
+
+    def _repeat_or_fail(self, error: GatewayError) -> None:
+        """Send the request that has failed once more, or fail the flight."""
+        flight, route = self.flight, self.route
+        if flight.head is not None or self._is_last or isinstance(error, CircuitOpen | UpstreamCongested):
+            # A retry that the circuit breaker refused does not say why the request failed.
+            first = self._first_error
+            flight.fail(first if first is not None and isinstance(error, CircuitOpen) else error)
+            self._end()
+            return
+        self._first_error = error
+        self._attempts_left -= 1
+        route.retries.retry()
+        self._work.metrics.retry(route.config.name)
+        self._go_on(self._send_again())
+
+    async def _take(self, reply: Reply) -> None:
+        """Take a reply: land the flight, fail it, or repeat the request."""
+        error: GatewayError | None = None
+        try:
+            async with reply:
+                is_over = await self._take_reply(reply)
+            if not is_over:
+                error = UpstreamUnavailable()
+        except TailMovedBack as moved:
+            self._carry_out(self._work.recorder.apply_another(self.stream, self.flight, self._facts))
+            self.flight.fail(moved)
+        except GatewayError as failure:
+            error = bare(failure)
+            self._count_failure(error)
+        if error is None:
+            self._end()
+        else:
+            self._repeat_or_fail(error)
+
+    async def _take_reply(self, reply: Reply) -> bool:
+        """Take a reply; returns whether the flight is over, and False if the request is to be repeated.
+
+        Raises TailMovedBack if it belongs to another stream, or another GatewayError.
+        """
+        work, stream, flight, route, facts = self._work, self.stream, self.flight, self.route, self._facts
+        asked_at, is_metadata, recorder = self._asked_at, flight.start == METADATA, work.recorder
+        work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - asked_at, route.config.name)
+        route.heard()
+        if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
+            return False
+        head = await self._learn(reply)
+        is_current = not is_overtaken(stream, flight)
+        if not isinstance(head, StreamHead | Beyond):
+            if isinstance(head, OriginError):
+                if head.status == 400 and facts.is_origin_token and is_current and await self._accepts_requests():
+                    # The origin does not know a token that it issued itself: this is another stream.
+                    raise TailMovedBack
+                if is_current and stream.ended is None and not is_outdated(stream, flight):
+                    # An error to a HEAD lacks the body that a GET would be given, so it answers only reads that begin
+                    # with a HEAD.
+                    offset = None if head.status == 404 and not is_metadata else flight.start
+                    client, headers = self.source.client, self.source.headers
+                    work.negative_cache.add(stream.key, offset, head, headers, route, asked_at, client)
+            if is_current:
+                self._carry_out(recorder.apply_refusal(stream, flight, self.source, head, facts))
+            flight.announce(head)
+            return True
+        if is_current and facts.version.same_acks_as(stream.version):
+            tail = recorder.record_tail(stream, head, reply, asked_at, route)
+            if tail is not None:
+                work.live.tail_named(stream, tail, asked_at)
+        if isinstance(head, Beyond):
+            if is_current and head.up_to_date:
+                # It has named a tail that is not before the known one, so this is still the stream.
+                stream.contacted(asked_at)
+                stream.revalidated(facts.version)
+            flight.announce(head)
+            return True
+        if is_metadata:
+            work.live.watch_expiry(stream)
+            await reply.read(0)
+            flight.announce(head, 0)
+            flight.land()
+            return True
+        stream.contacted(asked_at)
+        stream.revalidated(facts.version)
+        effect = await work.bodies.take(stream, flight, head, reply, route, asked_at)
+        if effect is not None:
+            self._carry_out(effect)
+        if flight.key not in (NOW, CONFIRMATION):
+            is_up_to_date = head.up_to_date or head.is_closed
+            work.pace.ended(stream, flight.size, work.clock.now(), is_up_to_date=is_up_to_date)
+        return True
+
+    async def _learn(self, reply: Reply) -> StreamHead | Beyond | NotShareable | OriginError:
+        """Have the reply's head classified and applied to the stream.  Raises UpstreamBroken if the protocol does not
+        allow the reply, TailMovedBack if it belongs to another stream than the known one."""
+        work, stream, flight, route, facts = self._work, self.stream, self.flight, self.route, self._facts
+        learned = classify(flight.start, reply, route, facts, work.clock.wall())
+        match learned:
+            case NotShareable():
+                return learned
+            case Personal(why=why):
+                work.recorder.apply_personal(stream, learned, facts)
+                return why
+            case SharedRefusal():
+                if route.varies_by_origin(reply.headers):
+                    work.store.vary_by_origin(stream)
+                error = await read_error(reply, route, self.source)
+                work.metrics.upstream_bytes(len(error.body), self.mode, route.config.name)
+                flight.fetched += len(error.body)
+                return error
+            case Learned(is_beyond=True) if not await is_empty(reply):
+                # The bytes lead to no later offset: the answer is for this client alone.
+                return BEYOND_TAIL
+        is_first_word = learned.up_to_date and facts.version.same_acks_as(stream.version)
+        if is_first_word and stream.lacks_acknowledged(learned.offset, is_closed=learned.is_closed):
+            # It may forget what is held, and has then overtaken the flight.
+            work.writes.tail_is_short(stream)
+        work.recorder.apply(stream, flight, learned, route, self.source, facts)
+        return learned.head()
+
+    def _carry_out(self, effect: Effect | None) -> None:
+        """Have the stream's live readers feel what a reply has shown."""
+        match effect:
+            case Effect.REFOLLOW:
+                self._work.live.revalidate(self.stream)
+            case Effect.END_READERS:
+                assert self.stream.ended is not None
+                self._work.live.end(self.stream, self.stream.ended)
+            case None:
+                pass
+            case _:
+                assert_never(effect)
+
+    async def _accepts_requests(self) -> bool:
+        """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
+        work, source, route = self._work, self.source, self.route.config.name
+        for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
+            asked_at = work.clock.now()
+            call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=self.flight.askers)
+            # Only the head is needed: a body is dropped together with its connection.
+            async with await work.upstream.send(call, partial(self._count_sent, mode)) as reply:
+                work.metrics.upstream_head(mode, reply.status, work.clock.now() - asked_at, route)
+                if method == "GET" or reply.status not in NO_HEAD:
+                    return reply.status in (200, 404, 410)
+        return False
+
+    def _count_sent(self, mode: Mode) -> None:
+        self._work.metrics.upstream_request(mode, self.route.config.name)
+        self.flight.requests += 1
