@@ -39,6 +39,7 @@ from gateway.engine.sse_opening import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.subscriber import Subscriber, Wire
+from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
@@ -117,7 +118,8 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
         surroundings = Surroundings(clock, rng, self.tasks, metrics, access_log, tracer)
-        self.live = LiveTopics(upstream, self.store, surroundings, limits.followed_streams, limits.max_flight_bytes)
+        self.live_table = LiveTable(self.store, surroundings, limits.followed_streams)
+        self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)
         self.pending_writes = PendingWrites()
         self.negative_cache = NegativeCache(clock.now, self.pending_writes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, metrics, rng, clock.now)
@@ -148,7 +150,7 @@ class Engine:
             upstream,
             self.store,
             surroundings,
-            self.live.begin_relayed,
+            self.live_table,
             wheel,
             self.negative_cache,
             self._cold_read_limit,
@@ -329,7 +331,7 @@ class Engine:
 
     def limit_clients(self, limits: LimitsConfig) -> None:
         """Bound what one client net may have followed and read anew, from now on."""
-        self.live.limit_clients(limits.most_client_followed_streams)
+        self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.configure(limits.client_new_streams_per_s)
 
     def suspend_client(self, net: str, until: float) -> None:
@@ -349,7 +351,7 @@ class Engine:
         self.s2.stay()
 
     async def close(self) -> None:
-        self.live.close()
+        self.live_table.close()
         self.s2.end()
         self.fetches.close()
         await self.tls_reloader.close()

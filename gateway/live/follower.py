@@ -28,6 +28,7 @@ from gateway.errors import (
     bare,
 )
 from gateway.live.replies import decoded, end_of, unwrapped
+from gateway.live.table import pause_before_reconnect
 from gateway.live.topic import Topic
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.cursor import next_cursor
@@ -52,9 +53,8 @@ from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
-from gateway.telemetry.access_record import RecordedStream, detach_record
+from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.telemetry.tracing import detach
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-_SPREAD_S = 0.5
-"""Time within which all followers of an origin that is back open their live requests."""
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
@@ -128,9 +126,6 @@ class Follower:
 
     async def run(self) -> End | None:
         """Follow until the stream is closed (None) or has ended (the reason)."""
-        # The follower outlives the reader that started it.
-        detach()
-        detach_record()
         failures = 0
         while True:
             failure: GatewayError | None = None
@@ -166,12 +161,8 @@ class Follower:
                     self._metrics.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 pause_s = self._rng.uniform(longest / 2, longest)
-                if isinstance(failure, CircuitOpen) and failure.recovered is not None:
-                    if await failure.recovered.wait_within(self._clock, pause_s):
-                        failures = 0
-                        await pause(self._clock, self._rng.uniform(0, _SPREAD_S))
-                else:
-                    await pause(self._clock, pause_s)
+                if await pause_before_reconnect(self._clock, self._rng, failure, pause_s):
+                    failures = 0
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
                 # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True

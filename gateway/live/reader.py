@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.limits.shared_bytes import SharedBytes
 from gateway.protocol.sse import HEARTBEAT
+
+_log = logging.getLogger("gateway.live")
 
 
 def chunk(data: bytes) -> bytes:
@@ -42,6 +45,22 @@ class LiveReader(Protocol):
 
     def stay(self, lifetime_s: float) -> None:
         """The drain is undone: go on for `lifetime_s`, if the reader is one that lasts."""
+
+
+class Droppable(Protocol):
+    """A live reader of either protocol."""
+
+    def gone(self) -> None:
+        """The client has disconnected, or the reader has failed."""
+
+
+def drop_failed(reader: Droppable) -> None:
+    """Log the error that is being handled and drop the reader: one reader's error must not affect the others."""
+    _log.exception("a live reader failed")
+    try:
+        reader.gone()
+    except Exception:
+        _log.exception("a live reader could not be dropped")
 
 
 class LargeEvent:

@@ -13,7 +13,6 @@ request.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from gateway.errors import GatewayError
 from gateway.live.cursors import Cursors
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames
-from gateway.live.reader import LargeEvent, LiveReader, Step, chunk
+from gateway.live.reader import LargeEvent, LiveReader, Step, chunk, drop_failed
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_version import Version
@@ -33,8 +32,6 @@ from gateway.tape.sighting import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
-
-_log = logging.getLogger("gateway.live")
 
 Fetch = Callable[[str | None], Awaitable[Head]]
 """Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
@@ -71,15 +68,6 @@ class LiveTimes(NamedTuple):
     origin."""
 
 
-def _drop_failed(reader: LiveReader) -> None:
-    """Log the error and drop the reader: one reader's error must not affect the others."""
-    _log.exception("a live reader failed")
-    try:
-        reader.gone()
-    except Exception:
-        _log.exception("a live reader could not be dropped")
-
-
 class Topic:
     """The live state of one stream.  Owner: the `LiveTopics` table; the follower moves it."""
 
@@ -106,8 +94,6 @@ class Topic:
         """When the live request was last restarted by `LiveTopics.revalidate`."""
         self.position: str | None = None
         self.is_confirmed = False
-        self.is_hot = False
-        """Whether the stream is followed because catch-up reads ask for its tail, with or without live readers."""
         self.connects_until = -math.inf
         """Until when a read that asks for the tail may wait for the live request to be confirmed."""
         self.ended: End | None = None
@@ -206,7 +192,7 @@ class Topic:
                 try:
                     reader.pump()
                 except Exception:
-                    _drop_failed(reader)
+                    drop_failed(reader)
         finally:
             self.steps = {}
             # They hold bytes that the tape may drop.
@@ -221,7 +207,7 @@ class Topic:
             try:
                 reader.account(sent)
             except Exception:
-                _drop_failed(reader)
+                drop_failed(reader)
 
     def shared_answers(self) -> dict[object, object]:
         """Answers to long-polls, by what determines them.  While readers are pumped they are valid for that round; at
@@ -244,7 +230,7 @@ class Topic:
             try:
                 reader.beat()
             except Exception:
-                _drop_failed(reader)
+                drop_failed(reader)
 
     def wake(self) -> None:
         """Make every live reader look again."""

@@ -1,29 +1,22 @@
-"""The table of topics: which streams are followed, and for how long.
+"""The topics of Durable Streams, and when each is followed.
 
-A topic starts with its first live reader and outlives its last one by a linger time, because a long-poll client is away
-between any two of its requests.  A topic pins its stream, so one key has one topic and one live request at the origin.
-
-A topic may also be *hot*: followed because catch-up reads ask for its tail more often than a live request would.  It
-stays hot while it is read often enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the
-streams that may be followed, and one without readers gives its place to a live reader that finds none.
-
-A followed topic is charged, until it ends, to the client net whose read began it: an invented query makes another
-stream and another live request, and one net must not use up all of them.  Relayed live reads take places of the same
-kind (`live_requests`).
+The live table (`gateway.live.table`) has what all topics have in common.  A topic here may also be *hot*: followed
+because catch-up reads ask for its tail more often than a live request would.  It stays hot while it is read often
+enough, which is checked every `_COOLING_S`.  Hot topics take at most half of the streams that may be followed.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from gateway.aio.clock import Timer
-from gateway.errors import GatewayError, ShortOfMemory, TooManyFollowed
+from gateway.errors import GatewayError
 from gateway.live.delivery_times import DeliveryTimes
 from gateway.live.follower import Follower
 from gateway.live.frames import KeptFrames
-from gateway.live.live_requests import LiveRequests, RelayedLive
+from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
@@ -41,14 +34,14 @@ _FOLLOWER_PATIENCE_S = 1.0
 
 
 class LiveTopics:
-    """The topics by stream.  Owner of the table; starts and stops followers."""
+    """The topics by stream.  Starts and stops their followers."""
 
     def __init__(
         self,
         upstream: Upstream,
         store: TapeStore,
         surroundings: Surroundings,
-        max_followed: int,
+        table: LiveTable,
         max_flight_bytes: int,
     ) -> None:
         self._max_flight_bytes = max_flight_bytes
@@ -58,26 +51,20 @@ class LiveTopics:
         self._clock = surroundings.clock
         self._tasks = surroundings.tasks
         self._rng = surroundings.rng
-        self._live_requests = LiveRequests(max_followed, surroundings.metrics, surroundings.rng)
-        self._charged: dict[Topic, str] = {}
-        """The net that each topic is charged to."""
+        self._table = table
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
-        self._runs: dict[Topic, asyncio.Task[None]] = {}
-        self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
         self._revalidations: dict[Topic, Timer] = {}
-        self._beats: dict[Topic, Timer] = {}
         self._stalls: dict[Topic, Timer] = {}
-        self._coolings: dict[Topic, Timer] = {}
-        """The next check of each hot topic."""
 
     def __len__(self) -> int:
         return len(self._topics)
 
     def __repr__(self) -> str:
         readers = sum(topic.readers for topic in self._topics.values())
-        return f"{len(self._topics)} topics, {len(self._runs)} followed, {readers} readers"
+        followed = sum(map(self._table.is_followed, self._topics.values()))
+        return f"{len(self._topics)} topics, {followed} followed, {readers} readers"
 
     def topics(self) -> Iterable[Topic]:
         """Every topic, the oldest first."""
@@ -87,19 +74,10 @@ class LiveTopics:
         """The stream's topic, or None."""
         return self._topics.get(stream)
 
-    def limit_clients(self, most_per_client: int) -> None:
-        """One client net may cause at most this many live requests from now on."""
-        self._live_requests.most_per_client = most_per_client
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether there are as many live requests as there may be."""
-        return len(self._runs) + self._live_requests.relayed >= self._live_requests.most
-
     @property
     def hot_count(self) -> int:
         """The number of streams followed because of catch-up reads."""
-        return len(self._coolings)
+        return len(self._table.hot)
 
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
         """The stream's topic if its follower is confirmed at `at`."""
@@ -119,114 +97,75 @@ class LiveTopics:
                 DeliveryTimes(self._surroundings.metrics, self._clock.now, stream.key.route),
                 self._kept_frames,
             )
-            stream.hold()
-            stream.has_topic = True
+            self._table.add(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
-            self._schedule_beat(topic, times.heartbeat_s / BEATS)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
             topic.access, topic.is_refused = access, False
-        topic.readers += 1
-        if (linger := self._lingers.pop(topic, None)) is not None:
-            linger.cancel()
+        self._table.attach(topic)
         return topic
 
     def join(self, stream: Stream) -> Topic | None:
         """Join the stream's topic if it is followed and shareable, else return None; the caller must call `detach`."""
         topic = self._topics.get(stream)
-        if topic is None or topic not in self._runs or topic.not_shareable is not None or topic.is_refused:
+        if topic is None or topic.not_shareable is not None or topic.is_refused or not self._table.is_followed(topic):
             return None
-        topic.readers += 1
-        if (linger := self._lingers.pop(topic, None)) is not None:
-            linger.cancel()
+        self._table.attach(topic)
         return topic
 
     def follow(self, topic: Topic) -> None:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed,
         ShortOfMemory or TooManyRequests."""
-        if topic not in self._runs and topic.stream.tape.closed_at is None:
-            self._make_room(topic.access.source.client, is_charged=topic in self._charged)
-            if self._topics.get(topic.stream) is topic:
-                self._charge(topic)
+        if not self._table.is_followed(topic) and topic.stream.tape.closed_at is None:
+            net = topic.access.source.client
+            self._table.make_room(net, topic)
+            if self._table.has(topic):
+                self._table.charge(topic, net)
         self._follow(topic)
 
-    def begin_relayed(self, client: str) -> RelayedLive:
-        """Count a live read of the net `client` that is relayed; `RelayedLive.end` must follow.  Raises
-        TooManyFollowed, ShortOfMemory or TooManyRequests."""
-        self._make_room(client, is_charged=False)
-        return self._live_requests.begin_relayed(client)
-
-    def _make_room(self, client: str, *, is_charged: bool) -> None:
-        """Make room for one more live request, for a live reader of this net; a hot topic may have to end for it.
-        `is_charged` says that the net is charged for the request already.  Raises what `begin_relayed` does."""
-        if not self._store.may_grow:
-            raise ShortOfMemory
-        if not is_charged and not self._live_requests.has_share(client) and not self._remove_hot(client):
-            raise TooManyFollowed if self._is_full else self._live_requests.refusal()
-        if self._is_full and not self._remove_hot(None):
-            raise TooManyFollowed
-
-    def _remove_hot(self, client: str | None) -> bool:
-        """End a hot topic without readers, of this net if one is given; False if there is none."""
-        for topic in self._coolings:
-            if topic in self._runs and not topic.readers and client in (None, self._charged.get(topic)):
-                self._remove(topic)
-                return True
-        return False
-
     def _follow(self, topic: Topic) -> None:
-        if self._topics.get(topic.stream) is topic:
+        if self._table.has(topic):
             self._start(topic)
             self.expect(topic.stream)
-
-    def _charge(self, topic: Topic) -> None:
-        if topic not in self._charged:
-            net = self._charged[topic] = topic.access.source.client
-            self._live_requests.take(net)
 
     def heat(self, topic: Topic, per_s: float) -> None:
         """Follow the stream while it is read at least half of `per_s` times a second; do nothing if there is no
         room."""
-        if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
+        table, net = self._table, topic.access.source.client
+        if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
             return
-        has_share = topic in self._charged or self._live_requests.has_share(topic.access.source.client)
-        if not has_share or len(self._coolings) >= self._live_requests.most // 2:
+        if not table.has_share(net, topic) or len(table.hot) >= table.most // 2:
             return
-        if topic not in self._runs and (self._is_full or not self._store.may_grow):
+        if not table.is_followed(topic) and (table.is_full or not self._store.may_grow):
             return
-        topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
-        self._charge(topic)
+        table.charge(topic, net)
         self._follow(topic)
 
     def _cool_later(self, topic: Topic, least_reads: float) -> None:
         reads = topic.stream.reads
 
         def cool() -> None:
-            is_of_use = topic in self._runs and topic.stream.tape.closed_at is None
+            is_of_use = self._table.is_followed(topic) and topic.stream.tape.closed_at is None
             if is_of_use and topic.stream.reads - reads >= least_reads:
                 self._cool_later(topic, least_reads)
             else:
-                del self._coolings[topic]
-                topic.is_hot = False
-                if not topic.readers and topic not in self._lingers:
-                    self._remove(topic)
+                del self._table.hot[topic]
+                self._table.remove_unused(topic)
 
-        self._coolings[topic] = self._clock.call_later(_COOLING_S, cool)
+        self._table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
 
     def cool_all(self) -> None:
         """Stop following for catch-up reads: the gateway is draining."""
-        for topic in list(self._coolings):
-            self._coolings.pop(topic).cancel()
-            topic.is_hot = False
-            if not topic.readers and topic not in self._lingers:
-                self._remove(topic)
+        for topic in list(self._table.hot):
+            self._table.hot.pop(topic).cancel()
+            self._table.remove_unused(topic)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until a live request that has just been started is confirmed or fails."""
         topic = self._topics.get(stream)
-        while topic is not None and topic in self._runs and not topic.is_confirmed and topic.failure is None:
+        while topic is not None and not topic.is_confirmed and topic.failure is None and self._table.is_followed(topic):
             left = topic.connects_until - self._clock.now()
             if left <= 0 or stream.ended is not None or not await topic.changed.wait_within(self._clock, left):
                 return
@@ -249,7 +188,7 @@ class LiveTopics:
         the bytes for all readers, and the live request is restarted."""
         topic = self._topics.get(stream)
         acked = stream.acked
-        if topic is None or topic not in self._runs or topic in self._stalls:
+        if topic is None or topic in self._stalls or not self._table.is_followed(topic):
             return
         if acked is None or self._has_brought(topic, acked):
             return
@@ -267,7 +206,7 @@ class LiveTopics:
 
     def _check_brought(self, topic: Topic, acked: str) -> None:
         self._stalls.pop(topic, None)
-        if self._has_brought(topic, acked) or not (topic.readers or topic.is_hot):
+        if self._has_brought(topic, acked) or not (topic.readers or topic in self._table.hot):
             self.expect(topic.stream)
         else:
             self._tasks.start(self._fetch_stalled(topic), f"fetch stalled {acked}")
@@ -275,7 +214,7 @@ class LiveTopics:
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
         head = await topic.access.fetch(tape.resolve(topic.position or tape.tail or START))
-        if self._topics.get(topic.stream) is topic:
+        if self._table.has(topic):
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
                     self.restart(topic.stream)
@@ -305,80 +244,39 @@ class LiveTopics:
         else:
             self.watch_expiry(topic.stream)
 
-    def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
-        def beat() -> None:
-            topic.beat()
-            if self._topics.get(topic.stream) is not topic:
-                # The last reader has failed on this beat.
-                return
-            self._schedule_beat(topic, delay_s)
-
-        self._beats[topic] = self._clock.call_later(delay_s, beat)
-
     def _start(self, topic: Topic) -> None:
-        if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
+        if topic.stream.ended is not None or topic.stream.tape.closed_at is not None or self._table.is_followed(topic):
             return
         if topic.not_shareable is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(topic, self._upstream, self._store, self._surroundings, self._max_flight_bytes)
-        self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
+        self._table.follow(topic, self._run(topic, follower))
 
     async def _run(self, topic: Topic, follower: Follower) -> None:
-        try:
-            why = await follower.run()
-        finally:
-            if self._runs.get(topic) is asyncio.current_task():
-                del self._runs[topic]
+        why = await follower.run()
         if why is not None:
             self.drop(topic.stream, why)
 
     def detach(self, topic: Topic) -> None:
-        """A reader leaves.  After the last one the topic ends, at once if it is not followed, else after the linger."""
-        topic.readers -= 1
-        if topic.readers or self._topics.get(topic.stream) is not topic:
-            return
-        if topic not in self._runs and not topic.is_hot:
-            self._remove(topic)
-        else:
-            self._lingers[topic] = self._clock.call_later(topic.times.linger_s, lambda: self._expire(topic))
+        """A reader leaves."""
+        self._table.detach(topic, topic.times.linger_s)
 
-    def _expire(self, topic: Topic) -> None:
-        self._lingers.pop(topic, None)
-        if not topic.readers and not topic.is_hot:
-            self._remove(topic)
-
-    def _remove(self, topic: Topic) -> None:
-        if self._topics.get(topic.stream) is not topic:
-            return
+    def _removed(self, topic: Topic) -> None:
+        """The topic has left the table."""
         del self._topics[topic.stream]
         self._kept_frames.forget(topic.frames)
-        if (net := self._charged.pop(topic, None)) is not None:
-            self._live_requests.give_back(net)
-        topic.is_hot = False
-        for timers in (
-            self._lingers,
-            self._expiries,
-            self._revalidations,
-            self._beats,
-            self._stalls,
-            self._coolings,
-        ):
+        for timers in (self._expiries, self._revalidations, self._stalls):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()
-        run = self._runs.pop(topic, None)
-        if run is not None and run is not asyncio.current_task():
-            run.cancel()
         topic.lost(self._clock.now(), None)
-        topic.stream.has_topic = False
-        self._store.release(topic.stream)
 
     def end(self, stream: Stream, why: End) -> None:
         """The stream's record has ended: end its live readers."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.end(why)
-            self._remove(topic)
+            self._table.remove(topic)
 
     def drop(self, stream: Stream, why: End) -> None:
         """End the stream's record and its live readers."""
@@ -390,9 +288,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None:
             return
-        run = self._runs.pop(topic, None)
-        if run is not None:
-            run.cancel()
+        if self._table.unfollow(topic):
             topic.lost(self._clock.now(), None)
             self._start(topic)
         elif not topic.readers_now or topic.not_shareable is not None:
@@ -402,7 +298,7 @@ class LiveTopics:
             # If there is no room for one more live request, the reader's fetch tells whether it is needed.
             with suppress(GatewayError):
                 self.follow(topic)
-        if topic not in self._runs:
+        if not self._table.is_followed(topic):
             # Nothing follows a stream that is known to be closed, even if its last bytes have not arrived.
             topic.given_up()
 
@@ -436,8 +332,3 @@ class LiveTopics:
         for topic in self._topics.values():
             for reader in tuple(topic.readers_now):
                 reader.stay(topic.times.lifetime_s * self._rng.uniform(0.8, 1))
-
-    def close(self) -> None:
-        """End every topic; called at shutdown, after the readers have gone."""
-        for topic in list(self._topics.values()):
-            self._remove(topic)

@@ -33,7 +33,7 @@ from gateway.engine.s2.request import BASIN_HEADER
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.reply import Interim
 from gateway.limits.shared_bytes import NOTHING, Holding, SharedBytes
-from gateway.live.live_requests import RelayedLive
+from gateway.live.table import RelayedLive
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
@@ -154,7 +154,9 @@ class Relays:
             key.partition,
         )
         if passed.is_live:
-            request.channel.live_use = _RelayedLiveUse(request.channel.live_use, self.engine.live.begin_relayed(client))
+            request.channel.live_use = _RelayedLiveUse(
+                request.channel.live_use, self.engine.live_table.begin_relayed(client)
+            )
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, route.config.name)
         context.stage = Stage.RELAYED

@@ -112,7 +112,7 @@ class S2Answers:
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
             into.start = into.start or fixed_width(session.start)
             into.next_offset, into.sent_bytes = fixed_width(reader.at), channel.live_bytes
-            into.subscribers = len(topic.readers) if topic is not None else 1
+            into.subscribers = len(topic.readers_now) if topic is not None else 1
 
         name = route.config.name
         note = self._live.note(context.observed, Mode.SSE, name, context.began, fill)

@@ -29,7 +29,7 @@ from gateway.upstream.slots import SlotLimits, SlotUse
 class Exchanges:
     """Connections to all hosts.  `close` ends them.
 
-    Live requests have a pool of their own, bounded where they begin (`gateway.live.live_requests`) rather than by
+    Live requests have a pool of their own, bounded where they begin (`gateway.live.table`) rather than by
     `limits`.  They last for minutes, and in a shared pool would leave no slots for other requests.
     """
 

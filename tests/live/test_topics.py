@@ -138,7 +138,7 @@ async def test_a_follower_that_does_not_bring_what_was_acknowledged_is_taken_for
 async def test_readers_are_sent_off_when_the_registry_closes(start: Start) -> None:
     bench = start(BinaryOrigin())
     await reading(bench)
-    bench.engine.live.close()
+    bench.engine.live_table.close()
     await eventually(lambda: not bench.engine.tasks, look_s=0)
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
 

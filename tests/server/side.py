@@ -292,7 +292,7 @@ class Side:
             topics = list(engine.live.topics())
             return (
                 not engine.fetches
-                and all(topic.is_hot and not topic.readers for topic in topics)
+                and all(topic in engine.live_table.hot and not topic.readers for topic in topics)
                 and all(topic.is_confirmed or topic.stream.tape.closed_at is not None for topic in topics)
             )
 

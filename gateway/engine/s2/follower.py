@@ -15,13 +15,21 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.aio.clock import pause
 from gateway.engine.classifier import PERSONAL
 from gateway.engine.s2.origin import AtTail, OriginReads, Refused
 from gateway.engine.s2.stream import S2Stream
-from gateway.engine.s2.topic import Topic
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnreachable
+from gateway.engine.s2.topic import S2Topic
+from gateway.errors import (
+    GatewayError,
+    TailMovedBack,
+    UpstreamBroken,
+    UpstreamCongested,
+    UpstreamUnavailable,
+    UpstreamUnreachable,
+    bare,
+)
 from gateway.limits.askers import Askers
+from gateway.live.table import pause_before_reconnect
 from gateway.protocol.mode import Mode
 from gateway.s2 import protobuf
 from gateway.s2.errors import ErrorCode, error_body
@@ -55,13 +63,13 @@ REFUSED: Final = refusal(ErrorCode.UNAVAILABLE, "the origin has refused to go on
 REPLACED: Final = refusal(ErrorCode.UNAVAILABLE, "the stream has been deleted or created again")
 
 
-class Follower:
+class S2Follower:
     """Follows one stream, for a client of the net `client`, until it is cancelled, or until the topic is lost.  The
     stream judges what the origin sends."""
 
     def __init__(
         self,
-        topic: Topic,
+        topic: S2Topic,
         stream: S2Stream,
         client: str,
         origin: OriginReads,
@@ -91,14 +99,16 @@ class Follower:
         """Follow the stream.  Returns once the topic is lost."""
         topic = self._topic
         while topic.error is None:
-            is_planned, began_at = False, self._clock.now()
+            is_planned, failure, began_at = False, None, self._clock.now()
             try:
                 is_planned = await self._session()
             except TailMovedBack:
                 topic.lost(REPLACED)
                 return
             except GatewayError as error:
-                self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
+                failure = bare(error)
+                if not isinstance(error, UpstreamUnavailable | UpstreamCongested):
+                    self._metrics.upstream_failure(Mode.SSE, type(error).__name__, self._source.route)
             # A server that leaves is soon gone, or was replaced.
             is_planned = is_planned and self._clock.now() - self._heard_at < LEAVING_S
             topic.disconnected()
@@ -112,8 +122,8 @@ class Follower:
                 delay_s = max(delay_s, left_s)
             self._failures += not is_planned
             self._metrics.reconnect(self._source.route, is_planned=is_planned)
-            if delay_s > 0:
-                await pause(self._clock, delay_s)
+            if delay_s > 0 and await pause_before_reconnect(self._clock, self._rng, failure, delay_s):
+                self._failures = 0
 
     async def _session(self) -> bool:
         """Read one session to its end.  Returns whether the origin has advised to go on in another, or is about to

@@ -22,7 +22,7 @@ from gateway.engine.s2.follower import LOST, REPLACED, refusal
 from gateway.engine.s2.origin import AtTail, Found, Refused
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import S2Stream
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.limits.shared_bytes import NOTHING, Holding
 from gateway.live.reader import chunk
 from gateway.live.subscriber import PART_BYTES, Wire
@@ -60,7 +60,7 @@ class ReaderContext(Protocol):
     def fetch(self, reader: SessionReader) -> None:
         """Fetch the records at the reader's position; call `fetched` or `failed` when done."""
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
+    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic | None:
         """The topic of the reader's stream, whose tail was `tail` a moment ago; None if it cannot be followed."""
 
     def left(self, reader: SessionReader) -> None:
@@ -112,7 +112,7 @@ class SessionReader:
         self.stream = session.stream
         self.at = session.start
         """The sequence number that the client is sent next."""
-        self.topic: Topic | None = None
+        self.topic: S2Topic | None = None
         """The topic, once the client has been at the tail."""
         self._form = session.form
         self.is_sse = session.form.reply is Reply.SSE

@@ -6,7 +6,6 @@ went over it.  It then begins anew, because records of two streams must not be j
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.wheel import Wheel
@@ -19,11 +18,11 @@ from gateway.engine.s2.request import ReadRecords
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.engine.s2.unary import UnaryRead, held_answer
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.live.live_requests import RelayedLive
 from gateway.live.subscriber import Wire
+from gateway.live.table import LiveTable
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format
 from gateway.s2.read_query import FromSeqNum
@@ -45,7 +44,7 @@ class S2Reads:
         upstream: Upstream,
         store: TapeStore,
         surroundings: Surroundings,
-        begin_live: Callable[[str], RelayedLive],
+        table: LiveTable,
         wheel: Wheel,
         negative_cache: NegativeCache,
         cold_read_limit: ColdReadLimit,
@@ -57,7 +56,7 @@ class S2Reads:
         self._tasks = surroundings.tasks
         self._rng = surroundings.rng
         origin = OriginReads(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
-        self.streams = S2Streams(origin, store, surroundings, begin_live)
+        self.streams = S2Streams(origin, store, surroundings, table)
         self._sessions: dict[SessionReader, S2Read] = {}
         self._drained_at: float | None = None
         """When the last session is to end, if the gateway is draining (monotonic seconds)."""
@@ -204,11 +203,11 @@ class S2Reads:
             else:
                 reader.fetched(fetched)
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic | None:
+    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic | None:
         """The topic of the reader's stream; None if it cannot be followed."""
         read = self._sessions[reader]
         try:
-            return self.streams.attach(reader.stream, tail, read.linger_s, read.client)
+            return self.streams.attach(reader.stream, tail, read.client)
         except GatewayError:
             return None
 
@@ -217,7 +216,7 @@ class S2Reads:
         read = self._sessions.pop(reader)
         if reader.topic is not None:
             reader.topic.leave(reader)
-            self.streams.detach(reader.stream, reader.topic, read.linger_s)
+            self.streams.detach(reader.topic, read.linger_s)
         self.streams.release(reader.stream)
 
     # -- the whole

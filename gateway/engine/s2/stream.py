@@ -26,7 +26,7 @@ from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.fetch import Fetch, Fetched
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
 from gateway.engine.s2.questions import Question, SharedQuestion
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamUnreachable, bare
 from gateway.limits.askers import Askers
 from gateway.s2.errors import ErrorCode, Other, parse_error
@@ -78,7 +78,7 @@ class S2Stream:
         self.is_source_refused = False
         """Whether the origin has refused its credentials."""
         self.users = 0
-        self.topic: Topic | None = None
+        self.topic: S2Topic | None = None
         self._fetches: dict[Start, Fetch] = {}
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
         """What readers were given in this turn of the event loop."""

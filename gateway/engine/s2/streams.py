@@ -1,7 +1,7 @@
-"""The S2 streams in use, and which of them are followed live.
+"""The S2 streams in use, and their topics.
 
 A stream is in use from a reader's request to its answer, and while it is followed.  It is followed from the first
-reader that waits at its tail until some time after the last one has left.
+reader that waits at its tail until the live table (`gateway.live.table`) removes its topic.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
-from gateway.aio.clock import DETACHED, Timer
+from gateway.aio.clock import DETACHED
 from gateway.engine.s2.confirmations import Confirmations
-from gateway.engine.s2.follower import REPLACED, Follower
+from gateway.engine.s2.follower import REPLACED, S2Follower
 from gateway.engine.s2.origin import OriginReads, Source
 from gateway.engine.s2.stream import S2Stream, Shared
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.errors import GatewayError
-from gateway.live.live_requests import RelayedLive
+from gateway.live.table import LiveTable
 from gateway.protocol.stream_key import StreamKey
 from gateway.s2.records import StreamPosition
 from gateway.tape.store import TapeStore
@@ -42,40 +43,38 @@ class S2Streams:
         origin: OriginReads,
         store: TapeStore,
         surroundings: Surroundings,
-        begin_live: Callable[[str], RelayedLive],
+        table: LiveTable,
     ) -> None:
         clock = surroundings.clock
         self._shared = Shared(origin, store, clock, surroundings.tasks, _soon)
         self._surroundings = surroundings
-        self._begin_live = begin_live
+        self._table = table
         self._streams: dict[Stream, S2Stream] = {}
-        self._runs: dict[S2Stream, asyncio.Task[None]] = {}
-        self._timers: dict[S2Stream, Timer] = {}
-        """For each followed stream, the next beat."""
-        self._lingers: dict[S2Stream, Timer] = {}
-        self._lives: dict[S2Stream, RelayedLive] = {}
-        """For each followed stream, its place among the live requests to origins."""
         self._confirmations = Confirmations(clock, self._confirm)
 
     def __repr__(self) -> str:
-        readers = sum(len(one.topic.readers) for one in self._runs if one.topic is not None)
-        return f"<S2Streams {len(self._streams)} in use, {len(self._runs)} followed, {readers} sessions>"
+        sessions = sum(len(topic.readers_now) for topic in self._topics)
+        return f"<S2Streams {len(self._streams)} in use, {self.followed} followed, {sessions} sessions>"
 
     @property
     def followed(self) -> int:
         """Streams with a session at the origin."""
-        return len(self._runs)
+        return len(self._topics)
+
+    @property
+    def _topics(self) -> list[S2Topic]:
+        return [stream.topic for stream in self._streams.values() if stream.topic is not None]
 
     def readers_of(self, record: Stream) -> int:
         """Live readers of a stream, waiting unary reads included."""
         topic = self.topic_of(record)
-        return topic.users if topic is not None else 0
+        return topic.readers if topic is not None else 0
 
     def find(self, record: Stream) -> S2Stream | None:
         """The stream, if it is in use."""
         return self._streams.get(record)
 
-    def topic_of(self, record: Stream) -> Topic | None:
+    def topic_of(self, record: Stream) -> S2Topic | None:
         """The topic of a stream; None if it is not followed."""
         stream = self._streams.get(record)
         return stream.topic if stream is not None else None
@@ -123,57 +122,49 @@ class S2Streams:
         """Records of the stream were dropped; if it has ended, so have its live readers."""
         stream = self._streams.get(record)
         if stream is not None and record.ended is not None and stream.topic is not None:
-            self._end(stream, stream.topic)
+            self._table.remove(stream.topic)
 
     # -- live
 
-    def attach(self, stream: S2Stream, tail: StreamPosition, linger_s: float, client: str) -> Topic:
+    def attach(self, stream: S2Stream, tail: StreamPosition, client: str) -> S2Topic:
         """Follow the stream, whose tail was `tail` a moment ago, for a client of this net; `detach` must be called.
 
         Raises TooManyFollowed, ShortOfMemory or TooManyRequests.
         """
         topic = stream.topic
         if topic is None:
-            self._lives[stream] = self._begin_live(client)
-            topic = stream.topic = Topic(tail, self._shared.soon)
+            self._table.make_room(client)
+            topic = stream.topic = S2Topic(stream.stream, tail, self._shared.soon, partial(self._beat, stream, client))
             stream.users += 1
-            stream.stream.has_topic = True
             stream.stream.followed()
-            self._runs[stream] = self._shared.tasks.start(
-                self._follow(stream, topic, client), f"follow {stream.stream.key.group.path}"
-            )
-            self._beat_later(stream, topic, client)
-        if (linger := self._lingers.pop(stream, None)) is not None:
-            linger.cancel()
-        topic.users += 1
+            self._table.add(topic, BEAT_S, partial(self._removed, stream, topic))
+            self._table.charge(topic, client)
+            follower = S2Follower(topic, stream, client, self._shared.origin, self._surroundings)
+            self._table.follow(topic, self._follow(topic, follower))
+        self._table.attach(topic)
         return topic
 
-    def detach(self, stream: S2Stream, topic: Topic, linger_s: float) -> None:
+    def detach(self, topic: S2Topic, linger_s: float) -> None:
         """A reader has left the topic."""
-        topic.users -= 1
-        if not topic.users and stream.topic is topic:
-            self._lingers[stream] = self._shared.clock.call_later(linger_s, lambda: self._expire(stream, topic))
+        self._table.detach(topic, linger_s)
 
-    def _expire(self, stream: S2Stream, topic: Topic) -> None:
-        self._lingers.pop(stream, None)
-        if not topic.users and stream.topic is topic:
-            self._end(stream, topic)
+    async def _follow(self, topic: S2Topic, follower: S2Follower) -> None:
+        try:
+            await follower.run()
+        finally:
+            self._table.remove(topic)
 
-    def _end(self, stream: S2Stream, topic: Topic) -> None:
-        run = self._runs[stream]
-        self._unfollow(stream, topic)
-        if run is not asyncio.current_task():
-            run.cancel()
+    def _removed(self, stream: S2Stream, topic: S2Topic) -> None:
+        """The topic has left the table."""
+        stream.topic = None
+        topic.lost(REPLACED)
+        self._confirmations.remove(stream)
+        stream.stream.unfollowed(self._shared.clock.now())
+        self.release(stream)
 
-    def _beat_later(self, stream: S2Stream, topic: Topic, client: str) -> None:
-        def beat() -> None:
-            topic.beat()
-            if stream.topic is topic:
-                self._beat_later(stream, topic, client)
-                if stream.tape.is_doubted:
-                    self._confirmations.add(stream, client)
-
-        self._timers[stream] = self._shared.clock.call_later(BEAT_S, beat)
+    def _beat(self, stream: S2Stream, client: str) -> None:
+        if stream.tape.is_doubted:
+            self._confirmations.add(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:
         """Have the origin confirm a stream in doubt, so that its live readers end if it is gone."""
@@ -186,31 +177,6 @@ class S2Streams:
         if not stream.is_confirming:
             self._shared.tasks.start(confirm(), f"confirm {stream.stream.key.group.path}")
 
-    async def _follow(self, stream: S2Stream, topic: Topic, client: str) -> None:
-        follower = Follower(topic, stream, client, self._shared.origin, self._surroundings)
-        try:
-            await follower.run()
-        finally:
-            self._unfollow(stream, topic)
-
-    def _unfollow(self, stream: S2Stream, topic: Topic) -> None:
-        if stream.topic is not topic:
-            return
-        stream.topic = None
-        topic.lost(REPLACED)
-        self._confirmations.remove(stream)
-        del self._runs[stream]
-        self._lives.pop(stream).end()
-        self._timers.pop(stream).cancel()
-        if (linger := self._lingers.pop(stream, None)) is not None:
-            linger.cancel()
-        stream.stream.has_topic = False
-        stream.stream.unfollowed(self._shared.clock.now())
-        self.release(stream)
-
     def close(self) -> None:
-        """End every topic; called at shutdown, after the readers have gone."""
-        for stream in tuple(self._runs):
-            assert stream.topic is not None
-            self._end(stream, stream.topic)
+        """Confirm nothing more; called at shutdown, after the topics have ended."""
         self._confirmations.close()

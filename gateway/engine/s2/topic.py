@@ -12,24 +12,23 @@ The topic ends in one of two ways, both final: `lost`, with the error that all r
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.origin import Refused
+from gateway.live.reader import drop_failed
 from gateway.s2.records import MAX_BATCH_RECORDS, Record, StreamPosition, total_metered_bytes
-
-_log = logging.getLogger("gateway.live")
+from gateway.tape.stream import Stream
 
 _MERGED_BYTES: Final = 1 << 18
 """The most metered bytes of a batch that is put together.  S2 allows more, but the encoding of records that have hardly
 anything but headers takes twice their metered size, and a frame has its bound."""
 
 
-class LiveReader(Protocol):
+class S2LiveReader(Protocol):
     """A session with a client that follows the stream."""
 
     def deliver(self, batch: Batch) -> None:
@@ -45,16 +44,17 @@ class LiveReader(Protocol):
         """Drop the session after an error here."""
 
 
-class Topic:
-    """The live state of one stream.  Owner: the `Topics` table; the session's task moves it.
+class S2Topic:
+    """The live state of one stream.  Owner: `S2Streams`; the session's task moves it.
 
-    `soon` calls a function at the end of the event loop's turn.
+    `soon` calls a function at the end of the event loop's turn.  `on_beat` is called at each beat.
     """
 
     __slots__ = (
         "_come",
         "_come_from",
         "_come_size",
+        "_on_beat",
         "_soon",
         "changed",
         "error",
@@ -62,12 +62,21 @@ class Topic:
         "last_timestamp",
         "position",
         "readers",
+        "readers_now",
+        "stream",
         "tail",
-        "users",
     )
 
-    def __init__(self, tail: StreamPosition, soon: Callable[[Callable[[], object]], object]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        tail: StreamPosition,
+        soon: Callable[[Callable[[], object]], object],
+        on_beat: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.stream = stream
         self._soon = soon
+        self._on_beat = on_beat
         self.position = tail.seq_num
         self.last_timestamp = tail.timestamp
         """The timestamp of the record before the position."""
@@ -75,8 +84,9 @@ class Topic:
         """The stream's tail; None if there may be records after the position."""
         self.heard_at = -inf
         """When the session last said what the tail is (monotonic seconds)."""
-        self.readers: dict[LiveReader, None] = {}
-        self.users = 0
+        self.readers_now: dict[S2LiveReader, None] = {}
+        """The sessions; other readers wait for `changed`."""
+        self.readers = 0
         """Readers of all kinds, waiting unary reads included."""
         self.changed = Signal()
         """Fires when records have come, and at the end."""
@@ -91,15 +101,15 @@ class Topic:
 
     def __repr__(self) -> str:
         state = "lost" if self.error is not None else "at the tail" if self.tail is not None else "catching up"
-        return f"<Topic at {self.position}, {state}, {len(self.readers)} readers>"
+        return f"<S2Topic at {self.position}, {state}, {len(self.readers_now)} readers>"
 
-    def join(self, reader: LiveReader) -> None:
+    def join(self, reader: S2LiveReader) -> None:
         """The reader is sent what comes from now on."""
-        self.readers[reader] = None
+        self.readers_now[reader] = None
 
-    def leave(self, reader: LiveReader) -> None:
+    def leave(self, reader: S2LiveReader) -> None:
         """The reader is sent nothing more."""
-        self.readers.pop(reader, None)
+        self.readers_now.pop(reader, None)
 
     def publish(self, records: Sequence[Record], tail: StreamPosition | None, now: float) -> None:
         """Records have come from the position on, and have been stored; `tail` is what the origin said with them."""
@@ -127,21 +137,21 @@ class Topic:
         records, self._come = self._come, []
         size, self._come_size = self._come_size, 0
         batch = Batch(self._come_from, self.position, tuple(records), size, self.tail)
-        for reader in tuple(self.readers):
+        self._each(tuple(self.readers_now), lambda reader: reader.deliver(batch))
+
+    def _each(self, readers: Iterable[S2LiveReader], call: Callable[[S2LiveReader], object]) -> None:
+        for reader in readers:
             try:
-                reader.deliver(batch)
+                call(reader)
             except Exception:
-                # One reader's error must not affect the others.
-                _log.exception("a session failed")
-                reader.gone()
+                drop_failed(reader)
 
     def heard(self, tail: StreamPosition, now: float) -> None:
         """The origin has said what the tail is, without records."""
         if tail.seq_num == self.position:
             self.tail = tail
             self.heard_at = now
-            for reader in tuple(self.readers):
-                reader.beat(is_due=False)
+            self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=False))
 
     def disconnected(self) -> None:
         """The session is interrupted: the tail is not known until it goes on."""
@@ -153,15 +163,14 @@ class Topic:
         While the tail is not known there are none, so that clients can tell a stream that is lost from one that is
         quiet."""
         if self.tail is not None:
-            for reader in tuple(self.readers):
-                reader.beat(is_due=True)
+            self._each(tuple(self.readers_now), lambda reader: reader.beat(is_due=True))
+        self._on_beat()
 
     def lost(self, error: Refused) -> None:
         """Nothing more will come."""
         if self.error is None:
             self._deliver()
             self.error = error
-            readers, self.readers = self.readers, {}
-            for reader in readers:
-                reader.lost(error)
+            readers, self.readers_now = self.readers_now, {}
+            self._each(readers, lambda reader: reader.lost(error))
             self.changed.fire()

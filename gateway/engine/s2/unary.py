@@ -22,7 +22,7 @@ from gateway.engine.s2.request import Form, ReadRecords, Reply
 from gateway.engine.s2.start import if_at, limits_of, start_of
 from gateway.engine.s2.stream import S2Stream
 from gateway.engine.s2.streams import S2Streams
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import protobuf
 from gateway.s2.read_query import FromSeqNum
@@ -138,14 +138,14 @@ class UnaryRead:
         wait_s = self._query.longest_wait_s
         if not wait_s:
             return unwritten_answer(tail)
-        streams, stream, linger_s = self._reads.streams, self._stream, self._read.linger_s
-        topic = streams.attach(stream, tail, linger_s, self._read.client)
+        streams = self._reads.streams
+        topic = streams.attach(self._stream, tail, self._read.client)
         try:
             return await self._wait(topic, wait_s)
         finally:
-            streams.detach(stream, topic, linger_s)
+            streams.detach(topic, self._read.linger_s)
 
-    async def _wait(self, topic: Topic, wait_s: float) -> S2Answer:
+    async def _wait(self, topic: S2Topic, wait_s: float) -> S2Answer:
         """Wait for records at the topic."""
         clock = self._reads.clock
         self._outcome = Outcome.FOLLOWED

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.engine.s2.reader import SessionReader
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.live.reader import LiveReader
 from gateway.live.subscriber import Subscriber
 from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name_of_cursor, read_prefix
@@ -293,10 +293,10 @@ class _Rows:
         if topic is not None:
             yield from (_reader(reader, now) for reader in topic.readers_now)
         elif followed is not None:
-            for reader in tuple(followed.readers):
+            for reader in tuple(followed.readers_now):
                 if isinstance(reader, SessionReader):
                     yield Reader("sse" if reader.is_sse else "session", str(reader.at), 1, None)
-            if waiting := followed.users - len(followed.readers):
+            if waiting := followed.readers - len(followed.readers_now):
                 yield Reader("longpoll", str(followed.position), waiting, None)
 
 
@@ -309,7 +309,7 @@ def _runs(stream: Stream, now: float) -> Iterator[Run]:
             yield Run(str(span.start), str(span.end), span.size, span.records, None)
 
 
-def _session(topic: Topic | None, now: float) -> OriginSession | None:
+def _session(topic: S2Topic | None, now: float) -> OriginSession | None:
     if topic is None:
         return None
     heard_s = now - topic.heard_at if isfinite(topic.heard_at) else None

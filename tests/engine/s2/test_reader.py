@@ -24,7 +24,7 @@ from gateway.engine.s2.origin import AtTail, Found, OriginReads, Source
 from gateway.engine.s2.reader import Session, SessionReader
 from gateway.engine.s2.request import Form, Reply
 from gateway.engine.s2.stream import S2Stream, Shared
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.live.reader import chunk
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.s2 import protobuf
@@ -138,7 +138,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
         self.store = store
         self.stream = S2Stream(shared, record, tape, cast(Source, None))
         self.origin: list[Record] = []
-        self.topic: Topic | None = None
+        self.topic: S2Topic | None = None
         self.asked: list[SessionReader] = []
         self.append(held)
         start = min(start, held)
@@ -159,9 +159,9 @@ class SessionAgainstModel(RuleBasedStateMachine):
     def fetch(self, reader: SessionReader) -> None:
         self.asked.append(reader)
 
-    def follow(self, reader: SessionReader, tail: StreamPosition) -> Topic:
+    def follow(self, reader: SessionReader, tail: StreamPosition) -> S2Topic:
         if self.topic is None:
-            self.topic = self.stream.topic = Topic(tail, self.turn.append)
+            self.topic = self.stream.topic = S2Topic(self.stream.stream, tail, self.turn.append)
         return self.topic
 
     def left(self, reader: SessionReader) -> None:

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from gateway.engine.s2.batch import Batch
 from gateway.engine.s2.follower import LOST
 from gateway.engine.s2.origin import Refused
-from gateway.engine.s2.topic import Topic
+from gateway.engine.s2.topic import S2Topic
 from gateway.s2.json_format import Format
 from gateway.s2.records import MAX_BATCH_METERED_BYTES, MAX_BATCH_RECORDS, Header, Record, StreamPosition
 from gateway.s2.session import Compression
+from gateway.tape.stream import Stream
 
 
 class Reader:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.errors: list[Refused] = []
+        self.beats = 0
         self.is_broken = False
         self.is_gone = False
 
     def deliver(self, batch: Batch) -> None:
-        if self.is_broken:
-            raise RuntimeError("a test")
+        self._break()
         self.batches.append(batch)
 
-    def beat(self, *, is_due: bool) -> None: ...
+    def beat(self, *, is_due: bool) -> None:
+        self._break()
+        self.beats += 1
 
     def lost(self, error: Refused) -> None:
+        self._break()
         self.errors.append(error)
 
     def gone(self) -> None:
         self.is_gone = True
+        self._break()
+
+    def _break(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("a test")
 
 
 class Turns:
@@ -41,7 +51,7 @@ class Turns:
 
     def __init__(self, readers: int = 2) -> None:
         self.calls: list[Callable[[], object]] = []
-        self.topic = Topic(StreamPosition(0, 0), self.calls.append)
+        self.topic = S2Topic(cast("Stream", None), StreamPosition(0, 0), self.calls.append)
         self.readers = [Reader() for _ in range(readers)]
         for reader in self.readers:
             self.topic.join(reader)
@@ -149,6 +159,17 @@ def test_a_reader_that_fails_is_dropped_and_the_others_are_served() -> None:
     turns.end()
     assert [reader.is_gone for reader in turns.readers] == [False, True, False]
     assert turns.given(0) == turns.given(2) == [(0, 1)]
+
+
+def test_readers_after_one_that_fails_have_their_heartbeats_and_the_end() -> None:
+    turns = Turns(3)
+    turns.readers[1].is_broken = True
+    turns.topic.beat()
+    turns.topic.heard(StreamPosition(0, 0), 1.0)
+    turns.topic.lost(LOST)
+    assert [reader.beats for reader in turns.readers] == [2, 0, 2]
+    assert [reader.errors for reader in turns.readers] == [[LOST], [], [LOST]]
+    assert turns.readers[1].is_gone
 
 
 def test_a_reader_that_joins_within_the_turn_gets_the_batch_to_judge() -> None:

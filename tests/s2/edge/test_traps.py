@@ -42,7 +42,7 @@ async def test_a_stream_that_is_lost_for_good_ends_with_an_error(edge: Edge) -> 
 
 
 def _live_readers(edge: Edge) -> int:
-    return sum(stream.topic.users for stream in edge.gateway.engine.s2.streams if stream.topic is not None)
+    return sum(stream.topic.readers for stream in edge.gateway.engine.s2.streams if stream.topic is not None)
 
 
 @pytest.mark.parametrize("how", ["finish", "terminal", "truncate", "reconnect"])

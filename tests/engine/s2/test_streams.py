@@ -1,0 +1,120 @@
+"""How the session of a followed stream begins at the origin, and how it goes on after failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.aio.signal import Signal
+from gateway.aio.tasks import Tasks
+from gateway.engine.s2.origin import OriginReads, Source
+from gateway.engine.s2.streams import S2Streams
+from gateway.errors import CircuitOpen, GatewayError, UpstreamTimeout
+from gateway.live.table import LiveTable
+from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.s2.records import StreamPosition
+from gateway.tape.eviction import POLICIES
+from gateway.tape.store import TapeStore
+from gateway.telemetry.access_record import Record, record_now
+from gateway.telemetry.metrics import NoMetrics
+from gateway.telemetry.surroundings import Surroundings
+from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, request_now
+from tests.waiting import eventually, pass_turns
+
+KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
+
+
+class Failures(NoMetrics):
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: list[str] = []
+
+    def upstream_failure(self, mode: Mode, fault: str, route: str = "") -> None:
+        self.failed.append(fault)
+
+
+class Origin:
+    """Sessions that wait, each until the test fails it."""
+
+    def __init__(self) -> None:
+        self.sessions: list[asyncio.Future[None]] = []
+        self.contexts: list[tuple[object, object]] = []
+
+    async def session(self, source: Source, seq_num: int, client: str) -> None:
+        self.contexts.append((request_now.get(), record_now.get()))
+        self.sessions.append(asyncio.get_running_loop().create_future())
+        await self.sessions[-1]
+
+
+class Bench:
+    """One stream with one reader, which is followed."""
+
+    def __init__(self) -> None:
+        self.clock, self.tasks, self.origin, self.metrics = ManualClock(), Tasks(), Origin(), Failures()
+        store = TapeStore(1 << 20, POLICIES["s3-fifo"](), lambda: "i", NoMetrics())
+        surroundings = Surroundings(self.clock, Random(0), self.tasks, self.metrics)
+        self.table = LiveTable(store, surroundings, 10)
+        self.streams = S2Streams(cast("OriginReads", self.origin), store, surroundings, self.table)
+        self.stream = self.streams.open(KEY, cast("Source", SimpleNamespace(route="r")))
+
+    def join(self) -> None:
+        self.streams.attach(self.stream, StreamPosition(0, 0), "net")
+
+    async def fail(self, error: GatewayError) -> None:
+        """Fail the session that waits, once there is one."""
+        await eventually(lambda: bool(self.origin.sessions) and not self.origin.sessions[-1].done(), look_s=0)
+        self.origin.sessions[-1].set_exception(error)
+        await pass_turns()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    one = Bench()
+    yield one
+    one.table.close()
+    await one.tasks.close()
+
+
+async def test_a_session_at_the_origin_is_no_part_of_the_request_that_began_it(bench: Bench) -> None:
+    tokens = request_now.set(cast("RequestSpan", object())), record_now.set(cast("Record", object()))
+    bench.join()
+    request_now.reset(tokens[0])
+    record_now.reset(tokens[1])
+    await pass_turns()
+    assert bench.origin.contexts == [(NO_REQUEST, None)]
+
+
+async def test_a_session_goes_on_when_a_probe_has_found_its_origin_back(bench: Bench) -> None:
+    """It does not wait for the end of its pause, and the failures before count no more."""
+    recovered = Signal()
+    bench.join()
+    await bench.fail(UpstreamTimeout())
+    bench.clock.advance(2)
+    await bench.fail(UpstreamTimeout())
+    bench.clock.advance(2)
+    await bench.fail(CircuitOpen(1.0, recovered))
+    assert len(recovered) == 1
+    recovered.fire()
+    await pass_turns()
+    bench.clock.advance(0.5)
+    await pass_turns()
+    assert len(bench.origin.sessions) == 4
+    for _ in range(4):
+        await bench.fail(UpstreamTimeout())
+        bench.clock.advance(3)
+    await eventually(lambda: len(bench.origin.sessions) == 8, look_s=0)
+
+
+async def test_only_requests_that_were_sent_count_as_failures_of_the_origin(bench: Bench) -> None:
+    bench.join()
+    await bench.fail(CircuitOpen(1.0))
+    bench.clock.advance(2)
+    await bench.fail(UpstreamTimeout())
+    assert bench.metrics.failed == ["UpstreamTimeout"]
