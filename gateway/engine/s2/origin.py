@@ -132,24 +132,24 @@ class OriginReads:
         """The records from `start` on, without waiting; `limits.until` is left out.  Raises a GatewayError."""
         return await self._read(source, ReadQuery(start, limits.count, limits.bytes), Mode.CATCHUP, askers)
 
-    async def tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
+    async def tail(self, source: Source, askers: Askers) -> AtTail | Refused:
         """The tail.  Raises a GatewayError."""
         outcome = await self._read(source, _PROBE, Mode.HEAD, askers)
         if isinstance(outcome, Found):
             raise UpstreamBroken("Origin answered a probe of the tail with records")
-        return outcome.tail if isinstance(outcome, AtTail) else outcome
+        return outcome
 
-    async def checked_tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
+    async def checked_tail(self, source: Source, askers: Askers) -> AtTail | Refused:
         """The tail as S2's own check of it says it, which may need another permission.  Raises a GatewayError."""
         return await _past_drains(lambda: self._checked_tail(source, askers))
 
-    async def _checked_tail(self, source: Source, askers: Askers) -> StreamPosition | Refused:
+    async def _checked_tail(self, source: Source, askers: Askers) -> AtTail | Refused:
         reply, asked_at = await self._send(source, "/records/tail", "application/json", Mode.HEAD, askers)
         async with reply:
             if (refused := await self._refusal(source, reply, asked_at, Mode.HEAD, askers.first)) is not None:
                 return refused
             try:
-                return decode_tail(await reply.read(_MOST_ERROR_BYTES))
+                return AtTail(decode_tail(await reply.read(_MOST_ERROR_BYTES)))
             except BadJson as error:
                 raise UpstreamBroken from error
 

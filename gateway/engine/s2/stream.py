@@ -16,18 +16,17 @@ begin anew with the stream that there is now (`TailMovedBack`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.engine.s2.batch import Batch
-from gateway.engine.s2.fetch import Fetch, Fetched
+from gateway.engine.s2.fetch import Fetched, S2Fetch, S2Fetches, S2Question
 from gateway.engine.s2.origin import AtTail, Found, OriginReads, Outcome, Refused, Source
-from gateway.engine.s2.questions import Question, SharedQuestion
 from gateway.engine.s2.topic import S2Topic
-from gateway.errors import GatewayError, ShortOfMemory, TailMovedBack, UpstreamUnreachable, bare
+from gateway.errors import ShortOfMemory, TailMovedBack
 from gateway.limits.askers import Askers
 from gateway.s2.errors import ErrorCode, Other, parse_error
 from gateway.s2.read_query import FromSeqNum, Start
@@ -79,21 +78,12 @@ class S2Stream:
         """Whether the origin has refused its credentials."""
         self.users = 0
         self.topic: S2Topic | None = None
-        self._fetches: dict[Start, Fetch] = {}
         self._batches: dict[tuple[int, Limits, StreamPosition | None], tuple[Batch, bool]] = {}
         """What readers were given in this turn of the event loop."""
-        name = stream.key.group.path
-        self._tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(shared.tasks, f"tail of {name}")
-        self._checked_tail: SharedQuestion[StreamPosition | Refused] = SharedQuestion(
-            shared.tasks, f"check tail of {name}"
-        )
-        self._confirmation: SharedQuestion[Refused | None] = SharedQuestion(shared.tasks, f"confirm {name}")
+        self._fetches = S2Fetches(shared.tasks, stream.key.group.path)
 
     def __repr__(self) -> str:
-        return (
-            f"<S2Stream {self.stream.key.group.path} {self.tape!r}, {len(self._fetches)} fetches, {self.users} users, "
-            f"tail {self._checked_tail!r}>"
-        )
+        return f"<S2Stream {self.stream.key.group.path} {self.tape!r}, {self.users} users, {self._fetches!r}>"
 
     @property
     def end(self) -> int:
@@ -103,7 +93,7 @@ class S2Stream:
     @property
     def is_confirming(self) -> bool:
         """Whether the origin is being asked to confirm the records held."""
-        return not self._confirmation.is_idle
+        return self._fetches.is_asking(S2Question.CONFIRMATION)
 
     def check(self) -> None:
         """Raise TailMovedBack if the stream has ended, so that nothing read of it may be joined with what comes."""
@@ -148,27 +138,32 @@ class S2Stream:
 
         Raises a GatewayError.
         """
-        return self._checked(await self._tail.ask(self._ask_tail, client))
+        return await self._ask_tail(S2Question.TAIL, self._shared.origin.tail, client)
 
     async def checked_tail(self, client: str) -> StreamPosition | Refused:
         """The same by S2's own check of the tail."""
-        return self._checked(await self._checked_tail.ask(self._ask_checked_tail, client))
+        return await self._ask_tail(S2Question.CHECKED_TAIL, self._shared.origin.checked_tail, client)
 
-    async def _ask_tail(self, askers: Askers) -> StreamPosition | Refused:
-        end = self.end
-        return self._sees_tail(await self._shared.origin.tail(self.source, askers), end)
+    async def _ask_tail(
+        self,
+        question: S2Question,
+        ask: Callable[[Source, Askers], Awaitable[AtTail | Refused]],
+        client: str,
+    ) -> StreamPosition | Refused:
+        async def send(askers: Askers) -> AtTail | Refused:
+            end = self.end
+            found = await ask(self.source, askers)
+            self.stream.contacted(self._shared.clock.now())
+            if isinstance(found, Refused):
+                self.refused(found)
+            else:
+                self.sees(found.tail, end)
+            return found
 
-    async def _ask_checked_tail(self, askers: Askers) -> StreamPosition | Refused:
-        end = self.end
-        return self._sees_tail(await self._shared.origin.checked_tail(self.source, askers), end)
-
-    def _sees_tail(self, found: StreamPosition | Refused, end: int) -> StreamPosition | Refused:
-        self.stream.contacted(self._shared.clock.now())
-        if isinstance(found, Refused):
-            self.refused(found)
-        else:
-            self.sees(found, end)
-        return found
+        found = await self._fetches.ask(question, send, client)
+        assert isinstance(found, AtTail | Refused)
+        self._checked(found)
+        return found.tail if isinstance(found, AtTail) else found
 
     # -- records
 
@@ -180,16 +175,8 @@ class S2Stream:
         """
         wanted = Limits(limits.count, limits.bytes).within(UNARY.count or 0, UNARY.bytes or 0)
         fetch, is_fresh = self._join(start, wanted, client)
-        question = fetch.question
-        question.waiting += 1
-        try:
-            while not question.is_over:
-                await question.changed.wait()
-        finally:
-            question.waiting -= 1
-        if question.error is not None:
-            raise question.error.anew()
-        outcome = question.answer[0]
+        outcome = await fetch.result()
+        assert outcome is not None, "an answer has records, the tail or an error"
         if is_fresh:
             self._checked(outcome)
         else:
@@ -220,68 +207,45 @@ class S2Stream:
                 self._learn(start, AtTail(tail), 0)
                 return Fetched(AtTail(tail), is_fresh=True, is_all=False)
 
-    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[Fetch, bool]:
+    def _join(self, start: Start, wanted: Limits, client: str) -> tuple[S2Fetch, bool]:
         """The fetch that a reader waits for, and whether it is sent after now."""
-        fetch = self._fetches.get(start)
-        if fetch is None and isinstance(start, FromSeqNum):
-            fetch = next((one for one in self._fetches.values() if one.spans(start.seq_num)), None)
-        if fetch is None:
-            if not self._shared.store.may_grow:
-                raise ShortOfMemory
-            fetch = self._fetches[start] = Fetch(start, wanted, Question(client))
-            # The task begins in the next turn of the loop, so all who come in this one share the fetch.
-            self._shared.tasks.start(self._run(fetch), f"fetch {self.stream.key.group.path}")
-            return fetch, True
-        fetch.question.askers.join(client)
-        is_fresh = fetch.start == start and not fetch.question.is_sent
-        if is_fresh and not fetch.limits.covers(wanted):
-            fetch.limits = Limits(
-                max(fetch.limits.count or 0, wanted.count or 0), max(fetch.limits.bytes or 0, wanted.bytes or 0)
-            )
-        return fetch, is_fresh
+        earlier = self._fetches.bringing(start)
+        if earlier is not None and (earlier.is_sent or earlier.start != start):
+            earlier.askers.join(client)
+            return earlier, False
+        if earlier is None and not self._shared.store.may_grow:
+            raise ShortOfMemory
+        return self._fetches.join(start, wanted, self._send, client), True
 
-    async def _run(self, fetch: Fetch) -> None:
-        question, start = fetch.question, fetch.start
-        question.is_sent = True
+    async def _send(self, fetch: S2Fetch) -> Outcome:
+        start = fetch.start
+        assert start is not None
         if isinstance(start, FromSeqNum):
             # What is held already is not fetched again.
             gap = self.tape.covered_from(start.seq_num) - start.seq_num
             fetch.limits = fetch.limits.within(max(1, gap), UNARY.bytes or 0)
         end = self.end
-        try:
-            refused = None
-            if self.tape.is_doubted or not self._is_joining(start):
-                refused = await self.verify(end, question.askers)
-            if refused is None:
-                question.answer.append(await self._read(fetch, end))
-                if (
-                    question.answer[0] == _NOTHING
-                    and isinstance(start, FromSeqNum)
-                    and (fetch.limits.bytes == UNARY.bytes)
-                ):
-                    # No record is too large, so none is left from the start to the tail.
-                    self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
-            else:
-                question.answer.append(refused)
-        except GatewayError as error:
-            question.error = bare(error)
-        finally:
-            del self._fetches[start]
-            if not question.is_over:
-                question.error = UpstreamUnreachable("Fetch was given up")
-            question.changed.fire()
+        if self.tape.is_doubted or not self._is_joining(start):
+            refused = await self.verify(end, fetch.askers)
+            if refused is not None:
+                return refused
+        outcome = await self._read(fetch, start, end)
+        if outcome == _NOTHING and isinstance(start, FromSeqNum) and fetch.limits.bytes == UNARY.bytes:
+            # No record is too large, so none is left from the start to the tail.
+            self._shared.store.trim_records(self.stream, max(start.seq_num + 1, end))
+        return outcome
 
     def _is_joining(self, start: Start) -> bool:
         """Whether records read from `start` touch held ones before it."""
         return isinstance(start, FromSeqNum) and start.seq_num > 0 and self.tape.covers(start.seq_num - 1)
 
-    async def _read(self, fetch: Fetch, end: int) -> Outcome:
+    async def _read(self, fetch: S2Fetch, start: Start, end: int) -> Outcome:
         """Ask for records, and store them if they belong to the stream whose records are held; `end` is as for
         `verify`.
 
         Raises a GatewayError; TailMovedBack if they belong to another stream.
         """
-        start, limits = fetch.start, fetch.limits
+        limits = fetch.limits
         if (held := self._overlap(start, limits)) is not None:
             earlier = FromSeqNum(held.seq_num)
             found = await self._read_joined(
@@ -308,8 +272,8 @@ class S2Stream:
         held = self.tape.record(start.seq_num - 1)
         return held if held is not None and metered_bytes(held) <= _MOST_OVERLAP_BYTES else None
 
-    async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: Fetch) -> Outcome:
-        askers = fetch.question.askers
+    async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: S2Fetch) -> Outcome:
+        askers = fetch.askers
         earlier = self.tape.neighbours(start.seq_num) if isinstance(start, FromSeqNum) else ()
         outcome = await self._shared.origin.read(self.source, start, limits, askers)
         if isinstance(outcome, Found) and outcome.records:
@@ -378,7 +342,9 @@ class S2Stream:
         """
         if not self.tape.is_doubted:
             return None
-        return self._checked(await self._confirmation.ask(lambda askers: self.verify(self.end, askers), client))
+        refused = await self._fetches.ask(S2Question.CONFIRMATION, lambda askers: self.verify(self.end, askers), client)
+        assert refused is None or isinstance(refused, Refused)
+        return self._checked(refused)
 
     def _learn(self, start: Start, outcome: Outcome, end: int) -> Outcome:
         """Store what the origin said; `end` is where the stream ended as far as was known when it was asked."""

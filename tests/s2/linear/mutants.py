@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gateway.engine.s2.questions import Question, Questions
+from gateway.engine.s2.fetch import S2Fetches, S2Question
 from gateway.engine.s2.reader import SessionReader
 from gateway.engine.s2.stream import S2Stream
 from gateway.s2.records import Record, StreamPosition
@@ -27,15 +27,13 @@ def tail_from_memory() -> Patches:
 
 @_mutant("a question that was sent before the request arrived does not answer it")
 def late_readers_join_a_question() -> Patches:
-    original = Questions.join
+    original = S2Fetches.ask
 
-    def join(questions: Questions[Any], client: str) -> Question[Any]:
-        if questions.under_way is None:
-            return original(questions, client)
-        questions.under_way.waiting += 1
-        return questions.under_way
+    async def ask(fetches: S2Fetches, question: S2Question, *arguments: Any) -> Any:
+        earlier = fetches._fetches.pending(question)
+        return await (original(fetches, question, *arguments) if earlier is None else earlier.result())
 
-    return [(Questions, "join", join)]
+    return [(S2Fetches, "ask", ask)]
 
 
 @_mutant("what the session at the origin said before a request is not the tail that the request finds")

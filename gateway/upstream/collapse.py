@@ -1,0 +1,138 @@
+"""Single-flight: one fetch from the origin for all readers that want the same, for both protocols.
+
+Reads stay linearisable by one rule about *which requests may take a fetch's statement of the tail*.  A request that
+arrived before the fetch was sent may: the origin had seen everything acknowledged before that request.  A request that
+arrives later may use the fetch's bytes, which are immutable, but needs a fetch of its own for the tail.  Each key
+therefore has at most one fetch on its way and one waiting to be sent, which all later requests share.
+
+The reader that began a fetch has no special role: the others have its end however that reader leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from gateway.aio.signal import Signal
+from gateway.aio.tasks import Tasks
+from gateway.errors import GatewayError, UpstreamUnreachable, bare
+from gateway.limits.askers import Askers
+
+
+class FetchEnd(StrEnum):
+    """How a shared fetch ended."""
+
+    LANDED = "landed"
+    """The origin has answered, and the answer is whole."""
+    REFUSED = "refused"
+    """The origin has answered with an error."""
+    FOREIGN = "foreign"
+    """The origin's answer may not be shared, or does not follow the protocol."""
+    FAILED = "failed"
+    """The origin has not answered, or not to the end."""
+    GIVEN_UP = "given up"
+    """No reader was left, or the fetch's task was stopped."""
+
+
+class SharedFetch:
+    """One fetch: not sent yet, under way, or over."""
+
+    def __init__(self, client: str) -> None:
+        self.askers = Askers(client)
+        """The nets of the clients that wait for it."""
+        self.is_sent = False
+        """Whether the request may have reached the origin.  A later reader must not treat its answer as fresh."""
+        self.end: FetchEnd | None = None
+        self.error: GatewayError | None = None
+        """Why it failed or was given up."""
+        self.changed = Signal()
+        """Fires at the end, and before it when there is more to see."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None
+
+    def land(self, end: FetchEnd = FetchEnd.LANDED) -> None:
+        """The origin has answered."""
+        self.end = end
+        self.changed.fire()
+
+    def fail(self, error: GatewayError, end: FetchEnd = FetchEnd.FAILED) -> None:
+        """The fetch has ended without a whole answer."""
+        self.error = bare(error)
+        self.end = end
+        self.changed.fire()
+
+    def give_up(self) -> None:
+        """The fetch ends without a result, because no reader is left or its task has stopped."""
+        self.fail(UpstreamUnreachable("Fetch was given up"), FetchEnd.GIVEN_UP)
+
+    async def until_over(self) -> None:
+        """Wait for the end."""
+        while not self.is_over:
+            await self.changed.wait()
+
+
+K = TypeVar("K", bound=Hashable)
+F = TypeVar("F", bound=SharedFetch)
+
+
+class Lead(NamedTuple, Generic[F]):
+    """The fetch is the caller's to run."""
+
+    fetch: F
+
+
+class Follow(NamedTuple, Generic[F]):
+    """The fetch was begun for an earlier reader, and has not been sent yet."""
+
+    fetch: F
+
+
+class Collapse(Generic[K, F]):
+    """The latest fetch of each key.  Owner of the fetches' tasks."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._fetches: dict[K, F] = {}
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    def __iter__(self) -> Iterator[tuple[K, F]]:
+        return iter(self._fetches.items())
+
+    def pending(self, key: K) -> F | None:
+        """The latest fetch of this key unless it is over, sent or not."""
+        fetch = self._fetches.get(key)
+        return fetch if fetch is not None and not fetch.is_over else None
+
+    def join(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
+        """The fetch of this key that has not been sent, for a reader of the net `client`.
+
+        If there is none, `begin` makes one, even if an earlier one is under way.  The leader calls `run`.
+        """
+        fetch = self._fetches.get(key)
+        if fetch is not None and not fetch.is_sent and not fetch.is_over:
+            fetch.askers.join(client)
+            return Follow(fetch)
+        fetch = self._fetches[key] = begin()
+        return Lead(fetch)
+
+    def run(
+        self, key: K, fetch: F, work: Coroutine[Any, Any, None], name: str, ended: Callable[[], object] | None = None
+    ) -> None:
+        """Start the fetch's task: in the next turn of the event loop, so that all who come in this one share the fetch.
+        `ended` is called when the fetch is over and its task has ended."""
+
+        def leave(_: object) -> None:
+            if not fetch.is_over:
+                fetch.give_up()
+            if self._fetches.get(key) is fetch:
+                del self._fetches[key]
+            if ended is not None:
+                ended()
+
+        # A callback, because a task that is cancelled before its first step never reaches its `finally`.
+        self._tasks.start(work, name).add_done_callback(leave)
